@@ -1,0 +1,57 @@
+"""A progress bar on a terminal, plain lines elsewhere; the same calls for every long command."""
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """`with Progress("pack", total) as progress: progress.advance(1)`."""
+
+    def __init__(self, what: str, total: int, done: int = 0, unit: str = "images") -> None:
+        self.what, self.total, self.done, self.unit = what, total, done, unit
+        self._first = done
+        self._note = ""
+        self._terminal = sys.stderr.isatty()
+        self._bar = (
+            tqdm(total=total, initial=done, desc=what, unit=" " + unit, dynamic_ncols=True, leave=False)
+            if self._terminal
+            else None
+        )
+        self._start = self._last_line = time.monotonic()
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count `count` more units done; `note` is shown behind (a loss, an epoch)."""
+        self.done += count
+        self._note = note or self._note
+        if self._bar is not None:
+            if note:
+                self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(count)
+        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._line()
+
+    def _line(self) -> None:
+        now = time.monotonic()
+        rate = (self.done - self._first) / max(now - self._start, 1e-9)
+        left = (self.total - self.done) / rate if rate > 0 else 0.0
+        self._last_line = now
+        print(
+            f"{self.what}: {self.done:,}/{self.total:,} {self.unit}, {rate:,.0f}/s, {left:,.0f} s left"
+            + (f", {self._note}" if self._note else ""),
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
