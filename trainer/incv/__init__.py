@@ -1,0 +1,1 @@
+"""Iterative Noisy Cross-Validation: folds, predictions, noise estimates, selection."""

@@ -1,0 +1,1 @@
+"""One file a training method, each a Task for the one loop."""

@@ -1,0 +1,126 @@
+"""The one decoder of the project, and the check of untrusted image bytes that comes before packing."""
+
+import io
+import struct
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin
+
+MAX_BYTES: Final = 64 * 2**20
+MAX_PIXELS: Final = 50_000_000
+
+# An index stores the place in this list: append, never reorder.
+VERDICTS: Final = ("ok", "truncated", "oversized", "not_an_image", "unsupported")
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_OTHER_FORMATS = (b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")  # GIF, BMP, TIFF twice, WebP
+_ORIENTATION, _SHORT = 0x0112, 3  # of EXIF: the tag, and the type of its value
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# web images are full of it, and nothing but the orientation is read from EXIF, below
+warnings.filterwarnings("ignore", r"(Possibly c|C)orrupt EXIF", UserWarning)
+
+
+class UndecodableImage(Exception):
+    """Bytes that are no usable image; `verdict` says why, one of VERDICTS."""
+
+    def __init__(self, verdict: str) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Width and height are those of the upright image; 0 where the verdict is not `ok`."""
+
+    verdict: str
+    width: int = 0
+    height: int = 0
+
+
+def check_image(data: bytes) -> ImageFacts:
+    """Decode `data` whole and say what it is. Never raises, whatever the bytes."""
+    try:
+        height, width, _ = decode_rgb(data).shape
+    except UndecodableImage as problem:
+        return ImageFacts(problem.verdict)
+    return ImageFacts("ok", width, height)
+
+
+def decode_rgb(data: bytes) -> np.ndarray:
+    """uint8 [height, width, 3], upright by its EXIF orientation, alpha dropped, gray and CMYK made RGB."""
+    image = _open(data)
+    try:
+        image.load()
+        upright = _upright(image)
+        return _rgb(upright)
+    except MemoryError:
+        raise UndecodableImage("oversized") from None
+    except Exception:  # damaged data makes decoders raise nearly anything
+        raise UndecodableImage("truncated") from None
+
+
+def _open(data: bytes) -> ImageFile.ImageFile:
+    """Read the header only and hold it against the caps, so that no bomb is ever unfolded."""
+    if len(data) > MAX_BYTES:
+        raise UndecodableImage("oversized")
+    plugin: type[ImageFile.ImageFile]
+    if data.startswith(_JPEG):
+        plugin = JpegImagePlugin.JpegImageFile
+    elif data.startswith(_PNG):
+        plugin = PngImagePlugin.PngImageFile
+    else:
+        known = data.startswith(_OTHER_FORMATS) or data[4:8] == b"ftyp"
+        raise UndecodableImage("unsupported" if known else "not_an_image")
+    try:
+        # the plugin itself, not Image.open: no other parser sees the bytes, and the caps are ours alone
+        image = plugin(io.BytesIO(data))
+    except Exception:
+        raise UndecodableImage("truncated") from None
+    if image.width < 1 or image.height < 1:
+        raise UndecodableImage("truncated")
+    if image.width * image.height > MAX_PIXELS:
+        raise UndecodableImage("oversized")
+    if getattr(image, "is_animated", False):
+        raise UndecodableImage("unsupported")
+    return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turn = _TURNS.get(_orientation(image.info.get("exif", b"")))
+    return image if turn is None else image.transpose(turn)
+
+
+def _orientation(exif: bytes) -> int:
+    """1 to 8, from the first directory of the EXIF block; 1, upright, where it cannot be read."""
+    block = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(block[:2], "<")
+    with suppress(struct.error):
+        (directory,) = struct.unpack_from(order + "I", block, 4)
+        (entries,) = struct.unpack_from(order + "H", block, directory)
+        for entry in range(entries):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", block, directory + 2 + 12 * entry)
+            if (tag, kind) == (_ORIENTATION, _SHORT):
+                return value
+    return 1
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip instead of scaling
+        gray = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return np.repeat(gray[:, :, None], 3, axis=2)
+    if "transparency" in image.info:  # a transparent palette entry: through RGBA, or PIL warns
+        image = image.convert("RGBA")
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))

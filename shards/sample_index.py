@@ -1,0 +1,238 @@
+"""THE table: one row per sample, saying where its bytes lie and what the source said about it.
+
+A packed split is one folder:
+
+    shard-000000.tar ...   plain tars of <sample_id>.png / .jpg
+    index.parquet          all columns, for people and other tools
+    index.arrow            the numeric columns, uncompressed: every rank of a node maps the same pages
+    rejected.parquet       the rows that are in no shard, and why
+    dataset.json           what the folder holds, with checksums; written last: it means "finished"
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shards.durable import read_json, write_json, write_parquet, write_with
+from shards.errors import DataError
+from shards.image_check import VERDICTS
+
+FORMAT = 1
+IN_NO_SHARD = -1
+
+TABLE = pa.schema(
+    [
+        ("sample_id", pa.int64()),
+        ("key", pa.string()),
+        ("shard", pa.int32()),
+        ("offset", pa.int64()),
+        ("nbytes", pa.int64()),
+        ("label", pa.int32()),
+        ("source", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("verdict", pa.string()),
+        ("crc32", pa.uint32()),
+    ]
+)
+
+# The columns of index.arrow, in the order in which the checksum runs over them.
+NUMERIC: dict[str, pa.DataType] = {
+    "sample_id": pa.int64(),
+    "shard": pa.int32(),
+    "offset": pa.int64(),
+    "nbytes": pa.int64(),
+    "label": pa.int32(),
+    "width": pa.int32(),
+    "height": pa.int32(),
+    "verdict": pa.int8(),
+    "crc32": pa.uint32(),
+}
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One tar: `samples` counts its members."""
+
+    file: str
+    nbytes: int
+    sha256: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """dataset.json. `listing` is a SHA-256 over the keys and labels the source listed."""
+
+    source: str
+    split: str
+    class_names: tuple[str, ...]
+    count: int
+    usable: int
+    samples_per_shard: int
+    listing: str
+    index_checksum: str
+    shards: tuple[ShardFile, ...]
+    format: int = FORMAT
+
+    @classmethod
+    def load(cls, folder: Path) -> "Dataset":
+        path = folder / "dataset.json"
+        if not path.is_file():
+            raise DataError(f"{path} is missing: {folder} holds no finished data set. {pack_again(folder)}")
+        content = read_json(path)
+        try:
+            if content["format"] != FORMAT:
+                raise DataError(f"{path} has format {content['format']}, this version reads {FORMAT}")
+            shards = tuple(ShardFile(**shard) for shard in content["shards"])
+            if any(shard.file != shard_name(number) for number, shard in enumerate(shards)):
+                raise DataError(f"{path} names shards that incv would not write. {pack_again(folder)}")
+            return cls(**{**content, "class_names": tuple(content["class_names"]), "shards": shards})
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path} is not a data set of incv ({error}). {pack_again(folder)}") from error
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / "dataset.json", asdict(self))
+
+
+def shard_name(shard: int) -> str:
+    return f"shard-{shard:06d}.tar"
+
+
+def pack_again(folder: Path, dataset: Dataset | None = None) -> str:
+    """The end of an error message: the command that makes the folder anew."""
+    source = dataset.source if dataset else "SOURCE"
+    split = f" --split {dataset.split or repr('')}" if dataset else ""
+    return f"Pack it again: rm -r {folder} && incv shards pack {source}{split} --root ROOT --out {folder}"
+
+
+def index_checksum(numeric: dict[str, np.ndarray], keys: list[str]) -> str:
+    """SHA-256 over the numeric columns as little-endian integers, then the keys with their lengths."""
+    digest = hashlib.sha256()
+    for name, kind in NUMERIC.items():
+        little_endian = np.dtype(kind.to_pandas_dtype()).newbyteorder("<")
+        digest.update(np.ascontiguousarray(numeric[name], dtype=little_endian).data)
+    encoded = [key.encode() for key in keys]
+    digest.update(np.array([len(key) for key in encoded], dtype="<u4").data)
+    digest.update(b"".join(encoded))
+    return digest.hexdigest()
+
+
+def numeric_columns(table: pa.Table) -> dict[str, np.ndarray]:
+    """The numeric columns of a full table, the verdict as its place in VERDICTS."""
+    codes = pc.index_in(table["verdict"], value_set=pa.array(VERDICTS))
+    columns = {name: table[name] for name in NUMERIC if name != "verdict"} | {"verdict": codes}
+    return {name: columns[name].cast(kind).to_numpy() for name, kind in NUMERIC.items()}
+
+
+def write_index(folder: Path, table: pa.Table) -> str:
+    """Write index.parquet, index.arrow and rejected.parquet; return the checksum of the index."""
+    numeric = numeric_columns(table)
+    rejected = table.filter(pc.not_equal(table["verdict"], "ok")).select(["sample_id", "key", "verdict"])
+    arrays = [pa.array(numeric[name], kind) for name, kind in NUMERIC.items()]
+    batch = pa.record_batch(arrays, schema=pa.schema(list(NUMERIC.items())))
+
+    def write_arrow(path: Path) -> None:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)  # one batch, so that each column maps as one array
+
+    write_parquet(folder / "index.parquet", table)
+    write_with(folder / "index.arrow", write_arrow)
+    write_parquet(folder / "rejected.parquet", rejected)
+    return index_checksum(numeric, table["key"].to_pylist())
+
+
+@dataclass(frozen=True, eq=False)
+class SampleIndex:
+    """Read-only arrays [count] over a packed split, mapped from index.arrow; row = sample_id."""
+
+    folder: Path
+    dataset: Dataset
+    sample_id: np.ndarray  # int64
+    shard: np.ndarray  # int32, -1 where rejected
+    offset: np.ndarray  # int64, of the image's first byte inside its tar
+    nbytes: np.ndarray  # int64
+    label: np.ndarray  # int32
+    width: np.ndarray  # int32, upright
+    height: np.ndarray  # int32, upright
+    verdict: np.ndarray  # int8, place in VERDICTS
+    crc32: np.ndarray  # uint32, of the image's bytes
+
+    @classmethod
+    def load(cls, folder: Path) -> "SampleIndex":
+        dataset = Dataset.load(folder)
+        columns = _map_columns(folder / "index.arrow", dataset)
+        if not (folder / "index.parquet").is_file():
+            raise DataError(f"{folder / 'index.parquet'} is missing. {pack_again(folder, dataset)}")
+        return cls(folder=folder, dataset=dataset, **columns)
+
+    def __reduce__(self) -> Any:
+        # another process maps the file itself instead of receiving a copy of every column
+        return SampleIndex.load, (self.folder,)
+
+    def __len__(self) -> int:
+        return self.dataset.count
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.dataset.class_names
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.dataset.class_names)
+
+    @property
+    def checksum(self) -> str:
+        """As recorded when packed; `verify` computes it again."""
+        return self.dataset.index_checksum
+
+    def usable_ids(self) -> np.ndarray:
+        """int64, ascending: the samples that lie in a shard."""
+        return self.sample_id[self.verdict == 0]
+
+    def keys(self, ids: np.ndarray | None = None) -> list[str]:
+        """The source's names of `ids`, or of all samples."""
+        column = self._key_column
+        return (column if ids is None else column.take(pa.array(ids, pa.int64()))).to_pylist()
+
+    def shard_path(self, shard: int) -> Path:
+        return self.folder / self.dataset.shards[shard].file
+
+    @cached_property
+    def _key_column(self) -> pa.ChunkedArray:
+        return self.read_table(["key"])["key"]
+
+    def read_table(self, columns: list[str] | None = None) -> pa.Table:
+        """index.parquet, or some of its columns."""
+        path = self.folder / "index.parquet"
+        try:
+            table = pq.read_table(path, columns=columns, partitioning=None)
+        except (OSError, pa.ArrowException) as error:
+            again = pack_again(self.folder, self.dataset)
+            raise DataError(f"{path} cannot be read ({error}). {again}") from error
+        if len(table) != len(self) or table.schema.names != (columns or TABLE.names):
+            again = pack_again(self.folder, self.dataset)
+            raise DataError(f"{path} does not belong to {self.folder / 'dataset.json'}. {again}")
+        return table
+
+
+def _map_columns(path: Path, dataset: Dataset) -> dict[str, np.ndarray]:
+    again = pack_again(path.parent, dataset)
+    if not path.is_file():
+        raise DataError(f"{path} is missing. {again}")
+    try:
+        with pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        columns = {name: table[name] for name in NUMERIC}
+        if len(table) != dataset.count or any(columns[name].type != kind for name, kind in NUMERIC.items()):
+            raise DataError(f"{path} does not belong to {path.parent / 'dataset.json'}. {again}")
+        return {name: column.chunk(0).to_numpy(zero_copy_only=True) for name, column in columns.items()}
+    except (OSError, KeyError, IndexError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read ({error}). {again}") from error

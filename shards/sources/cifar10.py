@@ -1,0 +1,186 @@
+"""CIFAR-10 as its authors publish it: the binary version and the Python version, read alike."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shards.errors import DataError
+from shards.sources.source import RawSample, png, require_root, require_split
+
+_ROWS = 10_000  # of every official file
+_PIXELS = 3 * 32 * 32
+_RECORD = 1 + _PIXELS
+_LARGEST_PICKLE = 64 * 2**20
+_BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+_LAYOUT = (
+    "cifar-10-batches-bin/ (data_batch_1.bin ... data_batch_5.bin, test_batch.bin, batches.meta.txt) or "
+    "cifar-10-batches-py/ (data_batch_1 ... data_batch_5, test_batch, batches.meta), "
+    "from https://www.cs.toronto.edu/~kriz/cifar.html"
+)
+
+
+class Cifar10:
+    """50,000 `train` and 10,000 `test` images in the order of the official files."""
+
+    name = "cifar10"
+
+    def __init__(self, root: Path | None, split: str) -> None:
+        require_split(self.name, split, tuple(_BATCHES))
+        self.split = split
+        self._files = _batch_files(require_root(self.name, root, _LAYOUT), split)
+        self.class_names = _class_names(self._files[0].parent)
+        self._batches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for file in self._files:
+            if file.suffix == ".bin" and file.stat().st_size != _ROWS * _RECORD:
+                raise DataError(
+                    f"{file} has {file.stat().st_size:,} bytes where CIFAR-10 has {_ROWS * _RECORD:,}; "
+                    "download and unpack the archive again"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker process opens the files itself: a pickled memory map would carry all its bytes along
+        return {**self.__dict__, "_batches": {}}
+
+    def __len__(self) -> int:
+        return _ROWS * len(self._files)
+
+    def key(self, row: int) -> str:
+        return f"cifar10/{self.split}/{row:05d}"
+
+    def label(self, row: int) -> int:
+        return int(self._batch(row // _ROWS)[0][row % _ROWS])
+
+    def sample(self, row: int) -> RawSample:
+        planes = self._batch(row // _ROWS)[1][row % _ROWS].reshape(3, 32, 32)
+        pixels = np.ascontiguousarray(planes.transpose(1, 2, 0))
+        return RawSample(self.key(row), self.label(row), "png", png(pixels))
+
+    def _batch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """(labels [10000], pixels uint8 [10000, 3072]: the red, green and blue planes one after another)."""
+        if number not in self._batches:
+            file = self._files[number]
+            self._batches[number] = _binary_batch(file) if file.suffix == ".bin" else _python_batch(file)
+        return self._batches[number]
+
+
+def _batch_files(root: Path, split: str) -> list[Path]:
+    """The files of `split` in the first folder that has any of them."""
+    missing: list[Path] = []
+    for folder in (root, root / "cifar-10-batches-bin", root / "cifar-10-batches-py"):
+        for suffix in (".bin", ""):
+            files = [folder / f"{batch}{suffix}" for batch in _BATCHES[split]]
+            absent = [file for file in files if not file.is_file()]
+            if not absent:
+                return files
+            if len(absent) < len(files):
+                missing = missing or absent
+    if missing:
+        raise DataError(f"{missing[0]} is missing; unpack the whole CIFAR-10 archive there: {_LAYOUT}")
+    raise DataError(f"there is no CIFAR-10 under {root}. Expected there: {_LAYOUT}")
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    text, pickled = folder / "batches.meta.txt", folder / "batches.meta"
+    if text.is_file():
+        names = text.read_text(encoding="utf-8", errors="replace").split()
+    elif pickled.is_file():
+        found = _read_pickle(pickled).get(b"label_names")
+        names = [_text(name) for name in found] if isinstance(found, list) else []
+    else:
+        raise DataError(f"{text} (or {pickled.name}) with the names of the classes is missing")
+    if len(names) != 10 or len(set(names)) != 10:
+        raise DataError(f"{text if text.is_file() else pickled} does not hold the names of 10 classes")
+    return tuple(names)
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    records = np.memmap(file, dtype=np.uint8, mode="r", shape=(_ROWS, _RECORD))
+    return records[:, 0], records[:, 1:]
+
+
+def _python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    content = _read_pickle(file)
+    pixels, labels = content.get(b"data"), content.get(b"labels")
+    if not isinstance(pixels, _PickledArray) or not isinstance(labels, list) or len(labels) != _ROWS:
+        raise DataError(f"{file} does not hold {_ROWS:,} CIFAR-10 images and labels; download it again")
+    if not all(type(label) is int and 0 <= label < 10 for label in labels):
+        raise DataError(f"{file} holds a label that is not 0..9; download it again")
+    return np.array(labels, dtype=np.int32), pixels.uint8(file, (_ROWS, _PIXELS))
+
+
+def _read_pickle(file: Path) -> dict[Any, Any]:
+    """The dictionary in one of the official pickles, its byte strings left as bytes."""
+    if file.stat().st_size > _LARGEST_PICKLE:
+        raise DataError(f"{file} is larger than any file of CIFAR-10; download it again")
+    try:
+        content = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="bytes").load()
+    except _Refused as refusal:
+        raise DataError(f"{file} is not a file of CIFAR-10: it asks for {refusal}. Do not trust it") from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"{file} cannot be read ({type(error).__name__}); download it again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file} is not a file of CIFAR-10; download it again")
+    return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
+
+
+class _Refused(Exception):
+    """A pickle that wants more than arrays."""
+
+
+class _PickledType:
+    """Stands where a pickle names ndarray or dtype; keeps a dtype's arguments and nothing else."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        """A dtype's state says its byte order; uint8 has none."""
+
+
+class _PickledArray:
+    """The state of an array as the pickle gives it; numpy sees it only once type and size are checked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def uint8(self, file: Path, shape: tuple[int, int]) -> np.ndarray:
+        """The array, if it is a uint8 array of this shape."""
+        try:
+            _version, found_shape, dtype, column_major, content = self.state
+            kind = _text(dtype.arguments[0])
+        except (TypeError, ValueError, AttributeError, IndexError):
+            raise DataError(f"{file} holds an array that cannot be read; download it again") from None
+        is_whole = isinstance(content, bytes) and len(content) == shape[0] * shape[1]
+        if found_shape != shape or kind.lstrip("|") != "u1" or not is_whole:
+            raise DataError(f"{file} holds an array of {kind} {found_shape}, not of uint8 {shape}")
+        return np.frombuffer(content, np.uint8).reshape(shape, order="F" if column_major else "C")
+
+
+def _latin1(text: Any, encoding: Any) -> bytes:
+    """What `_codecs.encode` is used for in pickles of protocol 2: bytes written as text."""
+    if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
+        raise _Refused("an encoding other than latin1")
+    return text.encode("latin1")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Builds containers, numbers, bytes and the stand-ins above: nothing in it could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _PickledArray
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return _PickledType
+        if module == "_codecs" and name == "encode":
+            return _latin1
+        raise _Refused(f"{module}.{name}")

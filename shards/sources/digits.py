@@ -1,0 +1,68 @@
+"""The 1,797 real handwritten digits (8x8 pixels) that come with scikit-learn: data without a download."""
+
+from pathlib import Path
+
+import numpy as np
+
+from shards.errors import DataError
+from shards.sources.source import RawSample, png, require_split
+
+_TEST_ROWS_PER_CLASS = 40
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+class Digits:
+    """`train` has 1,397 digits; `test` a fixed 400, 40 of each class. There is no root to give."""
+
+    name = "digits"
+    class_names = tuple(str(digit) for digit in range(10))
+
+    def __init__(self, root: Path | None, split: str) -> None:
+        require_split(self.name, split, ("train", "test"))
+        pixels, labels = _load()
+        in_test = held_out_rows(labels)
+        self.split = split
+        self._rows = np.flatnonzero(in_test if split == "test" else ~in_test)
+        self._pixels, self._labels = pixels[self._rows], labels[self._rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def key(self, row: int) -> str:
+        """Numbered by the row in scikit-learn's list, so that the two splits share no key."""
+        return f"digits/{self.split}/{self._rows[row]:05d}"
+
+    def label(self, row: int) -> int:
+        return int(self._labels[row])
+
+    def sample(self, row: int) -> RawSample:
+        return RawSample(self.key(row), self.label(row), "png", png(self._pixels[row]))
+
+
+def held_out_rows(labels: np.ndarray) -> np.ndarray:
+    """bool [n]: of every class the 40 rows with the smallest hash, ours, as libraries change theirs."""
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        rows = [int(row) for row in np.flatnonzero(labels == label)]
+        chosen[sorted(rows, key=_hash)[:_TEST_ROWS_PER_CLASS]] = True
+    return chosen
+
+
+def _hash(row: int) -> int:
+    """The finalizer of splitmix64, a bijection of 64-bit integers: no two rows tie."""
+    mixed = (row + 0x9E3779B97F4A7C15) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+    return mixed ^ (mixed >> 31)
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+    """(uint8 [1797, 8, 8] of 0..240, int32 [1797]) in scikit-learn's order."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed; pip install 'incv[demo]'"
+        ) from None
+    digits = load_digits()
+    return (digits.images * 15).astype(np.uint8), digits.target.astype(np.int32)

@@ -1,0 +1,114 @@
+"""Any set of images kept as ROOT/<split>/<class>/.../<image>."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from shards.errors import ConfigError, DataError
+from shards.image_check import MAX_BYTES
+from shards.sources.source import RawSample, did_you_mean, require_root
+
+_SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
+_LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '' : <class>/<image>)"
+
+
+class ImageFolder:
+    """Classes are the split's sub-folders, sorted; a row's key is its path under ROOT, suffix included."""
+
+    name = "image_folder"
+
+    def __init__(self, root: Path | None, split: str) -> None:
+        self.split = split
+        self._root = require_root(self.name, root, _LAYOUT)
+        classes = _class_folders(self._root, split)
+        self.class_names = tuple(Path(folder).name for folder in classes)
+        self._paths: list[str] = []
+        self._labels: list[int] = []
+        ignored = 0
+        for label, folder in enumerate(classes):
+            files = sorted(_files(folder, self._root))
+            images = [file for file in files if _is_image(file)]
+            if not images:
+                raise DataError(f"the class folder {self._root / folder} holds no .jpg, .jpeg or .png image")
+            ignored += len(files) - len(images)
+            self._paths += images
+            self._labels += [label] * len(images)
+        if ignored:
+            logging.getLogger(__name__).warning(
+                "%s: %d files that are not .jpg, .jpeg or .png were ignored", self._root / split, ignored
+            )
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def key(self, row: int) -> str:
+        return self._paths[row]
+
+    def label(self, row: int) -> int:
+        return self._labels[row]
+
+    def sample(self, row: int) -> RawSample:
+        path = self._root / self._paths[row]
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)  # one byte more is enough to be found oversized
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        return RawSample(self._paths[row], self._labels[row], _SUFFIXES[path.suffix.lower()], data)
+
+
+def _is_image(path: str) -> bool:
+    name = os.path.basename(path)
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
+
+
+def _class_folders(root: Path, split: str) -> list[str]:
+    """The sorted class folders of `split`, as paths under `root`."""
+    folder = root / split
+    if not folder.is_dir() or not folder.resolve().is_relative_to(root):
+        known = [entry.name for entry in root.iterdir() if entry.is_dir()]
+        raise ConfigError(f"{root} has no split {split!r}; {did_you_mean(split, known)}")
+    prefix = folder.relative_to(root).as_posix()
+    prefix = "" if prefix == "." else prefix + "/"
+    names = [e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")]
+    if not names:
+        raise DataError(f"{folder} has no class folders. Expected under --root: {_LAYOUT}")
+    return [prefix + name for name in sorted(names)]
+
+
+def _files(folder: str, root: Path) -> Iterator[str]:
+    """All files below `folder`, as paths under `root`; links may lead elsewhere in it but not out of it."""
+    _refuse_bad_link(folder, root)
+    with os.scandir(root / folder) as entries:
+        for entry in entries:
+            path = f"{folder}/{entry.name}"
+            _refuse_undecodable_name(path, root)
+            if entry.is_dir():
+                if not entry.name.startswith("."):
+                    yield from _files(path, root)
+                continue
+            if entry.is_symlink():
+                _refuse_bad_link(path, root)
+            if entry.is_file():
+                yield path
+
+
+def _refuse_undecodable_name(path: str, root: Path) -> None:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{root} holds a file whose name is not UTF-8: {path!r}; rename it") from None
+
+
+def _refuse_bad_link(path: str, root: Path) -> None:
+    link = root / path
+    if not link.is_symlink():
+        return
+    target = link.resolve()
+    if not target.is_relative_to(root):
+        raise DataError(f"{link} is a link that leaves {root} (to {target}); copy the images into it")
+    if not target.exists():
+        raise DataError(f"{link} is a link to {target}, which does not exist; remove it or bring the file")
+    if link.is_relative_to(target):
+        raise DataError(f"{link} is a link to a folder it lies in ({target}); remove it")

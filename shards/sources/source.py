@@ -1,0 +1,84 @@
+"""What a data set has to offer to be packed, and the few things all data sets need."""
+
+import difflib
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from shards.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class RawSample:
+    """One image as the source holds it; `data` is a whole PNG or JPEG file, not yet checked."""
+
+    key: str
+    label: int
+    suffix: str  # "png" or "jpg"
+    data: bytes
+
+
+class Source(Protocol):
+    """A list of labelled images with random access; picklable, so that processes can share the work."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def split(self) -> str: ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def key(self, row: int) -> str:
+        """The unique name of a row, without reading its pixels."""
+
+    def label(self, row: int) -> int:
+        """The class of a row, without reading its pixels."""
+
+    def sample(self, row: int) -> RawSample: ...
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: near matches first, then all that is known."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"{hint}known: {shown or 'none'}"
+
+
+def require_split(source: str, split: str, known: tuple[str, ...]) -> None:
+    if split not in known:
+        raise ConfigError(f"{source} has no split {split!r}; {did_you_mean(split, known)}")
+
+
+def require_root(source: str, root: Path | None, layout: str) -> Path:
+    """`root` as an absolute folder, or an error that says what should be in it."""
+    if root is None:
+        raise DataError(f"{source} needs --root, the folder of its images. Expected there: {layout}")
+    if root.is_file():
+        raise DataError(
+            f"{root} is a file, not a folder. Unpack it (tar -xf {root}) and give the folder. "
+            f"Expected there: {layout}"
+        )
+    if not root.is_dir():
+        raise DataError(
+            f"{root} does not exist. Expected there: {layout}. "
+            f"Download {source}, unpack it, and give that folder as --root"
+        )
+    return root.resolve()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A lossless PNG file of uint8 pixels, [H, W] gray or [H, W, 3] RGB."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format="PNG")
+    return stream.getvalue()

@@ -1,0 +1,156 @@
+"""Recounting and re-checksumming a packed split, and remembering that it was done."""
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from shards.durable import read_json, write_json
+from shards.errors import DataError
+from shards.image_check import VERDICTS
+from shards.progress import Progress
+from shards.sample_index import (
+    IN_NO_SHARD,
+    NUMERIC,
+    Dataset,
+    SampleIndex,
+    index_checksum,
+    numeric_columns,
+    pack_again,
+)
+from shards.shard_writer import file_sha256, member_key
+
+_PROBLEMS_PER_SHARD = 5
+_PROBLEMS_SHOWN = 3
+_NOTE = ".verified.json"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a full check found; no problems means that every byte is the one that was packed."""
+
+    samples: int
+    shards: int
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(folder: Path, workers: int = 1) -> VerifyReport:
+    """Read everything in `folder` again; remember a good result for `require_verified`."""
+    before = _file_stamps(folder)
+    try:
+        index = SampleIndex.load(folder)
+        problems = list(_index_problems(index))
+    except DataError as error:
+        return VerifyReport(0, 0, [str(error)])
+    shards = index.dataset.shards
+    # threads are enough: hashing large buffers leaves the interpreter free
+    with Progress("verify", len(shards), unit="shards") as progress, ThreadPoolExecutor(workers) as pool:
+        for found in pool.map(lambda shard: list(_shard_problems(index, shard)), range(len(shards))):
+            problems += found[:_PROBLEMS_PER_SHARD]
+            if len(found) > _PROBLEMS_PER_SHARD:
+                problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more in that shard")
+            progress.advance()
+    if not problems:
+        with suppress(DataError, OSError):  # a read-only folder: it is checked again next time
+            write_json(folder / _NOTE, before)
+    return VerifyReport(len(index), len(shards), problems)
+
+
+def require_verified(folder: Path, workers: int = 1) -> SampleIndex:
+    """The index of `folder`, after a full check unless no file has changed since the last good one."""
+    index = SampleIndex.load(folder)
+    if _noted(folder) != _file_stamps(folder):
+        problems = verify(folder, workers).problems
+        if problems:
+            again = pack_again(folder, index.dataset)
+            shown = "; ".join(problem.removesuffix(f". {again}") for problem in problems[:_PROBLEMS_SHOWN])
+            more = f" and {len(problems) - _PROBLEMS_SHOWN} more" if len(problems) > _PROBLEMS_SHOWN else ""
+            raise DataError(f"{folder} is damaged: {shown}{more}. {again}")
+    return index
+
+
+def _noted(folder: Path) -> object:
+    with suppress(DataError, OSError):
+        return read_json(folder / _NOTE)
+    return None
+
+
+def _file_stamps(folder: Path) -> dict[str, list[int]]:
+    """Size and time of change of every file that was packed; a file not there is left out."""
+    with suppress(DataError):
+        names = ["dataset.json", "index.parquet", "index.arrow"]
+        names += [shard.file for shard in Dataset.load(folder).shards]
+        stamps = {}
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = (folder / name).stat()
+                stamps[name] = [status.st_size, status.st_mtime_ns]
+        return stamps
+    return {}
+
+
+def _index_problems(index: SampleIndex) -> Iterator[str]:
+    """What is wrong with the two index files, each alone and held against the other and dataset.json."""
+    table = index.read_table()
+    keys = table["key"].to_pylist()
+    mapped = {name: getattr(index, name) for name in NUMERIC}
+    if index_checksum(mapped, keys) != index.checksum:
+        yield "index.arrow or the keys in index.parquet changed since they were packed (checksum)"
+    if any(not np.array_equal(column, mapped[name]) for name, column in numeric_columns(table).items()):
+        yield "index.parquet and index.arrow do not say the same"
+    if not np.array_equal(index.sample_id, np.arange(len(index))):
+        yield "the sample ids of the index are not 0..n-1"
+    if len(set(keys)) != len(keys):
+        yield "the index has a key twice"
+    usable = len(index.usable_ids())
+    if usable != index.dataset.usable:
+        yield f"the index has {usable:,} usable samples, dataset.json {index.dataset.usable:,}"
+    if np.any((index.shard == IN_NO_SHARD) != (index.verdict != VERDICTS.index("ok"))):
+        yield "the index has a rejected sample in a shard, or a usable one in none"
+    if np.any(index.shard >= len(index.dataset.shards)):
+        yield "the index names a shard that is not in dataset.json"
+
+
+def _shard_problems(index: SampleIndex, shard: int) -> Iterator[str]:
+    facts, path = index.dataset.shards[shard], index.shard_path(shard)
+    if not path.is_file():
+        yield f"{facts.file} is missing"
+        return
+    try:
+        if path.stat().st_size != facts.nbytes:
+            yield f"{facts.file} has {path.stat().st_size:,} bytes, {facts.nbytes:,} were packed"
+        elif file_sha256(path) != facts.sha256:
+            yield f"{facts.file} changed since it was packed (SHA-256)"
+        yield from _member_problems(index, shard)
+    except (OSError, tarfile.TarError) as error:
+        yield f"{facts.file} cannot be read: {error}"
+
+
+def _member_problems(index: SampleIndex, shard: int) -> Iterator[str]:
+    """The tar's members held against the rows of the index, in order."""
+    facts = index.dataset.shards[shard]
+    ids = np.flatnonzero(index.shard == shard)
+    if len(ids) != facts.samples:
+        yield f"{facts.file}: the index has {len(ids):,} samples, dataset.json {facts.samples:,}"
+    with index.shard_path(shard).open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        members = [(member.name, member.offset_data, member.size) for member in tar]
+        if len(members) != len(ids):
+            yield f"{facts.file} has {len(members):,} members, the index {len(ids):,}"
+        for (name, offset, size), row in zip(members, ids, strict=False):
+            sample = int(row)
+            expected = (member_key(sample), index.offset[sample], index.nbytes[sample])
+            if (Path(name).stem, offset, size) != expected:
+                yield f"{facts.file}: {name} at {offset:,} is not {_called(index, sample)} of the index"
+                continue
+            file.seek(offset)
+            if zlib.crc32(file.read(size)) != index.crc32[sample]:
+                yield f"{facts.file}: the bytes of {_called(index, sample)} changed (CRC-32)"
+
+
+def _called(index: SampleIndex, sample: int) -> str:
+    return f"sample {sample} ({index.keys(np.array([sample]))[0]})"

@@ -1,0 +1,301 @@
+"""The report of a fabricated run: its numbers against independent counts, its gaps, its page."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from shards.durable import read_json, write_json
+from trainer.incv.selection_index import State
+from trainer.report import write_report
+from trainer.report.summary import summary_table, verdict
+
+Make = Callable[..., Path]
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+def digit(sample_id: int) -> Image.Image:
+    return Image.new("L", (8, 8), sample_id % 256)
+
+
+def strict_json(path: Path) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    return pq.read_table(path)[name].to_numpy()
+
+
+class Balance(HTMLParser):
+    """Refuses a page whose tags are not closed in order; collects attributes and the texts between tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+
+def parsed(run_dir: Path) -> tuple[str, Balance]:
+    page = (run_dir / "report.html").read_text()
+    reader = Balance()
+    reader.feed(page)
+    reader.close()
+    assert not reader.open
+    return page, reader
+
+
+def test_noise_and_rounds_equal_independent_counts(make_run: Make) -> None:
+    run_dir = make_run()
+    report = write_report(run_dir)
+    given, true = (column(run_dir / f"{name}.parquet", "label") for name in ("labels", "true_labels"))
+    inside = column(run_dir / "selection.parquet", "state") != State.OUTSIDE
+    assert report["samples"] == 597
+    assert report["noise"]["paper"] == 0.263
+    assert report["noise"]["true"] == pytest.approx(np.mean(given[inside] != true[inside]))
+    assert len(report["rounds"]) == 3
+    for index, entry in enumerate(report["rounds"]):
+        state = column(run_dir / "rounds" / str(index) / "selection.parquet", "state")
+        chosen = state == State.SELECTED
+        assert entry["selected"] == chosen.sum()
+        assert entry["removed"] == (state == State.REMOVED).sum()
+        assert entry["candidates"] == (state == State.CANDIDATE).sum()
+        assert entry["unreadable"] == 1
+        assert entry["label_precision"] == pytest.approx(np.mean(given[chosen] == true[chosen]))
+        right = inside & (given == true)
+        assert entry["label_recall"] == pytest.approx((right & chosen).sum() / right.sum())
+    assert report["selection"]["selected"] == report["rounds"][-1]["selected"]
+
+
+def test_theory_follows_the_realised_noise(make_run: Make) -> None:
+    run_dir = make_run()
+    report = write_report(run_dir)
+    transition, prior = np.array(report["confusion"]["transition"]), np.array(report["confusion"]["prior"])
+    for k, entry in enumerate(report["rounds"], start=1):
+        kept = transition * (1 - (1 - transition) ** k)
+        clean = prior @ np.diag(kept)
+        assert entry["theory"]["label_precision"] == pytest.approx(clean / (prior @ kept.sum(1)), abs=1e-4)
+        assert entry["theory"]["label_recall"] == pytest.approx(
+            clean / (prior @ np.diag(transition)), abs=1e-4
+        )
+
+
+def test_confusion_counts_round_one_predictions_that_are_usable(make_run: Make) -> None:
+    run_dir = make_run()
+    table = pq.read_table(run_dir / "rounds/0/predictions.parquet").to_pylist()
+    true = column(run_dir / "true_labels.parquet", "label")
+    of_three = [row["predicted"] for row in table if true[row["sample_id"]] == 3 and row["status"] == 0]
+    matrix = write_report(run_dir)["confusion"]["predicted"]
+    expected = [of_three.count(label) / len(of_three) for label in range(10)]
+    np.testing.assert_allclose(matrix[3], expected, atol=1e-5)
+
+
+def test_accuracy_in_percent_from_exact_counts(make_run: Make) -> None:
+    accuracy = write_report(make_run())["accuracy"]["test"]
+    assert accuracy["standard"]["top1"] == 93.0
+    assert accuracy["standard"]["top1_each"] == [93.0]
+    assert accuracy["standard"]["top1_ensemble"] is None
+    assert accuracy["coteaching_incv"]["top1"] == pytest.approx((97.75 + 98.5) / 2)
+    assert accuracy["coteaching_incv"]["top5"] == pytest.approx(99.875)
+    assert accuracy["coteaching_incv"]["top1_ensemble"] == 98.75
+
+
+def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> None:
+    run_dir = make_run()
+    report = write_report(run_dir)
+    assert strict_json(run_dir / "report.json") == report
+    assert report["time_s"] == {
+        "labels": 0.12, "incv": 41.3, "standard": 12.5, "coteaching_incv": 66.4, "evaluate": 1.9
+    }  # fmt: skip
+    assert (report["starts"]["count"], report["starts"]["resumed"]) == (2, 1)
+    assert (report["recipe"], report["seed"], report["classes"]) == ("demo", 1, 10)
+    assert report["missing"] == {}
+
+
+def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:
+    run_dir = make_run()
+    metrics = run_dir / "methods/standard/metrics.jsonl"
+    metrics.write_text(
+        metrics.read_text().replace('"loss": 2', '"loss": NaN, "was": 2', 1) + '{"step": 451, "lo'
+    )
+    curves = write_report(run_dir)["curves"]
+    columns = curves["methods"]["standard"]
+    assert set(curves["rounds"]) == {"1", "2", "3"}
+    assert len(columns["step"]) == 200
+    assert (columns["step"][0], columns["step"][-1]) == (1, 450)
+    strict_json(run_dir / "report.json")
+
+
+def test_suspects_are_contradicted_never_selected_and_sorted(make_run: Make) -> None:
+    run_dir = make_run()
+    suspects = write_report(run_dir)["suspicious"]
+    state = column(run_dir / "selection.parquet", "state")
+    true = column(run_dir / "true_labels.parquet", "label")
+    assert len(suspects) == 24
+    assert all(suspect["given"] != suspect["predicted"] for suspect in suspects)
+    assert all(state[suspect["sample_id"]] in (State.REMOVED, State.CANDIDATE) for suspect in suspects)
+    assert all(suspect["true"] == true[suspect["sample_id"]] for suspect in suspects)
+    losses = [suspect["loss"] for suspect in suspects]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
+    run_dir = make_run()
+    (run_dir / "true_labels.parquet").unlink()
+    report = write_report(run_dir)
+    assert report["noise"] == {"paper": 0.263, "confident": 0.421, "true": None}
+    for entry in report["rounds"]:
+        assert (entry["label_precision"], entry["label_recall"], entry["theory"]) == (None, None, None)
+        assert entry["selected"] > 0
+    assert report["confusion"]["transition"] is None
+    assert report["confusion"]["predicted"] is None
+    assert report["confusion"]["confident"] is not None
+    assert all(suspect["true"] is None for suspect in report["suspicious"])
+    page, _ = parsed(run_dir)
+    assert "true labels of this data set are not known" in page
+    assert verdict(report).startswith("An estimated 42.1 % of the 597 labels are wrong; INCV kept 356; ")
+
+
+def test_without_evaluation(make_run: Make) -> None:
+    run_dir = make_run()
+    (run_dir / "evaluation.json").unlink()
+    report = write_report(run_dir)
+    assert report["accuracy"] is None
+    assert "evaluate stage has not finished" in parsed(run_dir)[0]
+    assert "accuracy has not been measured yet" in verdict(report)
+
+
+def test_without_incv(make_run: Make) -> None:
+    run_dir = make_run()
+    (run_dir / "incv.json").unlink()
+    (run_dir / "selection.parquet").unlink()
+    shutil.rmtree(run_dir / "rounds")
+    report = write_report(run_dir, digit)
+    assert report["samples"] == 600
+    assert report["noise"]["paper"] is None
+    assert report["noise"]["true"] is not None
+    assert report["rounds"] == []
+    assert (report["selection"], report["suspicious"]) == (None, None)
+    assert "No round of INCV has finished" in parsed(run_dir)[0]
+    strict_json(run_dir / "report.json")
+
+
+def test_in_the_middle_of_incv_the_finished_rounds_count(make_run: Make) -> None:
+    run_dir = make_run()
+    for name in ("incv.json", "selection.parquet", "evaluation.json", "rounds/2/selection.parquet"):
+        (run_dir / name).unlink()
+    report = write_report(run_dir)
+    assert [entry["round"] for entry in report["rounds"]] == [1, 2]
+    assert report["selection"]["selected"] == report["rounds"][1]["selected"]
+    parsed(run_dir)
+
+
+def test_a_run_that_has_only_labels(make_run: Make) -> None:
+    run_dir = make_run()
+    for name in ("incv.json", "evaluation.json", "selection.parquet", "true_labels.parquet"):
+        (run_dir / name).unlink()
+    shutil.rmtree(run_dir / "rounds")
+    shutil.rmtree(run_dir / "methods")
+    write_json(run_dir / "manifest.json", {"recipe": "demo", "stages": {}, "starts": []})
+    report = write_report(run_dir, digit)
+    assert report["class_names"] == [str(number) for number in range(10)]
+    parsed(run_dir)
+    assert summary_table(report)
+
+
+def test_class_names_are_escaped_everywhere(make_run: Make) -> None:
+    names = ["<script>alert(1)</script>", '"><img src=x>', "a & b", *(f"class {n}" for n in range(7))]
+    run_dir = make_run(names=names)
+    manifest = read_json(run_dir / "manifest.json")
+    manifest["starts"][0]["command"] = "incv run '<script>evil</script>'"
+    manifest["recipe"] = "<b>demo</b>"
+    write_json(run_dir / "manifest.json", manifest)
+    write_report(run_dir)
+    page, reader = parsed(run_dir)
+    assert "script" not in reader.tags
+    assert "img" not in reader.tags
+    assert "b" not in {tag for tag in reader.tags if f"<{tag}>demo" in page}
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_the_page_asks_for_nothing_outside_itself(make_run: Make) -> None:
+    run_dir = make_run()
+    write_report(run_dir, digit)
+    page, reader = parsed(run_dir)
+    targets = [
+        value for name, value in reader.attributes if name in ("src", "href", "srcset", "data", "action")
+    ]
+    assert targets
+    assert all(value.startswith("data:image/png;base64,") for value in targets)
+    assert not re.search(r"url\(|@import|https?://", page)
+    assert {"script", "link", "iframe", "object"}.isdisjoint(reader.tags)
+
+
+def test_a_picture_that_cannot_be_read_does_not_stop_the_report(make_run: Make) -> None:
+    run_dir = make_run()
+    broken = write_report(run_dir)["suspicious"][0]["sample_id"]
+
+    def image_of(sample_id: int) -> Image.Image:
+        if sample_id == broken:
+            raise OSError("truncated")
+        return Image.new("RGB", (300, 200))
+
+    write_report(run_dir, image_of)
+    page, _ = parsed(run_dir)
+    assert page.count("data:image/jpeg;base64,") == 23
+    assert page.count('class="blank"') == 1
+
+
+def test_many_classes_show_pairs_instead_of_matrices(make_run: Make) -> None:
+    run_dir = make_run(names=[f"synset {number}" for number in range(120)])
+    report = write_report(run_dir)
+    assert report["classes"] == 120
+    assert report["confusion"]["transition"] is None
+    worst = report["confusion"]["pairs"]["given"]
+    assert worst[0]["count"] == max(pair["count"] for pair in worst)
+    assert all(pair["from"] != pair["to"] for pair in worst)
+    assert "too large to look at" in parsed(run_dir)[0]
+
+
+def test_verdict_and_summary_table(make_run: Make) -> None:
+    report = write_report(make_run())
+    assert verdict(report) == (
+        "41.5 % of the 597 labels are wrong; INCV kept 356 with 95.5 % precision; "
+        "Co-teaching on them reaches 98.1 %, 5.1 points above standard training."
+    )
+    table = summary_table(report)
+    assert max(len(line) for line in table.splitlines()) <= 90
+    for part in ("26.3 %", "42.1 %", "round 3", "(88.3 %)", "INCV + Co-teaching", "98.8 %"):
+        assert part in table
+
+
+def test_a_long_method_name_stays_within_the_table(make_run: Make) -> None:
+    run_dir = make_run()
+    evaluation = read_json(run_dir / "evaluation.json")
+    evaluation["a set with a very long name for a table"] = {"m" * 80: evaluation["test"]["coteaching_incv"]}
+    write_json(run_dir / "evaluation.json", evaluation)
+    assert max(len(line) for line in summary_table(write_report(run_dir)).splitlines()) <= 90

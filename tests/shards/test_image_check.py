@@ -1,0 +1,128 @@
+"""Verdicts on untrusted bytes, and the one decode."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import encoded, picture
+from PIL import Image, ImageOps
+
+from shards.image_check import MAX_BYTES, VERDICTS, UndecodableImage, check_image, decode_rgb
+
+
+def _png_of_size(width: int, height: int) -> bytes:
+    """A small PNG whose header claims any size."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
+
+
+def _animated() -> bytes:
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    return encoded(frames[0], "PNG", save_all=True, append_images=frames[1:])
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [
+        (picture(), "ok"),
+        (picture(kind="JPEG"), "ok"),
+        (picture()[:-40], "truncated"),
+        (picture(kind="JPEG")[:-40], "truncated"),
+        (picture(kind="JPEG")[:8], "truncated"),
+        (picture()[:20], "truncated"),
+        (_png_of_size(30, 40), "truncated"),
+        (_png_of_size(10_000, 10_000), "oversized"),
+        (_png_of_size(2**31 - 1, 2**31 - 1), "oversized"),
+        (_png_of_size(5001, 10_000), "oversized"),
+        (picture() + bytes(MAX_BYTES), "oversized"),
+        (b"", "not_an_image"),
+        (b"<!DOCTYPE html><html>404</html>", "not_an_image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0", "not_an_image"),
+        (picture(kind="GIF"), "unsupported"),
+        (picture(kind="WEBP"), "unsupported"),
+        (picture(kind="BMP"), "unsupported"),
+        (picture(kind="TIFF"), "unsupported"),
+        (_animated(), "unsupported"),
+    ],
+)
+def test_verdicts(data, verdict):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        facts = check_image(data)
+    assert facts.verdict == verdict
+    assert (facts.width, facts.height) == ((20, 14) if verdict == "ok" else (0, 0))
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"]))
+def test_any_bytes_get_a_verdict(data, start):
+    assert check_image(start + data).verdict in VERDICTS
+
+
+@given(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from(["PNG", "JPEG"]))
+def test_a_changed_byte_never_raises(place, value, kind):
+    data = bytearray(picture(kind=kind))
+    data[place % len(data)] = value
+    facts = check_image(bytes(data))
+    if facts.verdict == "ok":
+        assert decode_rgb(bytes(data)).shape == (facts.height, facts.width, 3)
+
+
+def test_a_png_decodes_to_its_pixels_and_they_are_writable():
+    pixels = np.random.default_rng(3).integers(0, 256, (5, 9, 3), dtype=np.uint8)
+    decoded = decode_rgb(encoded(Image.fromarray(pixels), "PNG"))
+    np.testing.assert_array_equal(decoded, pixels)
+    assert decoded.flags.writeable
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied_as_pillow_applies_it(orientation, kind):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(decode_rgb(picture()))
+    data = encoded(image, kind, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(decode_rgb(data), np.asarray(upright))
+    facts = check_image(data)
+    assert (facts.width, facts.height) == ((14, 20) if orientation > 4 else (20, 14))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_broken_exif_turns_nothing():
+    data = encoded(Image.new("RGB", (6, 4)), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xffgarbage")
+    assert check_image(data).verdict == "ok"
+
+
+def test_every_mode_becomes_rgb():
+    rgb = decode_rgb(picture())
+    image = Image.fromarray(rgb)
+    alpha = image.copy()
+    alpha.putalpha(7)
+    np.testing.assert_array_equal(decode_rgb(encoded(alpha, "PNG")), rgb)
+    gray = image.convert("L")
+    np.testing.assert_array_equal(decode_rgb(encoded(gray, "PNG"))[:, :, 2], np.asarray(gray))
+    wide = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)
+    np.testing.assert_array_equal(decode_rgb(encoded(wide, "PNG"))[:, :, 1], np.asarray(gray))
+    palette = image.quantize(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoded = decode_rgb(encoded(palette, "PNG", transparency=bytes(range(16))))
+    np.testing.assert_array_equal(decoded, np.asarray(palette.convert("RGB")))
+    assert decode_rgb(encoded(image.convert("1"), "PNG")).max() == 255
+    assert check_image(encoded(image.convert("CMYK"), "JPEG")).verdict == "ok"
+
+
+def test_decoding_says_why_it_cannot():
+    with pytest.raises(UndecodableImage) as caught:
+        decode_rgb(b"<html>")
+    assert caught.value.verdict == "not_an_image"

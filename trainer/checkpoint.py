@@ -1,0 +1,143 @@
+"""Checkpoints that are whole or absent, written while training goes on.
+
+    checkpoints/
+      latest                    the newest step folder's name, for people and scripts
+      step-0000000120/
+        tensors.safetensors     weights, optimiser moments, random states
+        state.json              everything else the next step depends on
+"""
+
+import json
+import os
+import shutil
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from shards.durable import whole_folder, write_bytes
+
+_KEPT = 2
+
+
+@dataclass
+class TrainState:
+    """What a training needs to go on as if it had never stopped."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpointer:
+    """One folder of checkpoints; at most one write is in flight."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[None] | None = None
+
+    def save(self, step: int, state: TrainState, wait: bool = False) -> None:
+        """Snapshot now, write in the background; `wait` returns once it is durable."""
+        self.wait()
+        snapshot = TrainState(
+            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.tensors.items()},
+            json.loads(json.dumps(state.values)),
+        )
+        self._in_flight = self._writer.submit(self._write, step, snapshot)
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once the write in flight is durable; raise what went wrong in it."""
+        if self._in_flight is not None:
+            in_flight, self._in_flight = self._in_flight, None
+            in_flight.result()
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=True)
+
+    def newest(self) -> tuple[int, TrainState] | None:
+        """The newest checkpoint that can be read; damaged ones are passed over with a warning."""
+        for folder in reversed(_step_folders(self._folder)):
+            try:
+                return step_of(folder), read_checkpoint(folder)
+            except (OSError, SafetensorError, ValueError, KeyError) as error:
+                print(f"warning: checkpoint {folder} is damaged ({error}); trying an older one", file=sys.stderr)
+        return None
+
+    def _write(self, step: int, state: TrainState) -> None:
+        name = f"step-{step:010d}"
+        with whole_folder(self._folder / name) as temporary:
+            save_file(state.tensors, temporary / "tensors.safetensors")
+            (temporary / "state.json").write_text(json.dumps(state.values))
+        write_bytes(self._folder / "latest", f"{name}\n".encode())
+        self._prune()
+
+    def _prune(self) -> None:
+        for old in _step_folders(self._folder)[:-_KEPT]:
+            shutil.rmtree(old)
+        own = f".tmp{os.getpid()}"
+        for leftover in self._folder.glob(".step-*.tmp*"):  # of a process that was killed while writing
+            if not leftover.name.endswith(own):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def read_checkpoint(folder: Path) -> TrainState:
+    return TrainState(
+        load_file(folder / "tensors.safetensors"), json.loads((folder / "state.json").read_text())
+    )
+
+
+def module_state(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
+    """Weights and buffers under names that start with `prefix`."""
+    return {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
+
+
+def load_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefix: str) -> None:
+    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    module.load_state_dict(own, strict=True)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's moments as `optimizer.<parameter>.<name>`; rates are a function of the step."""
+    return {
+        f"optimizer.{parameter}.{name}": torch.as_tensor(value)
+        for parameter, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimizer."):
+            _, parameter, name = key.split(".", 2)
+            state.setdefault(int(parameter), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random.cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def load_random_state(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(tensors["random.cpu"])
+    if device.type == "cuda" and "random.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random.cuda"], device)

@@ -1,0 +1,134 @@
+"""The command `incv`: run, each stage alone, shards, ls, cp, validate."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import trainer
+from shards.command import add_commands as add_shards_commands
+from shards.durable import read_json
+from shards.errors import ConfigError, InputError
+from trainer.config import Recipe
+from trainer.dry_run import planned
+from trainer.recipe_file import load_recipe
+from trainer.report.summary import summary_table
+from trainer.run import carry_out
+from trainer.run_directory import RunDirectory
+from trainer.stages import STAGES, keys_hash, result_keys
+
+RECIPES = Path(trainer.__file__).parent.parent / "recipes"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, do, and turn a user's mistake into one clear line and its exit code."""
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and not (hasattr(parsed, "overrides") and all("=" in one and one[0] != "-" for one in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides may stand between options, which argparse alone does not take
+        parsed.overrides += rest
+    try:
+        code: int = parsed.func(parsed)
+        return code
+    except InputError as error:
+        print(f"incv: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="incv", description="Select clean samples by noisy cross-validation, then co-teach two networks."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="all stages of a recipe; skips what is done, resumes what is half done")
+    _add_run_arguments(run)
+    run.set_defaults(func=_run, stage=None)
+    for stage in STAGES[1:]:
+        alone = commands.add_parser(stage, help=f"the stage {stage} alone")
+        _add_run_arguments(alone)
+        alone.set_defaults(func=_run, stage=stage)
+    add_shards_commands(commands)
+    validate = commands.add_parser("validate", help="check a recipe and its overrides")
+    _add_recipe_arguments(validate)
+    validate.set_defaults(func=_validate)
+    commands.add_parser("ls", help="list the recipes").set_defaults(func=_list)
+    copy = commands.add_parser("cp", help="copy a recipe to change it")
+    copy.add_argument("recipe")
+    copy.add_argument("target", type=Path)
+    copy.set_defaults(func=_copy)
+    return parser
+
+
+def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--recipe", required=True, help="a YAML file, or the name of a shipped recipe")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="recipe keys to change")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_recipe_arguments(parser)
+    parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
+    parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="do a finished stage again")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    path = recipe_path(parsed.recipe)
+    recipe = load_recipe(path, parsed.overrides)
+    root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
+    if parsed.dry_run:
+        print(planned(recipe, path.stem, root))
+        return 0
+    code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage)
+    if code == 0 and parsed.stage in (None, "report"):
+        run = RunDirectory(root)
+        print(summary_table(read_json(run.report_json)))
+        print(f"\nreport: {run.report_html}")
+    return code
+
+
+def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
+    """runs/<recipe>, with 8 digits of the result keys behind where one of them was overridden."""
+    keys = result_keys(recipe)
+    if redo or keys == result_keys(load_recipe(path)):
+        return Path("runs") / path.stem
+    return Path("runs") / f"{path.stem}-{keys_hash(keys)[:8]}"
+
+
+def recipe_path(given: str) -> Path:
+    """A file, or a shipped recipe by its name."""
+    path = Path(given)
+    if path.exists() or path.suffix in (".yaml", ".yml"):
+        return path
+    shipped = RECIPES / f"{given}.yaml"
+    if not shipped.exists():
+        names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
+        raise ConfigError(f"no recipe {given!r}: neither a file nor one of {names}")
+    return shipped
+
+
+def _validate(parsed: argparse.Namespace) -> int:
+    path = recipe_path(parsed.recipe)
+    load_recipe(path, parsed.overrides)
+    print(f"{path} is valid")
+    return 0
+
+
+def _list(_parsed: argparse.Namespace) -> int:
+    for file in sorted(RECIPES.glob("*.yaml")):
+        first = file.read_text().splitlines()[0].lstrip("# ").strip()
+        print(f"{file.stem:<18} {first}")
+    return 0
+
+
+def _copy(parsed: argparse.Namespace) -> int:
+    target: Path = parsed.target
+    if target.exists():
+        raise ConfigError(f"{target} exists: choose another name, or remove it first")
+    source = recipe_path(parsed.recipe)
+    if not source.exists():
+        raise ConfigError(f"no recipe {source}")
+    shutil.copyfile(source, target)
+    print(f"copied {source.name} to {target}; run it with `incv run -c {target}`")
+    return 0

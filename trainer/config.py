@@ -1,0 +1,220 @@
+"""The recipe: frozen, typed, strict. Every key is a result key or an execution key (`execution` marks those).
+
+A result key changes what is computed; an execution key only where, how fast and how often it is saved.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Method = Literal["standard", "coteaching", "coteaching_incv"]
+
+
+def execution(default: Any, **limits: Any) -> Any:
+    """A key that does not change results: it is in no hash and may differ between two starts of a run."""
+    return Field(default, json_schema_extra={"execution": True}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class DataConfig(Section):
+    """One packed split of a data set."""
+
+    source: str
+    """Name of a source in shards/sources: digits, cifar10, image_folder."""
+    split: str = "train"
+    shards: str = execution(...)
+    """Folder of the packed split; made by the `pack` stage where it does not exist."""
+    root: str | None = execution(None)
+    """Where the raw images are; only packing reads it."""
+    limit: Positive | None = None
+    """Use only this many samples, chosen evenly over the classes; null: all."""
+
+
+class DataSections(Section):
+    train: DataConfig
+    eval: dict[str, DataConfig] = Field(default_factory=dict)
+    """Evaluation sets by the name they have in the report."""
+
+
+class LabelsConfig(Section):
+    """The labels a run trains on: the source's, a file's, or the source's made noisy."""
+
+    noise: Literal["none", "symmetric", "asymmetric", "matrix"] = "none"
+    ratio: Ratio = 0.0
+    """Share of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
+    matrix: tuple[tuple[float, ...], ...] | None = None
+    """T[i][j] = P(label j | class i), for `noise: matrix`."""
+    seed: int | None = None
+    """Seed of the corruption; null: the run's seed."""
+    file: str | None = execution(None)
+    """The file's checksum stands for it among the result keys. CSV with columns key,label; or one label a line in the source's order. Replaces the source's labels."""
+    source_is_true: bool = True
+    """Whether the source's own labels are the truth that selections are measured against."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "LabelsConfig":
+        if self.file is not None and self.noise != "none":
+            raise ValueError("labels.file and labels.noise exclude each other: set labels.noise: none")
+        if self.noise == "none" and self.ratio:
+            raise ValueError("labels.ratio has no meaning with labels.noise: none; set it to 0")
+        if (self.matrix is not None) != (self.noise == "matrix"):
+            raise ValueError("labels.matrix goes with labels.noise: matrix, and only with it")
+        return self
+
+
+class ImageConfig(Section):
+    size: Positive
+    """Pixels of the network's square input."""
+    resize: Positive | None = None
+    """Cut as if the shorter side were resized to this first (the paper's 256 for WebVision)."""
+    pad: Annotated[int, Field(ge=0)] = 0
+    """Pixels of padding a training crop may reach into (the paper's 4 for CIFAR-10)."""
+    fill: Literal["zero", "edge"] = "zero"
+    flip: bool = True
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ImageConfig":
+        if self.pad and self.resize is not None:
+            raise ValueError("image.pad is for images cut as they are: set image.resize to null or image.pad to 0")
+        if self.resize is not None and self.resize < self.size:
+            raise ValueError("image.resize is smaller than image.size: no crop of that size would fit")
+        return self
+
+
+class ModelConfig(Section):
+    name: str
+    """Any timm name, or one of ours: cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of timm.create_model."""
+
+
+class BatchConfig(Section):
+    model_config = ConfigDict(populate_by_name=True)
+    global_: Positive = Field(alias="global")
+    """Rows of S in a step, over all ranks."""
+
+
+class OptimizerConfig(Section):
+    kind: Literal["adam", "sgd"] = "adam"
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    milestones: tuple[tuple[int, float], ...] = ()
+    """[epoch, learning rate]: the rate after exactly that many epochs."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    """Epochs of linear growth to `learning_rate`."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """L2 inside the gradient (never decoupled)."""
+    decay_scope: Literal["all", "residual_convs"] = "all"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """SGD only."""
+
+
+class TrainingConfig(Section):
+    epochs: Positive
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class IncvConfig(TrainingConfig):
+    """Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
+
+    rounds: Positive = 4
+    init: Literal["same", "fresh"] = "same"
+    """same: all folds start from one set of weights (released code); fresh: each from its own (paper)."""
+    round_network: Literal["released_rule", "best", "last"] = "last"
+    """Which epoch's network judges: see docs/architecture.md."""
+    agree_top_k: Positive = 1
+    """A sample agrees if its label is among the k likeliest."""
+    noise_kind: Literal["symmetric", "asymmetric"] = "symmetric"
+    """What we assume of the noise; never read from the corruption setting."""
+    noise_estimate: Literal["paper", "confident"] = "paper"
+    """Which estimate r, E0, the network rule and the noise of S use."""
+    remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
+    """r: removed = floor(r * selected), a half; from_noise: min(2, ε/(1-ε)), and 0 for asymmetric noise."""
+    min_per_class: Annotated[int, Field(ge=0)] = 0
+    """A class with fewer selected samples is filled up by smallest loss."""
+    max_unusable: Ratio = 0.01
+    """More unreadable or non-finite predictions than this share end the run with an error."""
+
+
+class StandardConfig(TrainingConfig):
+    """Cross-entropy on all labels."""
+
+
+class CoteachingConfig(TrainingConfig):
+    """Algorithm 3 (method coteaching_incv), and Co-teaching alone (method coteaching)."""
+
+    rank: Literal["one_pass", "eval_first"] = "one_pass"
+    """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released)."""
+    noise_of_selected: Literal["formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
+        "formula_symmetric"
+    )
+    """ε_S of n(e), for coteaching_incv."""
+    warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
+    """E0: epochs on S alone; from_noise: 40 % of the epochs if asymmetric or ε > 0.6, else 20 %."""
+    forget_rate: Literal["estimate"] | Ratio = "estimate"
+    """τ of Co-teaching alone."""
+    ramp_epochs: Positive = 10
+    """Epochs over which the forgetting grows to its full rate."""
+
+
+class ExecutionConfig(Section):
+    device: Literal["auto", "cpu", "cuda"] = execution("auto")
+    threads: Positive | None = execution(None)
+    """CPU threads of torch; null: one a core."""
+    loader: Literal["auto", "cpu", "resident"] = execution("auto")
+    workers: Positive = execution(2)
+    """Threads that decode, processes that pack."""
+    predict_batch: Positive = execution(256)
+    log_every: Positive = execution(20)
+    """Steps between two lines of metrics."""
+    checkpoint_every: Positive = execution(1000)
+    """Steps between two checkpoints; at most a fifth of the training is ever at stake."""
+    deterministic: bool = execution(False)
+    """Bit-identical resume on a GPU, at some cost; a CPU always is."""
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSections
+    labels: LabelsConfig = LabelsConfig()
+    image: ImageConfig
+    model: ModelConfig
+    batch: BatchConfig
+    precision: Literal["fp32", "bf16"] = "fp32"
+    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    incv: IncvConfig | None = None
+    standard: StandardConfig | None = None
+    coteaching: CoteachingConfig | None = None
+    execution: ExecutionConfig = ExecutionConfig()
+
+    @model_validator(mode="after")
+    def _sections_of_methods(self) -> "Recipe":
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError("methods: each method once")
+        for method in self.methods:
+            section = "standard" if method == "standard" else "coteaching"
+            if getattr(self, section) is None:
+                raise ValueError(f"methods lists {method}, so the recipe needs a section `{section}:`")
+        if self.needs_incv and self.incv is None:
+            raise ValueError("the recipe needs a section `incv:` (coteaching_incv or forget_rate: estimate use it)")
+        return self
+
+    @property
+    def needs_incv(self) -> bool:
+        return "coteaching_incv" in self.methods or self.coteaching_needs_estimate
+
+    @property
+    def coteaching_needs_estimate(self) -> bool:
+        return (
+            "coteaching" in self.methods
+            and self.coteaching is not None
+            and self.coteaching.forget_rate == "estimate"
+        )

@@ -1,0 +1,46 @@
+"""The packed splits of a recipe: found and checked, or packed from their sources."""
+
+import sys
+from pathlib import Path
+
+from shards.errors import DataError
+from shards.pack import pack
+from shards.sample_index import SampleIndex
+from shards.sources import open_source
+from shards.verify import require_verified
+from trainer.config import DataConfig, Recipe
+from trainer.stop_request import StopRequest
+
+
+def open_split(config: DataConfig, workers: int, stop: StopRequest | None = None) -> SampleIndex:
+    """The split's index; packs it where its folder does not exist, checks it where it does."""
+    folder = Path(config.shards)
+    if (folder / "dataset.json").exists():
+        index = require_verified(folder, workers)
+    else:
+        print(f"packing {config.source} {config.split} into {folder}", file=sys.stderr)
+        source = open_source(config.source, Path(config.root) if config.root else None, config.split)
+        wants_stop = (lambda: stop.reason() is not None) if stop else (lambda: False)
+        index = pack(source, folder, workers=1 if len(source) < 20_000 else workers, stop=wants_stop)
+    found = (index.dataset.source, index.dataset.split)
+    if found != (config.source, config.split):
+        raise DataError(
+            f"{folder} holds {found[0]} {found[1]}, the recipe asks for {config.source} {config.split}: "
+            "change data.*.shards to another folder"
+        )
+    return index
+
+
+def open_splits(
+    recipe: Recipe, stop: StopRequest | None = None
+) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+    """The training split and the evaluation sets, all with the same classes."""
+    workers = recipe.execution.workers
+    train = open_split(recipe.data.train, workers, stop)
+    sets = {name: open_split(config, workers, stop) for name, config in recipe.data.eval.items()}
+    for name, index in sets.items():
+        if index.class_names != train.class_names:
+            raise DataError(
+                f"evaluation set {name} ({index.folder}) has other classes than the training set ({train.folder})"
+            )
+    return train, sets

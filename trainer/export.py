@@ -1,0 +1,34 @@
+"""Trained networks as folders that timm loads: `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import nn
+
+from shards.durable import whole_folder
+from trainer.config import Recipe
+
+
+def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, ...], folder: Path) -> None:
+    """model.safetensors and config.json in timm's own format."""
+    size = recipe.image.size
+    description = {
+        "architecture": recipe.model.name,
+        "num_classes": len(class_names),
+        "model_args": recipe.model.options,
+        "label_names": list(class_names),
+        "pretrained_cfg": {
+            "input_size": [3, size, size],
+            "mean": list(recipe.image.mean),
+            "std": list(recipe.image.std),
+            "num_classes": len(class_names),
+            "crop_pct": size / recipe.image.resize if recipe.image.resize else 1.0,
+            "interpolation": "bilinear",
+            "label_names": list(class_names),
+        },
+    }
+    with whole_folder(folder) as temporary:
+        weights = {name: t.detach().cpu().contiguous().clone() for name, t in network.state_dict().items()}
+        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+        (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")

@@ -1,0 +1,79 @@
+"""Measuring against the true labels: realised noise, label precision and recall, confusion; all pure."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[np.integer]
+Mask = NDArray[np.bool_]
+
+
+def realised_noise(true: Labels, given: Labels) -> float:
+    """Share of wrong labels; nan for no samples. true, given: integers [n]."""
+    return _share(np.count_nonzero(true != given), len(true))
+
+
+def class_prior(true: Labels, classes: int) -> NDArray[np.float64]:
+    """P(true = i): float64 [classes]; nan for no samples."""
+    counts = np.bincount(true, minlength=classes).astype(np.float64)
+    return _shares(counts, np.full(classes, counts.sum()))
+
+
+def confusion(true: Labels, labels: Labels, classes: int) -> NDArray[np.float64]:
+    """P(label = j | true = i): float64 [classes, classes]; a row of nan for a class without samples.
+
+    With the given labels this is the paper's T, with held-out predictions the M that Claim 1 says equals T.
+    """
+    counts = confusion_counts(true, labels, classes).astype(np.float64)
+    return _shares(counts, np.broadcast_to(counts.sum(axis=1, keepdims=True), counts.shape))
+
+
+def confusion_counts(true: Labels, labels: Labels, classes: int) -> NDArray[np.int64]:
+    """How many samples of class i carry label j: int64 [classes, classes]; -1 (unknown) counts nowhere."""
+    known = (true >= 0) & (labels >= 0)
+    pairs = true[known].astype(np.int64) * classes + labels[known]
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def label_precision(true: Labels, given: Labels, selected: Mask) -> float:
+    """LP of Eq. 6: the share of the selected samples whose label is right; nan for an empty selection."""
+    right = true == given
+    return _share(np.count_nonzero(right & selected), np.count_nonzero(selected))
+
+
+def label_recall(true: Labels, given: Labels, selected: Mask) -> float:
+    """LR of Eq. 6: the share of the rightly labelled samples that were selected; nan where there are none."""
+    right = true == given
+    return _share(np.count_nonzero(right & selected), np.count_nonzero(right))
+
+
+def label_precision_by_class(
+    true: Labels, given: Labels, selected: Mask, classes: int
+) -> NDArray[np.float64]:
+    """LP_i of Eq. 7, i the true class: float64 [classes]; nan where nothing of the class was selected."""
+    right = true == given
+    return _shares(_count(true, right & selected, classes), _count(true, selected, classes))
+
+
+def label_recall_by_class(true: Labels, given: Labels, selected: Mask, classes: int) -> NDArray[np.float64]:
+    """LR_i of Eq. 7, i the true class: float64 [classes]; nan where no label of the class is right."""
+    right = true == given
+    return _shares(_count(true, right & selected, classes), _count(true, right, classes))
+
+
+def or_none(value: float) -> float | None:
+    """The value for a file: None where it is not a finite number, as JSON knows no nan."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _count(true: Labels, where: Mask, classes: int) -> NDArray[np.float64]:
+    return np.bincount(true[where], minlength=classes).astype(np.float64)
+
+
+def _share(part: int | np.integer, whole: int | np.integer) -> float:
+    return float(part / whole) if whole else math.nan
+
+
+def _shares(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)

@@ -1,0 +1,145 @@
+"""How noisy are the labels? Two estimates from the same held-out predictions, and what follows from them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import CoteachingConfig, IncvConfig
+from trainer.incv import theory
+from trainer.incv.predictions import Predictions
+
+_MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
+_HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # where the released code changes its rules
+_LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 of 200 epochs: 80 or 40
+
+
+@dataclass(frozen=True)
+class NoiseEstimates:
+    paper: float
+    """ε from the agreement by Eq. 4: exact for a network that memorises, low for one that generalises."""
+    confident: float
+    """ε from counts of given against confidently predicted label; does not assume memorisation."""
+    transition: npt.NDArray[np.float64]
+    """The confident estimate of T, [true, given]."""
+    prior: npt.NDArray[np.float64]
+    """The confident estimate of the true classes' shares."""
+
+    def chosen(self, config: IncvConfig) -> float:
+        return self.paper if config.noise_estimate == "paper" else self.confident
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "paper": self.paper,
+            "confident": self.confident,
+            "transition": self.transition.round(6).tolist(),
+            "prior": self.prior.round(6).tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "NoiseEstimates":
+        return cls(
+            content["paper"],
+            content["confident"],
+            np.asarray(content["transition"]),
+            np.asarray(content["prior"]),
+        )
+
+
+def estimate_noise(
+    predictions: Predictions, given: npt.NDArray[np.int64], classes: int, config: IncvConfig
+) -> NoiseEstimates:
+    """Both estimates from round 1. given: the label of each prediction, int64 [rows]."""
+    # Algorithm 2, line 8: the paper reads ε off the first half alone.
+    agreement = predictions.of_fold(0).agreement()
+    # The released code assumes Eq. 4 for asymmetric noise too; only ε_S then differs.
+    paper = theory.noise_from_accuracy(agreement, classes, "symmetric", config.agree_top_k)
+    usable = predictions.usable()
+    joint = confident_joint(
+        given[usable],
+        predictions.predicted[usable],
+        predictions.given_probability[usable],
+        predictions.predicted_probability[usable],
+        classes,
+    )
+    prior = joint.sum(axis=0)
+    transition = np.where(prior > 0, joint / np.where(prior > 0, prior, 1.0), np.eye(classes)).T
+    return NoiseEstimates(float(paper), float(1.0 - np.trace(joint)), transition, prior)
+
+
+def confident_joint(
+    given: npt.NDArray[np.int64],
+    predicted: npt.NDArray[np.int32],
+    given_probability: npt.NDArray[np.float32],
+    predicted_probability: npt.NDArray[np.float32],
+    classes: int,
+) -> npt.NDArray[np.float64]:
+    """Joint shares of (given, true) label by confident learning (Northcutt et al. 2021): [classes, classes].
+
+    A prediction counts if it is at least as sure as the network is, on average, of samples given that label;
+    each row is then scaled to the number of samples given it.
+    """
+    held = np.bincount(given, minlength=classes)
+    sureness = np.bincount(given, weights=given_probability, minlength=classes)
+    threshold = np.divide(sureness, held, out=np.full(classes, np.inf), where=held > 0)
+    sure = predicted_probability >= threshold[predicted]
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (given[sure], predicted[sure]), 1.0)
+    empty = counts.sum(axis=1) == 0
+    counts[empty] = np.eye(classes)[empty]  # no evidence against these labels
+    counts *= (held / counts.sum(axis=1))[:, None]
+    return np.asarray(counts / max(held.sum(), 1))
+
+
+def remove_ratio(config: IncvConfig, noise: float) -> float:
+    """r: how many samples are removed for each one selected."""
+    if config.remove_ratio != "from_noise":
+        return config.remove_ratio
+    if config.noise_kind == "asymmetric":
+        return 0.0
+    return _MOST_REMOVED if noise >= 1.0 else min(_MOST_REMOVED, noise / (1.0 - noise))
+
+
+def judged_by_best_epoch(config: IncvConfig, round_: int, noise: float | None) -> bool:
+    """Whether this round's judge is the epoch that agrees best with the held-out labels, or the last one.
+
+    round_ counts from 0; noise is None in round 0, where every rule says the same.
+    """
+    if config.round_network != "released_rule":
+        return config.round_network == "best"
+    if noise is None:
+        return True
+    if config.noise_kind == "asymmetric" or noise > _HIGH_NOISE:
+        return round_ < 1
+    return round_ < (2 if noise > _MEDIUM_NOISE else 4)
+
+
+def warmup_epochs(config: CoteachingConfig, incv: IncvConfig, noise: float) -> int:
+    """E0: how long Algorithm 3 trains on S alone."""
+    if config.warmup_epochs != "from_noise":
+        return config.warmup_epochs
+    late = incv.noise_kind == "asymmetric" or noise > _HIGH_NOISE
+    return round(config.epochs * (_LATE_WARMUP if late else _EARLY_WARMUP))
+
+
+def noise_of_selected(config: CoteachingConfig, incv: IncvConfig, noise: NoiseEstimates) -> float:
+    """ε_S: the share of wrong labels that n(e) expects in S."""
+    rule = config.noise_of_selected
+    classes = len(noise.prior)
+    if rule == "formula_symmetric":
+        return float(theory.noise_of_selected(noise.chosen(incv), classes, "symmetric"))
+    if rule == "formula_asymmetric":
+        return float(theory.noise_of_selected(noise.chosen(incv), classes, "asymmetric"))
+    if rule == "confident":  # Prop. 2 with the estimated T: 1 - LP
+        return float(1.0 - theory.label_precision(noise.transition, noise.prior))
+    return rule
+
+
+def forget_rate(config: CoteachingConfig, incv: IncvConfig | None, noise: NoiseEstimates | None) -> float:
+    """τ of Co-teaching alone."""
+    if config.forget_rate != "estimate":
+        return config.forget_rate
+    assert incv is not None
+    assert noise is not None
+    return noise.chosen(incv)

@@ -1,0 +1,80 @@
+"""Algorithms 1 and 2, the part without networks: from held-out predictions to selected and removed samples."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.incv.predictions import Predictions, Status
+from trainer.incv.selection_index import SelectionIndex, State
+from trainer.loading.sample_order import Ids
+
+
+@dataclass(frozen=True)
+class HalfDecision:
+    """S_f and R_f of one held-out half; a sample in both is selected."""
+
+    selected: Ids
+    removed: Ids
+
+
+def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
+    """Lines 6-7 of Algorithm 2: select where the label is predicted, remove the n = floor(r |S_f|) worst losses.
+
+    Ties in the loss go to the smaller sample_id; unreadable and non-finite rows are neither.
+    """
+    usable = half.rows(half.usable())
+    selected = usable.sample_id[usable.agrees]
+    worst = np.lexsort((usable.sample_id, -usable.loss))[: math.floor(remove_ratio * len(selected))]
+    removed = np.setdiff1d(usable.sample_id[worst], selected)
+    return HalfDecision(selected, removed)
+
+
+def after_round(
+    before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float
+) -> SelectionIndex:
+    """Line 14 of Algorithm 2: both halves' decisions entered into the index."""
+    ids = predictions.sample_id
+    state, rounds = before.state.copy(), before.round.copy()
+    predicted, loss, probability = before.predicted.copy(), before.loss.copy(), before.given_probability.copy()
+    predicted[ids], loss[ids], probability[ids] = (
+        predictions.predicted,
+        predictions.loss,
+        predictions.given_probability,
+    )
+    rounds[ids] = round_
+    for fold in (0, 1):
+        half = decide_half(predictions.of_fold(fold), remove_ratio)
+        state[half.selected] = State.SELECTED
+        state[half.removed] = State.REMOVED
+    state[ids[predictions.status == Status.UNREADABLE]] = State.UNREADABLE
+    state[ids[predictions.status == Status.NON_FINITE]] = State.NON_FINITE
+    return SelectionIndex(state, rounds, predicted, loss, probability)
+
+
+@dataclass(frozen=True)
+class FilledClass:
+    """A class that kept too few selected samples, and how many were added by smallest loss."""
+
+    label: int
+    selected: int
+    filled: int
+
+
+def fill_classes(
+    index: SelectionIndex, labels: npt.NDArray[np.int64], classes: int, least: int
+) -> tuple[SelectionIndex, list[FilledClass]]:
+    """Give every class at least `least` selected samples, as far as it has judged ones."""
+    state = index.state.copy()
+    filled = []
+    for label in range(classes if least else 0):
+        of_class = np.flatnonzero((labels == label) & (index.state != State.OUTSIDE))
+        selected = int((state[of_class] == State.SELECTED).sum())
+        if selected >= least:
+            continue
+        spare = of_class[np.isin(state[of_class], (State.CANDIDATE, State.REMOVED))]
+        easiest = spare[np.lexsort((spare, index.loss[spare]))][: least - selected]
+        state[easiest] = State.SELECTED
+        filled.append(FilledClass(label, selected, len(easiest)))
+    return replace(index, state=state), filled

@@ -1,0 +1,81 @@
+"""The global selection index: what INCV has decided about every sample, as dense arrays over sample_id."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.durable import write_parquet
+from shards.errors import DataError
+
+
+class State(IntEnum):
+    """What has become of a sample."""
+
+    OUTSIDE = 0
+    """Rejected in packing, or not in this run's subset."""
+    CANDIDATE = 1
+    SELECTED = 2
+    REMOVED = 3
+    UNREADABLE = 4
+    NON_FINITE = 5
+
+
+@dataclass(frozen=True)
+class SelectionIndex:
+    """Row i belongs to sample_id i; `round` is that of the last decision, -1 before any."""
+
+    state: npt.NDArray[np.int8]
+    round: npt.NDArray[np.int16]
+    predicted: npt.NDArray[np.int32]
+    loss: npt.NDArray[np.float32]
+    given_probability: npt.NDArray[np.float32]
+
+    @classmethod
+    def of_candidates(cls, samples: int, candidates: npt.NDArray[np.int64]) -> "SelectionIndex":
+        """Before round 1: every id of the run is a candidate (Algorithm 2, line 1)."""
+        state = np.full(samples, State.OUTSIDE, np.int8)
+        state[candidates] = State.CANDIDATE
+        return cls(
+            state=state,
+            round=np.full(samples, -1, np.int16),
+            predicted=np.full(samples, -1, np.int32),
+            loss=np.full(samples, np.nan, np.float32),
+            given_probability=np.full(samples, np.nan, np.float32),
+        )
+
+    def ids(self, state: State) -> npt.NDArray[np.int64]:
+        """The sample_ids in a state, ascending."""
+        return np.flatnonzero(self.state == state).astype(np.int64)
+
+    def with_states(self, ids: npt.NDArray[np.int64], state: State) -> "SelectionIndex":
+        states = self.state.copy()
+        states[ids] = state
+        return replace(self, state=states)
+
+    def checksum(self) -> str:
+        """SHA-256 over sample_id, state, round and predicted label: equal on all ranks and over restarts."""
+        digest = hashlib.sha256()
+        digest.update(np.arange(len(self.state), dtype="<i8").tobytes())
+        digest.update(self.state.astype("<i8").tobytes())
+        digest.update(self.round.astype("<i8").tobytes())
+        digest.update(self.predicted.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def write(self, path: Path) -> None:
+        columns = {"sample_id": np.arange(len(self.state), dtype=np.int64)}
+        columns |= {name: getattr(self, name) for name in self.__dataclass_fields__}
+        write_parquet(path, pa.table(columns))
+
+    @classmethod
+    def read(cls, path: Path) -> "SelectionIndex":
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path} is not a readable selection index: {error}") from error
+        return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})

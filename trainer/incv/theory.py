@@ -1,0 +1,225 @@
+"""The paper's formulas: the agreement, label precision and label recall a noise matrix leads to, and back."""
+
+# Symbols: T float64 [c, c], T_ij = P(given label j | true class i); prior float64 [c], π_i, the share of true
+# class i, or its count: priors are normalised here. ε is a noise ratio, c the number of classes.
+# Equation numbers are the paper's. A ratio with nothing in its denominator is nan, without a warning.
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+NoiseKind = Literal["symmetric", "asymmetric"]
+Array = NDArray[np.float64]
+
+# Matrices come from YAML with a few decimals as well as from estimates; a forgotten entry is far larger.
+ROW_SUM_TOLERANCE = 1e-6
+
+
+# --- noise matrices -----------------------------------------------------------------------------------------
+
+
+def symmetric_transition(ratio: float, classes: int) -> Array:
+    """Definition 1: T_ii = 1 - ε and T_ij = ε/(c-1) for all j ≠ i; float64 [c, c]."""
+    _check_ratio(ratio)
+    _check_classes(classes)
+    matrix = np.full((classes, classes), ratio / (classes - 1))
+    np.fill_diagonal(matrix, 1.0 - ratio)
+    return matrix
+
+
+def asymmetric_transition(ratio: float, classes: int) -> Array:
+    """Definition 1 as pair flip: T_ii = 1 - ε and T_ij = ε for j = i+1 mod c; float64 [c, c]."""
+    _check_ratio(ratio)
+    _check_classes(classes)
+    identity = np.eye(classes)
+    return (1.0 - ratio) * identity + ratio * np.roll(identity, 1, axis=1)
+
+
+def check_transition(T: ArrayLike) -> None:
+    """Raise ValueError, naming the row, unless T is square with rows that are probability distributions."""
+    matrix = np.asarray(T, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
+        raise ValueError(
+            f"a noise matrix must be square [classes, classes]; this one has shape {matrix.shape}"
+        )
+    for row, entries in enumerate(matrix):
+        # Written so that nan fails too: every comparison with nan is false.
+        outside = np.flatnonzero(~((entries >= 0.0) & (entries <= 1.0)))
+        if outside.size:
+            column = int(outside[0])
+            raise ValueError(
+                f"row {row} of the noise matrix: entry {column} is {entries[column]:g}, outside [0, 1]"
+            )
+        total = float(entries.sum())
+        if abs(total - 1.0) > ROW_SUM_TOLERANCE:
+            raise ValueError(
+                f"row {row} of the noise matrix sums to {total:.9g} and must sum to 1: "
+                f"it says how the labels of true class {row} are distributed"
+            )
+
+
+# --- agreement of predictions with given labels, Prop. 1 ----------------------------------------------------
+
+
+def accuracy_per_class(T: ArrayLike) -> Array:
+    """Eq. 2: P(y_f = y | true class i) = Σ_j T_ij²; float64 [c]."""
+    return (_transition(T) ** 2).sum(axis=1)
+
+
+def accuracy(T: ArrayLike, prior: ArrayLike) -> float:
+    """Proof of Cor. 1.1: P(y_f = y) = Σ_i π_i Σ_j T_ij²."""
+    per_class = accuracy_per_class(T)
+    return float(_prior(prior, len(per_class)) @ per_class)
+
+
+def symmetric_accuracy(ratio: float, classes: int) -> float:
+    """Eq. 4: P(y_f = y) = (1-ε)² + ε²/(c-1)."""
+    _check_ratio(ratio)
+    _check_classes(classes)
+    return (1.0 - ratio) ** 2 + ratio**2 / (classes - 1)
+
+
+def asymmetric_accuracy(ratio: float) -> float:
+    """Eq. 5: P(y_f = y) = (1-ε)² + ε²."""
+    _check_ratio(ratio)
+    return (1.0 - ratio) ** 2 + ratio**2
+
+
+def noise_from_accuracy(
+    accuracy: float, classes: int, kind: NoiseKind = "symmetric", top_k: int = 1
+) -> float:
+    """Invert Eq. 4 or Eq. 5: the smaller ε at which the agreement is `accuracy`.
+
+    With m = c/top_k (symmetric; agreement then means "given label among the top k") or m = 2 (asymmetric;
+    top_k must be 1, as two guesses always contain a pair-flipped label), both equations read
+    (1-ε)² + ε²/(m-1) = accuracy. The minimum is 1/m, at ε = (m-1)/m: that ε is returned for any agreement
+    below it, which no ε explains. An agreement above 1 gives 0.
+    """
+    _check_classes(classes)
+    if math.isnan(accuracy):
+        raise ValueError("the agreement is nan: no noise ratio can be estimated from it")
+    if kind == "asymmetric" and top_k != 1:
+        raise ValueError(f"asymmetric noise has no estimate from top-{top_k} agreement; use top_k = 1")
+    if not 1 <= top_k < classes:
+        raise ValueError(f"top_k is {top_k}; it must be at least 1 and less than the {classes} classes")
+    m = classes / top_k if kind == "symmetric" else 2.0
+    if accuracy >= 1.0:
+        return 0.0
+    if accuracy <= 1.0 / m:
+        return (m - 1.0) / m
+    # The roots of ε² m/(m-1) - 2ε + (1-A) = 0 are (m-1)/m (1 ± √d), with product (1-A)(m-1)/m. Dividing the
+    # product by the larger root gives the smaller one without the cancellation of 1 - √d near A = 1.
+    d = max((m * accuracy - 1.0) / (m - 1.0), 0.0)
+    return (1.0 - accuracy) / (1.0 + math.sqrt(d))
+
+
+# --- quality of one round's selection, Prop. 2 --------------------------------------------------------------
+
+
+def label_precision_per_class(T: ArrayLike) -> Array:
+    """Eq. 8: LP_i = T_ii² / Σ_j T_ij², among the selected of TRUE class i (Eq. 7); float64 [c]."""
+    matrix = _transition(T)
+    # Each row sums to 1, so that Σ_j T_ij² is at least 1/c.
+    return np.diag(matrix) ** 2 / (matrix**2).sum(axis=1)
+
+
+def label_recall_per_class(T: ArrayLike) -> Array:
+    """Eq. 8: LR_i = T_ii, among the clean of true class i (Eq. 7); float64 [c], 0 where none is clean."""
+    return np.diag(_transition(T)).copy()
+
+
+def label_precision(T: ArrayLike, prior: ArrayLike) -> float:
+    """Eq. 6 with Eq. 3: LP = Σ_i π_i T_ii² / Σ_i π_i Σ_j T_ij² (Eq. 10 and Eq. 11 are its special cases)."""
+    return label_precision_after(T, prior, rounds=1)
+
+
+def label_recall(T: ArrayLike, prior: ArrayLike) -> float:
+    """Eq. 6 with Eq. 3: LR = Σ_i π_i T_ii² / Σ_i π_i T_ii; nan where no label is right."""
+    return label_recall_after(T, prior, rounds=1)
+
+
+def label_precision_bounds(t_ii: float, classes: int) -> tuple[float, float]:
+    """Eq. 9: the least (asymmetric noise) and the greatest (symmetric noise) LP_i at a given T_ii."""
+    _check_classes(classes)
+    if not 0.0 <= t_ii <= 1.0:
+        raise ValueError(f"T_ii is {t_ii:g}, outside [0, 1]")
+    right, wrong = t_ii**2, (1.0 - t_ii) ** 2
+    return right / (right + wrong), right / (right + wrong / (classes - 1))
+
+
+def noise_of_selected(ratio: float, classes: int, kind: NoiseKind) -> float:
+    """Cor. 2.2: ε_S = 1 - LP = ε² / (ε² + k(1-ε)²), k = c-1 (symmetric, Eq. 10) or 1 (asymmetric, Eq. 11)."""
+    _check_ratio(ratio)
+    _check_classes(classes)
+    k = classes - 1 if kind == "symmetric" else 1
+    return ratio**2 / (ratio**2 + k * (1.0 - ratio) ** 2)
+
+
+# --- several rounds (not in the paper) ----------------------------------------------------------------------
+
+
+def label_recall_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
+    """LR_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i T_ii after k rounds; nan where no label is right.
+
+    Prop. 2 is for one round. This extends it to a network that memorises, whose predictions are drawn afresh
+    from T in each round, with no sample removed (r = 0).
+    """
+    matrix = _transition(T)
+    weights = _prior(prior, len(matrix))
+    selected = _selected_after(matrix, rounds)
+    return _ratio(np.diag(selected), np.diag(matrix), weights)
+
+
+def label_precision_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
+    """LP_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i Σ_j T_ij (1-(1-T_ij)^k), as `label_recall_after`.
+
+    nan after 0 rounds, when nothing is selected.
+    """
+    matrix = _transition(T)
+    weights = _prior(prior, len(matrix))
+    selected = _selected_after(matrix, rounds)
+    return _ratio(np.diag(selected), selected.sum(axis=1), weights)
+
+
+def _selected_after(matrix: Array, rounds: int) -> Array:
+    """P(label j, selected within k rounds | true class i) = T_ij (1-(1-T_ij)^k); float64 [c, c]."""
+    if rounds < 0:
+        raise ValueError(f"rounds is {rounds}; it counts rounds and cannot be negative")
+    return matrix * (1.0 - (1.0 - matrix) ** rounds)
+
+
+# --- checked inputs -----------------------------------------------------------------------------------------
+
+
+def _transition(T: ArrayLike) -> Array:
+    check_transition(T)
+    return np.asarray(T, dtype=np.float64)
+
+
+def _prior(prior: ArrayLike, classes: int) -> Array:
+    weights = np.asarray(prior, dtype=np.float64)
+    if weights.shape != (classes,):
+        raise ValueError(f"the prior has shape {weights.shape}; the noise matrix has {classes} classes")
+    if not (np.isfinite(weights).all() and (weights >= 0.0).all() and weights.sum() > 0.0):
+        raise ValueError(
+            "the prior must hold finite shares or counts of the classes, none negative, not all 0"
+        )
+    return weights / weights.sum()
+
+
+def _ratio(part: Array, whole: Array, weights: Array) -> float:
+    """Σ_i π_i part_i / Σ_i π_i whole_i: Eq. 6 counts samples, so classes are summed before dividing."""
+    total = float(weights @ whole)
+    return float(weights @ part) / total if total > 0.0 else math.nan
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError(f"the noise ratio is {ratio:g}, outside [0, 1]")
+
+
+def _check_classes(classes: int) -> None:
+    if classes < 2:
+        raise ValueError(f"{classes} classes: label noise needs at least 2")

@@ -1,0 +1,152 @@
+"""The labels a run trains on: the source's, a label file's, or the source's corrupted. Shards never change."""
+
+import csv
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.durable import write_parquet
+from shards.errors import ConfigError, DataError
+from shards.sample_index import SampleIndex
+from trainer.config import LabelsConfig
+from trainer.incv.theory import asymmetric_transition, check_transition, symmetric_transition
+from trainer.loading.sample_order import Ids, stream_of, uniforms
+
+Labels = npt.NDArray[np.int64]
+
+
+def transition_of(config: LabelsConfig, classes: int) -> npt.NDArray[np.float64] | None:
+    """T of the corruption, [classes, classes]; None for no corruption."""
+    if config.noise == "none":
+        return None
+    if config.noise == "symmetric":
+        return symmetric_transition(config.ratio, classes)
+    if config.noise == "asymmetric":
+        return asymmetric_transition(config.ratio, classes)
+    matrix = np.asarray(config.matrix, np.float64) if _is_rectangular(config.matrix) else np.empty((0, 0))
+    if matrix.shape != (classes, classes):
+        raise ConfigError(f"labels.matrix must have {classes} rows of {classes} numbers, one a class")
+    try:
+        check_transition(matrix)
+    except ValueError as error:
+        raise ConfigError(f"labels.matrix: {error}") from None
+    return matrix
+
+
+def _is_rectangular(matrix: tuple[tuple[float, ...], ...] | None) -> bool:
+    return bool(matrix) and len({len(row) for row in matrix or ()}) == 1
+
+
+def corrupted(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:
+    """Draw each label anew from its class's row of T; a sample's draw depends on its id and the seed alone."""
+    upper = np.cumsum(transition, axis=1)[labels]  # [n, classes]
+    upper[:, -1] = 1.0
+    draw = uniforms(stream, 0, ids, "label")
+    return (draw[:, None] >= upper).sum(axis=1).astype(np.int64)
+
+
+def labels_of_file(path: Path, index: SampleIndex) -> Labels:
+    """Labels by sample_id from a CSV of key,label, or one label a line in the source's order."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"labels.file {path} cannot be read: {error}") from error
+    lines = [line for line in lines if line.strip()]
+    if lines and "," in lines[0]:
+        labels = _labels_by_key(path, lines, index)
+    else:
+        if len(lines) != len(index):
+            raise DataError(
+                f"labels.file {path} has {len(lines)} labels, the data set {len(index)} samples: give one label "
+                "a line in the source's order, or a CSV with the columns key,label"
+            )
+        labels = np.asarray([_as_label(path, number, line) for number, line in enumerate(lines, 1)])
+    outside = np.flatnonzero((labels < 0) | (labels >= index.num_classes))
+    if len(outside):
+        raise DataError(
+            f"labels.file {path}: label {labels[outside[0]]} of {index.keys(outside[:1])[0]!r} is outside "
+            f"0..{index.num_classes - 1}"
+        )
+    return labels.astype(np.int64)
+
+
+def _labels_by_key(path: Path, lines: list[str], index: SampleIndex) -> Labels:
+    rows = list(csv.reader(lines))
+    if [cell.strip().lower() for cell in rows[0]] == ["key", "label"]:
+        rows = rows[1:]
+    id_of = {key: sample_id for sample_id, key in enumerate(index.keys())}
+    labels = np.full(len(index), -1, np.int64)
+    seen = np.zeros(len(index), bool)
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            raise DataError(f"labels.file {path}, row {number}: expected key,label, found {row}")
+        sample_id = id_of.get(row[0].strip())
+        if sample_id is None:
+            raise DataError(f"labels.file {path}, row {number}: the data set has no key {row[0]!r}")
+        if seen[sample_id]:
+            raise DataError(f"labels.file {path}, row {number}: key {row[0]!r} occurs twice")
+        seen[sample_id] = True
+        labels[sample_id] = _as_label(path, number, row[1])
+    missing = np.flatnonzero(~seen)
+    if len(missing):
+        some = ", ".join(repr(key) for key in index.keys(missing[:3]))
+        raise DataError(f"labels.file {path} lacks {len(missing)} of {len(index)} keys, for instance {some}")
+    return labels
+
+
+def _as_label(path: Path, number: int, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise DataError(f"labels.file {path}, row {number}: {text!r} is not a class number") from None
+
+
+def file_checksum(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"labels.file {path} cannot be read: {error}") from error
+
+
+def make_labels(
+    config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids
+) -> tuple[Labels, Labels | None]:
+    """The labels to train on and the true ones (None where unknown), for `ids`."""
+    source = index.label[ids].astype(np.int64)
+    labels = source
+    if config.file is not None:
+        labels = labels_of_file(Path(config.file), index)[ids]
+    transition = transition_of(config, index.num_classes)
+    if transition is not None:
+        stream = stream_of(seed if config.seed is None else config.seed, "labels")
+        labels = corrupted(source, ids, transition, stream)
+    return labels, source if config.source_is_true else None
+
+
+def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
+    missing = np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)
+    if len(missing):
+        names = ", ".join(f"{label} ({class_names[label]})" for label in missing[:5])
+        raise DataError(
+            f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one label in the run"
+        )
+
+
+def write_labels(path: Path, ids: Ids, labels: Labels) -> None:
+    write_parquet(path, pa.table({"sample_id": ids, "label": labels.astype(np.int32)}))
+
+
+def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
+    """The run's ids, and its labels as a dense array over sample_id (-1 where the run has none)."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} is not a readable table of labels: {error}") from error
+    ids = table["sample_id"].to_numpy().astype(np.int64)
+    dense = np.full(samples, -1, np.int64)
+    dense[ids] = table["label"].to_numpy()
+    return ids, dense

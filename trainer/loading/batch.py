@@ -1,0 +1,99 @@
+"""What loaders are asked for and what they give: the same two types for every backend."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.loading.sample_order import Ids
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """The real rows of a batch: which samples, which whole-pixel boxes; a backend only cuts."""
+
+    ids: Ids
+    """int64 [n]"""
+    boxes: npt.NDArray[np.int32]
+    """[n, 4]: left, top, width, height in the stored image's pixels; may reach outside it (padding)."""
+    flips: npt.NDArray[np.bool_]
+    """[n]: mirror left to right after the cut."""
+    labels: npt.NDArray[np.int64]
+    """[n]"""
+    rows: int
+    """The fixed shape: rows beyond n are filled and carry weight 0."""
+    fill_with_images: bool
+    """Training repeats real images (zeros would poison BatchNorm); predict passes use zeros."""
+    real: int = -1
+    """How many of the n rows count; -1: all. 0 on a rank without work in this step."""
+
+    @property
+    def real_rows(self) -> int:
+        return len(self.ids) if self.real < 0 else self.real
+
+
+@dataclass
+class Batch:
+    """One rank's rows of a step, on the device."""
+
+    ids: torch.Tensor
+    """int64 [rows], -1 in filled rows"""
+    images: torch.Tensor
+    """float32 [rows, 3, size, size], normalised"""
+    labels: torch.Tensor
+    """int64 [rows]"""
+    weights: torch.Tensor
+    """float32 [rows], 1 in real rows and 0 in filled or unreadable ones"""
+    unreadable: list[int] = field(default_factory=list)
+    """sample_ids that could not be decoded"""
+
+
+class Loader(Protocol):
+    """Turns requests into batches, in the order of the requests, reading ahead as it likes."""
+
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]: ...
+
+    def close(self) -> None: ...
+
+
+def assemble(
+    request: BatchRequest,
+    failed: npt.NDArray[np.int64],
+    show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
+    device: torch.device,
+) -> Batch:
+    """Fill the request up to its fixed shape; `show` gives the images of the request rows it is handed.
+
+    failed: request rows that could not be decoded; they keep their id and lose their weight.
+    """
+    real, rows = request.real_rows, request.rows
+    source = _shown_rows(request, failed)
+    images = show(source)
+    if not request.fill_with_images and real < rows:
+        images[real:] = 0
+    ids = np.full(rows, -1, np.int64)
+    ids[:real] = request.ids[:real]
+    weights = (ids >= 0).astype(np.float32)
+    lost = failed[failed < real]
+    weights[lost] = 0
+    return Batch(
+        ids=torch.from_numpy(ids).to(device),
+        images=images,
+        labels=torch.from_numpy(request.labels[source]).to(device),
+        weights=torch.from_numpy(weights).to(device),
+        unreadable=[int(sample) for sample in request.ids[lost]],
+    )
+
+
+def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The request row each batch row shows: itself while real, then row j mod n of the n available."""
+    available = len(request.ids)
+    index = np.arange(request.rows)
+    source = np.where(index < request.real_rows, index, index % max(available, 1))
+    readable = np.setdiff1d(np.arange(available), failed)
+    if request.fill_with_images and len(failed) and len(readable):
+        source = np.where(np.isin(source, failed), readable[source % len(readable)], source)
+    return source

@@ -1,0 +1,86 @@
+"""A packed split as a run sees it: which of its samples, with which labels, through which loader."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shards.errors import ConfigError
+from shards.sample_index import SampleIndex
+from trainer.config import ExecutionConfig, ImageConfig
+from trainer.loading.augment import Geometry
+from trainer.loading.batch import Batch, BatchRequest, Loader
+from trainer.loading.cpu_loader import CpuLoader
+from trainer.loading.pixels import Normalise
+from trainer.loading.requests import predict_requests, training_requests
+from trainer.loading.resident_loader import ResidentLoader, can_be_resident
+from trainer.loading.sample_order import Ids, TrainingPlan, mix64
+from trainer.world import World
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Samples of one split, ready to be trained on or predicted."""
+
+    index: SampleIndex
+    ids: Ids
+    """The samples of this run, ascending."""
+    labels: npt.NDArray[np.int64]
+    """Dense, by sample_id."""
+    geometry: Geometry
+    loader: Loader
+
+    @property
+    def classes(self) -> int:
+        return self.index.num_classes
+
+    def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Iterator[Batch]:
+        requests = training_requests(
+            plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size
+        )
+        return self.loader.batches(requests)
+
+    def predict_requests(self, ids: Ids, batch: int) -> list[BatchRequest]:
+        return list(predict_requests(ids, batch, self.index, self.labels, self.geometry))
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def open_image_set(
+    index: SampleIndex,
+    ids: Ids,
+    labels: npt.NDArray[np.int64],
+    image: ImageConfig,
+    execution: ExecutionConfig,
+    device: torch.device,
+) -> ImageSet:
+    """Choose the loader and open it; `auto` keeps small sets of equal-sized images on the device."""
+    geometry = Geometry(image.size, image.resize, image.pad, image.flip, image.fill)
+    normalise = Normalise(image.mean, image.std, device)
+    fits = can_be_resident(index, ids, geometry)
+    if execution.loader == "resident" and not fits:
+        raise ConfigError(
+            "execution.loader: resident needs images of one size, no scaling, and at most 2 GiB of pixels; "
+            "set it to auto or cpu"
+        )
+    loader: Loader
+    if execution.loader != "cpu" and fits:
+        loader = ResidentLoader(index, ids, geometry, normalise, device)
+    else:
+        loader = CpuLoader(index, geometry, normalise, device, execution.workers)
+    return ImageSet(index, ids, labels, geometry, loader)
+
+
+def limited_ids(index: SampleIndex, limit: int | None) -> Ids:
+    """The usable ids, or `limit` of them spread evenly over the source's classes, by hash within a class."""
+    ids = index.usable_ids()
+    if limit is None or limit >= len(ids):
+        return ids
+    scattered = ids[np.argsort(mix64(ids), kind="stable")]
+    by_class = scattered[np.argsort(index.label[scattered], kind="stable")]
+    first_of_class = np.searchsorted(index.label[by_class], index.label[by_class])
+    rank_in_class = np.arange(len(by_class)) - first_of_class
+    return np.sort(by_class[np.argsort(rank_in_class, kind="stable")][:limit])

@@ -1,0 +1,58 @@
+"""From a plan's ids to what a rank's loader is asked for: boxes, flips, labels and fill rows."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from shards.sample_index import SampleIndex
+from trainer.loading.augment import Geometry, centre_boxes, training_boxes
+from trainer.loading.batch import BatchRequest
+from trainer.loading.sample_order import Ids, TrainingPlan, deal
+
+
+def training_requests(
+    plan: TrainingPlan,
+    index: SampleIndex,
+    labels: npt.NDArray[np.int64],
+    geometry: Geometry,
+    first_step: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[BatchRequest]:
+    """One request a step from `first_step` on: rows of S first, then rows of C, then fill.
+
+    labels: dense int64 [samples], by sample_id.
+    """
+    for step in plan.steps(first_step):
+        own = np.concatenate([deal(step.selected, rank, world), deal(step.candidates, rank, world)])
+        # A rank without a row of its own still shows real images to its BatchNorm, at weight 0.
+        ids = own if len(own) else np.concatenate([step.selected, step.candidates])
+        boxes, flips = training_boxes(
+            geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids]
+        )
+        yield BatchRequest(
+            ids=ids,
+            boxes=boxes,
+            flips=flips,
+            labels=labels[ids],
+            rows=-(-plan.rows_at(step.epoch) // world),
+            fill_with_images=True,
+            real=len(own),
+        )
+
+
+def predict_requests(
+    ids: Ids, batch: int, index: SampleIndex, labels: npt.NDArray[np.int64], geometry: Geometry
+) -> Iterable[BatchRequest]:
+    """Every id once, in storage order, at the centre crop."""
+    for first in range(0, len(ids), batch):
+        part = ids[first : first + batch]
+        yield BatchRequest(
+            ids=part,
+            boxes=centre_boxes(geometry, index.width[part], index.height[part]),
+            flips=np.zeros(len(part), bool),
+            labels=labels[part],
+            rows=min(batch, len(ids)),
+            fill_with_images=False,
+        )

@@ -1,0 +1,87 @@
+"""A small set of equal-sized images, decoded once, kept as uint8 on the device and augmented there."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from shards.image_check import UndecodableImage, decode_rgb
+from shards.sample_index import SampleIndex
+from trainer.loading.augment import Geometry
+from trainer.loading.batch import Batch, BatchRequest, assemble
+from trainer.loading.pixels import Normalise
+from trainer.loading.sample_order import Ids
+from trainer.loading.shard_reader import ChangedBytes, ShardReader
+
+_MOST_BYTES = 2 * 1024**3
+
+
+def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
+    """Equal sizes, no scaling, and small enough to live on the device."""
+    if len(ids) == 0:
+        return False
+    widths, heights = index.width[ids], index.height[ids]
+    same = bool((widths == widths[0]).all() and (heights == heights[0]).all())
+    room = min(int(widths[0]), int(heights[0]))
+    unscaled = geometry.resize is None and geometry.size <= room
+    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= _MOST_BYTES
+
+
+class ResidentLoader:
+    """Gives bit for bit the batches that CpuLoader gives."""
+
+    def __init__(
+        self, index: SampleIndex, ids: Ids, geometry: Geometry, normalise: Normalise, device: torch.device
+    ) -> None:
+        self._geometry, self._normalise, self._device = geometry, normalise, device
+        self._row_of = np.full(len(index), -1, np.int64)
+        self._row_of[ids] = np.arange(len(ids))
+        height, width = int(index.height[ids[0]]), int(index.width[ids[0]])
+        pixels = np.zeros((len(ids), height, width, 3), np.uint8)
+        self._failed = np.zeros(len(ids), bool)
+        reader = ShardReader(index)
+        for row, sample_id in enumerate(ids):
+            try:
+                pixels[row] = decode_rgb(reader.read(int(sample_id)))
+            except (UndecodableImage, ChangedBytes):
+                self._failed[row] = True
+        reader.close()
+        self._stored = torch.from_numpy(pixels).to(device)
+
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        for request in requests:
+            yield self._batch(request)
+
+    def _batch(self, request: BatchRequest) -> Batch:
+        stored = self._row_of[request.ids]
+
+        def show(rows: Ids) -> torch.Tensor:
+            return self._normalise(self._cut(stored[rows], request.boxes[rows], request.flips[rows]))
+
+        return assemble(request, np.flatnonzero(self._failed[stored]), show, self._device)
+
+    def _cut(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
+        size, pad = self._geometry.size, self._geometry.pad
+        images = self._stored[torch.from_numpy(stored).to(self._device)]
+        if pad:
+            images = self._padded(images, pad)
+        steps = torch.arange(size, device=self._device)
+        left, top = (torch.from_numpy(boxes[:, side] + pad).to(self._device).long() for side in (0, 1))
+        mirrored = torch.from_numpy(flips).to(self._device)[:, None]
+        rows = top[:, None] + steps
+        columns = left[:, None] + torch.where(mirrored, size - 1 - steps, steps)
+        sample = torch.arange(len(images), device=self._device)[:, None, None]
+        return images[sample, rows[:, :, None], columns[:, None, :]]
+
+    def _padded(self, images: torch.Tensor, pad: int) -> torch.Tensor:
+        around = (pad, pad, pad, pad)
+        planes = images.permute(0, 3, 1, 2)
+        if self._geometry.fill == "edge":
+            planes = F.pad(planes.float(), around, mode="replicate").to(torch.uint8)
+        else:
+            planes = F.pad(planes, around)
+        return planes.permute(0, 2, 3, 1)
+
+    def close(self) -> None:
+        del self._stored

@@ -1,0 +1,136 @@
+"""Which samples a step sees: pure functions of (stream, epoch, ids), the same at any world size.
+
+Nothing here reads a library's random generator: those change between versions, `mix64` does not.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_MAX_CANDIDATE_SHARE = 0.5  # |B_C| / |B_S| = min(0.5, |C| / |S|), paper section 5.3
+
+
+def _scramble(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A bijection of 64-bit words in which every input bit moves every output bit (SplitMix64's finaliser)."""
+    value = value + _GOLDEN
+    value = (value ^ (value >> np.uint64(30))) * _FIRST
+    value = (value ^ (value >> np.uint64(27))) * _SECOND
+    return value ^ (value >> np.uint64(31))
+
+
+def mix64(*words: int | npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hash integers, or arrays of them, into uint64; the result has the words' broadcast shape."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what we want
+        state = np.zeros((), np.uint64)
+        for word in words:
+            bits = np.asarray(word).astype(np.uint64) if not isinstance(word, int) else _as_uint64(word)
+            state = _scramble(state ^ _scramble(bits))
+        return np.asarray(state)
+
+
+def _as_uint64(word: int) -> npt.NDArray[np.uint64]:
+    return np.asarray(word % 2**64, dtype=np.uint64)
+
+
+def stream_of(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
+    """The key of one training's draws; different stages, rounds and folds never share one."""
+    name = int.from_bytes(hashlib.sha256(stage.encode()).digest()[:8], "little")
+    return int(mix64(seed, name, round_, fold))
+
+
+def uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) a sample for the purpose `what`; float64 [len(ids)]."""
+    purpose = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "little")
+    return (mix64(stream, epoch, purpose, ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
+    """The subset sorted by mix64(stream, epoch, sample_id), ties by sample_id."""
+    ids = np.sort(ids)
+    return ids[np.argsort(mix64(stream, epoch, ids), kind="stable")]
+
+
+def deal(ids: Ids, rank: int, world: int) -> Ids:
+    """This rank's contiguous part of a step's global list; parts differ in length by at most one."""
+    return ids[rank * len(ids) // world : (rank + 1) * len(ids) // world]
+
+
+def candidate_rows(selected_rows: int, selected: int, candidates: int) -> int:
+    """|B_C| = floor(b * min(0.5, |C| / |S|)) for the b ids of S in this very step."""
+    if candidates == 0:
+        return 0
+    if 2 * candidates >= selected:
+        return int(selected_rows * _MAX_CANDIDATE_SHARE)
+    return selected_rows * candidates // selected
+
+
+@dataclass(frozen=True)
+class StepIds:
+    """What one training step sees, over all ranks."""
+
+    step: int
+    epoch: int
+    selected: Ids
+    candidates: Ids
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPlan:
+    """Every step of one training: an epoch deals each id of S once, each id of C at most once."""
+
+    stream: int
+    selected: Ids
+    batch: int
+    epochs: int
+    candidates: Ids
+    candidates_from: int = 0
+    """First epoch that draws from C (the warm-up E0 of Algorithm 3)."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.selected) // self.batch)
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def rows_at(self, epoch: int) -> int:
+        """Rows of a full step in that epoch: the fixed shape its batches are filled up to."""
+        if epoch < self.candidates_from:
+            return self.batch
+        return self.batch + candidate_rows(self.batch, len(self.selected), len(self.candidates))
+
+    def step(self, step: int) -> StepIds:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = self._selected_order(epoch)
+        selected = order[position * self.batch : (position + 1) * self.batch]
+        if epoch < self.candidates_from or len(self.candidates) == 0:
+            return StepIds(step, epoch, selected, np.empty(0, np.int64))
+        # All steps before this one in the epoch were full, so their share of C is known.
+        before = position * candidate_rows(self.batch, len(self.selected), len(self.candidates))
+        count = candidate_rows(len(selected), len(self.selected), len(self.candidates))
+        return StepIds(step, epoch, selected, self._candidate_order(epoch)[before : before + count])
+
+    def steps(self, first: int = 0) -> Iterator[StepIds]:
+        return (self.step(step) for step in range(first, self.total_steps))
+
+    def _selected_order(self, epoch: int) -> Ids:
+        return _cached_order(self, epoch, "selected")
+
+    def _candidate_order(self, epoch: int) -> Ids:
+        return _cached_order(self, epoch, "candidates")
+
+
+@lru_cache(maxsize=4)
+def _cached_order(plan: TrainingPlan, epoch: int, part: str) -> Ids:
+    """An epoch's order is asked for once a step and sorted once an epoch."""
+    return epoch_order(plan.stream, epoch, getattr(plan, part))

@@ -1,0 +1,109 @@
+"""Co-teaching (Algorithm 3): two networks, each trained on the rows its peer finds easy.
+
+Alone it runs on all data; after INCV on S, and from the end of the warm-up on S and C.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from trainer.config import OptimizerConfig
+from trainer.loading.batch import Batch
+from trainer.loading.sample_order import StepIds
+from trainer.methods.optimised import OptimisedModule, Precision, autocast, sample_losses
+from trainer.models import TwinModel
+
+
+def kept_rows(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
+    """n(e) = round(|B_S| (1 - ε_S min(e / 10, 1))), e from 0; at least one row."""
+    kept = selected_rows * (1.0 - forget_rate * min(epoch / ramp_epochs, 1.0))
+    return max(1, math.floor(kept + 0.5))
+
+
+def small_loss_rows(losses: torch.Tensor, weights: torch.Tensor, keep: int) -> torch.Tensor:
+    """The `keep` real rows with the smallest losses, easiest first, ties by row: int64 [<= keep].
+
+    losses: float32 [rows]; weights: float32 [rows], 0 in rows that may not be chosen.
+    """
+    real = int(torch.count_nonzero(weights))
+    ranked = torch.where(weights > 0, losses, torch.inf)
+    return torch.argsort(ranked, stable=True)[: min(keep, real)]
+
+
+class CoteachingTask(OptimisedModule):
+    """TwinModel with the exchange; `rank` says which losses choose (DESIGN contract 7)."""
+
+    module: TwinModel
+
+    def __init__(
+        self,
+        module: TwinModel,
+        optimizer: OptimizerConfig,
+        steps_per_epoch: int,
+        device: torch.device,
+        precision: Precision,
+        batch: int,
+        forget_rate: float,
+        ramp_epochs: int,
+        rank: Literal["one_pass", "eval_first"],
+    ) -> None:
+        super().__init__(module, optimizer, steps_per_epoch, device, precision)
+        self._batch, self._rank = batch, rank
+        self._forget_rate, self._ramp_epochs = forget_rate, ramp_epochs
+
+    def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
+        # n(e) counts rows of S only, also where rows of C compete for a place.
+        keep = kept_rows(len(at.selected), at.epoch, self._forget_rate, self._ramp_epochs)
+        if self._rank == "one_pass":
+            loss_a, loss_b, agreed, kept = self._one_pass(batch, keep)
+        else:
+            rows = kept_rows(self._batch, at.epoch, self._forget_rate, self._ramp_epochs)
+            loss_a, loss_b, agreed, kept = self._eval_first(batch, keep, rows)
+        self.update(loss_a + loss_b, at.step)
+        return {
+            "loss": (loss_a + loss_b).detach() / 2,
+            "train_accuracy": agreed,
+            "kept": torch.tensor(float(kept)),
+        }
+
+    def _one_pass(self, batch: Batch, keep: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        """Choose by the training forward's own losses."""
+        self.module.train()
+        with autocast(self.device, self.precision):
+            logits_a, logits_b = self.module(batch.images)
+        losses_a, losses_b = sample_losses(logits_a, batch.labels), sample_losses(logits_b, batch.labels)
+        easy_for_a = small_loss_rows(losses_a.detach(), batch.weights, keep)
+        easy_for_b = small_loss_rows(losses_b.detach(), batch.weights, keep)
+        agreed = _agreement(logits_a, logits_b, batch)
+        # Algorithm 3, lines 7 and 8: f1 learns what f2 finds easy, and the other way round.
+        return losses_a[easy_for_b].mean(), losses_b[easy_for_a].mean(), agreed, len(easy_for_a)
+
+    def _eval_first(
+        self, batch: Batch, keep: int, rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        """Rank in eval mode without gradient, then train each network on its peer's choice alone.
+
+        rows: the fixed shape of that second forward; a short choice is filled up with its own rows, weight 0.
+        """
+        self.module.eval()
+        with torch.no_grad(), autocast(self.device, self.precision):
+            logits_a, logits_b = self.module(batch.images)
+        easy_for_a = small_loss_rows(sample_losses(logits_a, batch.labels), batch.weights, keep)
+        easy_for_b = small_loss_rows(sample_losses(logits_b, batch.labels), batch.weights, keep)
+        agreed = _agreement(logits_a, logits_b, batch)
+        self.module.train()
+        place = torch.arange(rows, device=self.device)
+        for_a, for_b = easy_for_b[place % len(easy_for_b)], easy_for_a[place % len(easy_for_a)]
+        with autocast(self.device, self.precision):
+            logits_a, logits_b = self.module(batch.images[for_a], batch.images[for_b])
+        loss_a = sample_losses(logits_a, batch.labels[for_a])[: len(easy_for_b)].mean()
+        loss_b = sample_losses(logits_b, batch.labels[for_b])[: len(easy_for_a)].mean()
+        return loss_a, loss_b, agreed, len(easy_for_a)
+
+
+def _agreement(logits_a: torch.Tensor, logits_b: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Share of real rows whose given label the networks predict, mean over the two."""
+    agreed = (logits_a.argmax(1) == batch.labels).float() + (logits_b.argmax(1) == batch.labels).float()
+    return (agreed * batch.weights).sum() / (2 * batch.weights.sum().clamp(min=1))

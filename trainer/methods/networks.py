@@ -1,0 +1,42 @@
+"""The networks of a method: how they begin, and how they come back from a finished training."""
+
+from pathlib import Path
+
+from torch import nn
+
+from shards.errors import DataError
+from trainer.checkpoint import Checkpointer, load_module
+from trainer.config import Recipe
+from trainer.loading.sample_order import stream_of
+from trainer.models import TwinModel, create_model
+
+TWO_NETWORKS = ("coteaching", "coteaching_incv")
+
+
+def initial_module(recipe: Recipe, method: str, classes: int) -> nn.Module:
+    """One network, or a TwinModel of two that start from different weights."""
+
+    def network(number: int) -> nn.Module:
+        seed = stream_of(recipe.seed, f"{method}.init", 0, number)
+        return create_model(recipe.model.name, classes, seed, **recipe.model.options)
+
+    return TwinModel(network(0), network(1)) if method in TWO_NETWORKS else network(0)
+
+
+def networks_of(module: nn.Module) -> list[nn.Module]:
+    return [module.a, module.b] if isinstance(module, TwinModel) else [module]
+
+
+def trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
+    """The networks of a finished training, on the CPU, in eval mode."""
+    module = initial_module(recipe, method, classes)
+    found = Checkpointer(folder / "checkpoints").newest()
+    if found is None:
+        raise DataError(
+            f"{folder / 'checkpoints'} holds no readable checkpoint of {method}: train it again with "
+            f"`--redo {method}`"
+        )
+    load_module(module, found[1].tensors, "model.")
+    return networks_of(module.eval())
+
+

@@ -1,0 +1,73 @@
+"""What all methods share: a module, its optimiser at the schedule's rate, mixed precision, the finite guard."""
+
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.checkpoint import TrainState, load_module, load_optimizer, module_state, optimizer_state
+from trainer.config import OptimizerConfig
+from trainer.finite_guard import FiniteGuard
+from trainer.optimisation import learning_rate_at, make_optimizer, set_learning_rate
+
+Precision = Literal["fp32", "bf16"]
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of each row, always in fp32: float32 [rows]."""
+    return F.cross_entropy(logits.float(), labels, reduction="none")
+
+
+class OptimisedModule:
+    """A module under training; methods add what a step computes."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerConfig,
+        steps_per_epoch: int,
+        device: torch.device,
+        precision: Precision = "fp32",
+    ) -> None:
+        self.module = module.to(device)
+        self.device, self.precision = device, precision
+        self._schedule, self._steps_per_epoch = optimizer, steps_per_epoch
+        self._optimizer = make_optimizer(
+            self.module,
+            optimizer.kind,
+            optimizer.weight_decay,
+            optimizer.momentum,
+            optimizer.decay_scope,
+            optimizer.learning_rate,
+        )
+        self._guard = FiniteGuard()
+        self.learning_rate = optimizer.learning_rate
+
+    def update(self, loss: torch.Tensor, step: int) -> None:
+        """Backward and one optimiser step at the schedule's rate, unless something is not finite."""
+        schedule = self._schedule
+        self.learning_rate = learning_rate_at(
+            step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
+        )
+        set_learning_rate(self._optimizer, self.learning_rate)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._guard.step(self._optimizer, loss, self.module.parameters())
+
+    def end_epoch(self, epoch: int) -> None:
+        """Nothing to do, for most methods."""
+
+    def state(self) -> TrainState:
+        tensors = module_state(self.module, "model.") | optimizer_state(self._optimizer)
+        return TrainState(tensors, {"guard": self._guard.state()})
+
+    def load(self, state: TrainState) -> None:
+        load_module(self.module, state.tensors, "model.")
+        load_optimizer(self._optimizer, state.tensors)
+        self._guard.load(state.values["guard"])

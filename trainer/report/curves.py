@@ -1,0 +1,53 @@
+"""The training curves of a run: every metrics.jsonl as columns of at most 200 points."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+MOST_POINTS = 200
+
+
+def read_curves(run_dir: Path) -> dict[str, Any]:
+    """{"rounds": {"1": {"fold 1": columns, ...}}, "methods": {method: columns}}; rounds and folds from 1."""
+    rounds: dict[str, dict[str, Any]] = {}
+    folders = [path for path in (run_dir / "rounds").glob("*") if path.name.isdigit()]
+    for folder in sorted(folders, key=lambda path: int(path.name)):
+        for path in sorted(folder.glob("fold*/metrics.jsonl")):
+            fold = path.parent.name.removeprefix("fold")
+            if fold.isdigit() and (columns := read_metrics(path)):
+                rounds.setdefault(str(int(folder.name) + 1), {})[f"fold {int(fold) + 1}"] = columns
+    methods = {
+        path.parent.name: columns
+        for path in sorted((run_dir / "methods").glob("*/metrics.jsonl"))
+        if (columns := read_metrics(path))
+    }
+    return {"rounds": rounds, "methods": methods}
+
+
+def read_metrics(path: Path) -> dict[str, list[float | None]]:
+    """The numeric columns of one file, thinned; {} for a file without lines."""
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break  # the line a stopped run was writing; a resume cuts the file back to before it
+        if isinstance(line, dict):
+            lines.append(line)
+    lines = thin(lines)
+    keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
+    return {key: [_number(line.get(key)) for line in lines] for key in keys}
+
+
+def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:
+    """At most `most` of the points, evenly spaced, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")

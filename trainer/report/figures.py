@@ -1,0 +1,191 @@
+"""Step two of the report: the plots of its sections, each made from report.json's numbers alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
+from trainer.report.summary import duration, method_name, points, share
+
+NAMED_CLASSES = 20  # up to here every row and column of a heatmap carries its class name
+STATES = (
+    ("selected", "selected", "var(--c2)"),
+    ("candidates", "candidates", "var(--c5)"),
+    ("removed", "removed", "var(--c3)"),
+    ("unusable", "unusable", "var(--faint)"),
+)
+
+
+def noise_plot(report: dict[str, Any]) -> Markup | None:
+    """Both estimates and, where it is known, the truth, with a line at the truth."""
+    noise = report["noise"]
+    rows = (
+        ("Paper's estimate", noise["paper"], 0),
+        ("Confident estimate", noise["confident"], 1),
+        ("Truth", noise["true"], 2),
+    )
+    bars = [Bar(label, value, share(value), colour) for label, value, colour in rows if value is not None]
+    if not bars:
+        return None
+    return bar_chart(bars, title="Share of wrong labels", reference=noise["true"], ticks=percent)
+
+
+def precision_plot(report: dict[str, Any]) -> Markup | None:
+    """LP and LR after each round, measured (solid) and by theory (dashed)."""
+    rounds = [entry for entry in report["rounds"] if entry["label_precision"] is not None]
+    if not rounds:
+        return None
+    series = []
+    for colour, (key, name) in enumerate((("label_precision", "precision"), ("label_recall", "recall"))):
+        series.append(Series(name, [(entry["round"], entry[key]) for entry in rounds], colour))
+        expected = [(entry["round"], entry["theory"][key]) for entry in rounds]
+        series.append(Series(f"{name}, theory", expected, colour, dashed=True))
+    numbers = [float(entry["round"]) for entry in rounds]
+    low = min(y for line in series for _, y in line.points if y is not None)
+    title = "Label precision and recall after each round, measured and by theory"
+    return line_chart(
+        series,
+        title=title,
+        x_label="round",
+        x_ticks=numbers,
+        y_range=(min(low, 0.9), 1.0),
+        ticks=percent,
+        size=(480, 300),
+    )
+
+
+def counts_plot(report: dict[str, Any]) -> Markup | None:
+    """What became of the samples after each round."""
+    if not report["rounds"]:
+        return None
+    rows = []
+    for entry in report["rounds"]:
+        unusable = entry["unreadable"] + entry["non_finite"]
+        counts = {**entry, "unusable": unusable}
+        rows.append((f"round {entry['round']}", [counts[key] for key, _, _ in STATES]))
+    shown = [index for index in range(len(STATES)) if index < 3 or any(counts[index] for _, counts in rows)]
+    rows = [(label, [counts[index] for index in shown]) for label, counts in rows]
+    parts = [STATES[index][1:] for index in shown]
+    return stacked_bars(
+        rows, parts, title="Samples selected, left as candidates and removed, after each round"
+    )
+
+
+def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
+    """One bar chart an evaluation set: bars are means over networks, dots the single networks."""
+    plots = {}
+    for name, results in (report["accuracy"] or {}).items():
+        bars = [
+            Bar(
+                method_name(method),
+                result["top1"],
+                points(result["top1"]),
+                2 if method == "coteaching_incv" else 0,
+                [value for value in result["top1_each"] if value is not None]
+                if len(result["top1_each"]) > 1
+                else (),
+            )
+            for method, result in results.items()
+            if result["top1"] is not None
+        ]
+        if bars:
+            plots[name] = bar_chart(
+                bars, title=f"Top-1 accuracy on {name}", high=100, ticks=_points_tick, width=960
+            )
+    return plots
+
+
+def time_plot(report: dict[str, Any]) -> Markup | None:
+    bars = [
+        Bar(stage, seconds, duration(seconds), 0)
+        for stage, seconds in report["time_s"].items()
+        if seconds is not None
+    ]
+    return bar_chart(bars, title="Time of each stage", ticks=None, width=960) if bars else None
+
+
+def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Small multiples: a panel a round and a panel a method, each with its loss and its training accuracy."""
+    curves, order = report["curves"], report["config"].get("methods") or []
+    methods = sorted(
+        curves["methods"], key=lambda method: order.index(method) if method in order else len(order)
+    )
+    groups = (
+        ("INCV, one line a fold", {f"Round {number}": folds for number, folds in curves["rounds"].items()}),
+        ("Methods", {method_name(method): {"": curves["methods"][method]} for method in methods}),
+    )
+    found = []
+    for heading, runs in groups:
+        charts = [
+            _charts(runs, "loss", "training loss", plain),
+            _charts(runs, "train_accuracy", "training accuracy", percent),
+        ]
+        panels = [
+            {"name": name, "charts": [chart[name] for chart in charts if name in chart]} for name in runs
+        ]
+        if any(panel["charts"] for panel in panels):
+            found.append({"heading": heading, "panels": [panel for panel in panels if panel["charts"]]})
+    return found
+
+
+def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str, dict[str, Any]]:
+    """One small chart a run that has logged `key`, all on one scale so that they can be compared."""
+    lines = {name: series for name, columns in runs.items() if (series := _lines(columns, key))}
+    values = [y for series in lines.values() for line in series for _, y in line.points if y is not None]
+    if not values:
+        return {}
+    scale = (min(0.0, *values), max(values) if key == "loss" else 1.0)
+    return {
+        name: {
+            "label": label,
+            "plot": line_chart(
+                series, title=f"{name}: {label}", x_label="epoch", size=(236, 166), y_range=scale, ticks=ticks
+            ),
+        }
+        for name, series in lines.items()
+    }
+
+
+def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Series]:
+    """Every column of the kind (`loss`, `loss_a`, ...) of every run in a panel, over epochs or else steps."""
+    series: list[Series] = []
+    for run, columns in runs.items():
+        along = columns.get("epoch") or columns.get("step")
+        for name in columns:
+            if along and (name == key or name.startswith(f"{key}_")):
+                label = " ".join(part for part in (run, name.removeprefix(key).strip("_")) if part) or key
+                pairs = [(x, y) for x, y in zip(along, columns[name], strict=True) if x is not None]
+                series.append(Series(label, pairs, len(series)))
+    return series
+
+
+def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """T, M and the confident T as heatmaps of one scale; none above `measured.MATRIX_CLASSES`."""
+    kinds = (
+        ("transition", "T: true class → given label", "true class", "given label"),
+        ("predicted", "M: true class → held-out prediction", "true class", "predicted in round 1"),
+        (
+            "confident",
+            "Confident estimate of T, made without the truth",
+            "estimated true class",
+            "given label",
+        ),
+    )
+    names = tick_names(report["class_names"])
+    return [
+        {"name": name, "plot": heatmap(matrix, title=name, names=names, row_label=rows, column_label=columns)}
+        for key, name, rows, columns in kinds
+        if (matrix := report["confusion"][key]) is not None
+    ]
+
+
+def tick_names(names: Sequence[str]) -> list[str]:
+    """The names themselves while they fit; of more classes every fifth number."""
+    if len(names) <= NAMED_CLASSES:
+        return list(names)
+    return [str(number) if number % 5 == 0 else "" for number in range(len(names))]
+
+
+def _points_tick(value: float) -> str:
+    return f"{value:g} %"

@@ -1,0 +1,222 @@
+"""What the report measures: counts a round, precision and recall beside theory, confusion."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainer.incv import measure, theory
+from trainer.incv.selection_index import SelectionIndex, State
+
+MATRIX_CLASSES = 50  # above this many classes a matrix is too large to look at: only its worst pairs are kept
+WORST_PAIRS = 15
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The labels of a run as dense arrays over sample_id; -1 where a label is not known."""
+
+    given: NDArray[np.int32]
+    truth: NDArray[np.int32] | None
+    inside: NDArray[np.bool_]  # the samples of this run
+    names: list[str]
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def measurable(self) -> NDArray[np.bool_]:
+        """The samples of the run whose true label is known."""
+        return np.zeros_like(self.inside) if self.truth is None else self.inside & (self.truth >= 0)
+
+    @cached_property
+    def known(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
+        """(true, given) of the measurable samples, or None where there are none."""
+        if self.truth is None or not self.measurable.any():
+            return None
+        return self.truth[self.measurable], self.given[self.measurable]
+
+    def realised_noise(self) -> float | None:
+        return None if self.known is None else measure.or_none(measure.realised_noise(*self.known))
+
+
+def read_samples(run_dir: Path, names: list[str]) -> Samples:
+    """Labels and, if known, true labels; a sample is the run's if the selection does not leave it outside."""
+    selection = last_selection(run_dir)
+    ids, labels = _columns(run_dir / "labels.parquet", "sample_id", "label")
+    size = max(int(ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
+    given = _dense(ids, labels, size)
+    truth = None
+    if (run_dir / "true_labels.parquet").exists():
+        true_ids, true_labels = _columns(run_dir / "true_labels.parquet", "sample_id", "label")
+        here = true_ids < size
+        truth = _dense(true_ids[here], true_labels[here], size)
+    inside = given >= 0
+    if selection is not None:
+        inside[: len(selection.state)] &= selection.state != State.OUTSIDE
+        inside[len(selection.state) :] = False
+    highest = max(int(given.max(initial=-1)), -1 if truth is None else int(truth.max(initial=-1)))
+    names = names + [str(number) for number in range(len(names), highest + 1)]
+    return Samples(given, truth, inside, names)
+
+
+def last_selection(run_dir: Path) -> SelectionIndex | None:
+    """The final selection or, in an unfinished run, that of its last finished round."""
+    paths = [*round_files(run_dir, "selection.parquet").values(), run_dir / "selection.parquet"]
+    found = [path for path in paths if path.exists()]
+    return SelectionIndex.read(found[-1]) if found else None
+
+
+def round_files(run_dir: Path, name: str) -> dict[int, Path]:
+    """The files of this name in rounds/<i>/, by i ascending."""
+    found = {int(path.parent.name): path for path in (run_dir / "rounds").glob(f"[0-9]*/{name}")}
+    return dict(sorted(found.items()))
+
+
+def measure_rounds(run_dir: Path, samples: Samples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry a finished round, cumulative; `notes` are the entries of incv.json."""
+    rounds = []
+    for index, path in round_files(run_dir, "selection.parquet").items():
+        state = _states(SelectionIndex.read(path), len(samples.given))
+        note = notes[index] if index < len(notes) else {}
+        entry: dict[str, Any] = {"round": index + 1, **_counts(state, samples)}
+        entry |= {key: note.get(key) for key in ("agreement", "remove_ratio", "network")}
+        entry |= _against_truth(state, samples) | {"theory": _theory(samples, index + 1)}
+        rounds.append(entry)
+    return rounds
+
+
+def final_selection(run_dir: Path, samples: Samples) -> dict[str, Any] | None:
+    """The last selection: counts, precision, recall, and both by true class."""
+    selection = last_selection(run_dir)
+    if selection is None:
+        return None
+    state = _states(selection, len(samples.given))
+    entry: dict[str, Any] = {**_counts(state, samples), **_against_truth(state, samples), "by_class": None}
+    if samples.known is not None:
+        selected = (state == State.SELECTED)[samples.measurable]
+        true, given = samples.known
+        columns = (
+            np.bincount(true, minlength=samples.classes),
+            np.bincount(true[selected], minlength=samples.classes),
+            measure.label_precision_by_class(true, given, selected, samples.classes),
+            measure.label_recall_by_class(true, given, selected, samples.classes),
+        )
+        keys = ("samples", "selected", "label_precision", "label_recall")
+        entry["by_class"] = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    return entry
+
+
+def measure_confusion(run_dir: Path, samples: Samples, confident: Any) -> dict[str, Any]:
+    """T, the confident estimate of T, M of round 1's held-out predictions, and the most confused pairs."""
+    small = samples.classes <= MATRIX_CLASSES
+    given_pairs = predicted_pairs = held_out_pairs = transition = predicted_matrix = prior = None
+    predicted = _first_predictions(run_dir, len(samples.given))
+    if samples.known is not None:
+        true, given = samples.known
+        prior = measure.class_prior(true, samples.classes)
+        transition = _rounded(measure.confusion(true, given, samples.classes)) if small else None
+        given_pairs = worst_pairs(true, given, samples.classes)
+        if predicted is not None:
+            seen = predicted[samples.measurable]
+            predicted_matrix = _rounded(measure.confusion(true, seen, samples.classes)) if small else None
+            predicted_pairs = worst_pairs(true, seen, samples.classes)
+    if predicted is not None:
+        seen, given = predicted[samples.inside], samples.given[samples.inside]
+        held_out_pairs = worst_pairs(given, seen, samples.classes)
+    return {
+        "prior": prior,
+        "transition": transition,
+        "confident": _rounded(np.array(confident, dtype=np.float64)) if small and confident else None,
+        "predicted": predicted_matrix,
+        "pairs": {"given": given_pairs, "predicted": predicted_pairs, "held_out": held_out_pairs},
+    }
+
+
+def worst_pairs(rows: measure.Labels, columns: measure.Labels, classes: int) -> list[dict[str, Any]]:
+    """The most frequent pairs off the diagonal: {from, to, count, share of `from`}, most frequent first."""
+    counts = measure.confusion_counts(rows, columns, classes)
+    totals = counts.sum(axis=1)
+    np.fill_diagonal(counts, 0)
+    order = np.argsort(-counts, axis=None, kind="stable")[:WORST_PAIRS]
+    pairs = [(int(place // classes), int(place % classes)) for place in order]
+    return [
+        {"from": i, "to": j, "count": int(counts[i, j]), "share": counts[i, j] / totals[i]}
+        for i, j in pairs
+        if counts[i, j]
+    ]
+
+
+def _counts(state: NDArray[np.int8], samples: Samples) -> dict[str, int]:
+    tally = np.bincount(state[samples.inside], minlength=len(State))
+    return {
+        "selected": int(tally[State.SELECTED]),
+        "candidates": int(tally[State.CANDIDATE]),
+        "removed": int(tally[State.REMOVED]),
+        "unreadable": int(tally[State.UNREADABLE]),
+        "non_finite": int(tally[State.NON_FINITE]),
+    }
+
+
+def _against_truth(state: NDArray[np.int8], samples: Samples) -> dict[str, float | None]:
+    """LP and LR of the selected, and the share of wrong labels among the removed."""
+    if samples.known is None:
+        return {"label_precision": None, "label_recall": None, "removed_noise": None}
+    true, given = samples.known
+    state = state[samples.measurable]
+    selected, removed = state == State.SELECTED, state == State.REMOVED
+    return {
+        "label_precision": measure.or_none(measure.label_precision(true, given, selected)),
+        "label_recall": measure.or_none(measure.label_recall(true, given, selected)),
+        "removed_noise": measure.or_none(measure.realised_noise(true[removed], given[removed])),
+    }
+
+
+def _theory(samples: Samples, rounds: int) -> dict[str, float] | None:
+    """LP_k and LR_k of a memorising network under the realised T and prior."""
+    if samples.known is None:
+        return None
+    true, given = samples.known
+    prior = measure.class_prior(true, samples.classes)
+    transition = measure.confusion(true, given, samples.classes)
+    absent = prior == 0
+    transition[absent] = np.eye(samples.classes)[absent]  # of weight 0; any distribution serves
+    return {
+        "label_precision": float(theory.label_precision_after(transition, prior, rounds)),
+        "label_recall": float(theory.label_recall_after(transition, prior, rounds)),
+    }
+
+
+def _first_predictions(run_dir: Path, size: int) -> NDArray[np.int32] | None:
+    """Round 1's held-out predictions over sample_id; -1 where there is none or it is not usable."""
+    path = run_dir / "rounds" / "0" / "predictions.parquet"
+    if not path.exists():
+        return None
+    ids, predicted, status = _columns(path, "sample_id", "predicted", "status")
+    return _dense(ids[status == 0], predicted[status == 0], size)
+
+
+def _states(selection: SelectionIndex, size: int) -> NDArray[np.int8]:
+    state = np.full(size, State.OUTSIDE, np.int8)
+    state[: len(selection.state)] = selection.state
+    return state
+
+
+def _columns(path: Path, *names: str) -> list[NDArray]:
+    table = pq.read_table(path, columns=list(names))
+    return [table[name].to_numpy() for name in names]
+
+
+def _dense(ids: NDArray, values: NDArray, size: int) -> NDArray[np.int32]:
+    dense = np.full(size, -1, np.int32)
+    dense[ids] = values
+    return dense
+
+
+def _rounded(matrix: NDArray[np.float64]) -> list[list[float]]:
+    return np.round(matrix, 5).tolist()

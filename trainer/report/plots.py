@@ -1,0 +1,303 @@
+"""Small charts as inline SVG: pure functions from numbers to markup, coloured by the page's CSS variables."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+CHARACTER = 7.0  # mean width of a character at the charts' 12 px, for laying out labels
+Ticks = Callable[[float], str]
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a line chart; a None in `points` breaks the line."""
+
+    label: str
+    points: Sequence[tuple[float, float | None]]
+    colour: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One horizontal bar: its value, the text written after it, and dots on it (e.g. the single networks)."""
+
+    label: str
+    value: float
+    text: str
+    colour: int = 0
+    dots: Sequence[float] = ()
+
+
+def plain(value: float) -> str:
+    """A tick's text: 0.25, 40, 1,200, 3.0M only where it must."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:g} %" if abs(value * 100) >= 1e-9 else "0 %"
+
+
+def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `about` steps."""
+    span = high - low
+    if not math.isfinite(span) or span <= 0:
+        low, span = (low if math.isfinite(low) else 0.0), max(abs(low), 1.0) if math.isfinite(low) else 1.0
+        high = low + span
+    power = 10.0 ** math.floor(math.log10(span / about))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if span / (m * power) <= about + 1e-9)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str = "",
+    size: tuple[int, int] = (480, 280),
+    x_ticks: Sequence[float] | None = None,
+    y_range: tuple[float, float] | None = None,
+    ticks: Ticks = plain,
+) -> Markup:
+    """Lines over a common axis, with a legend above where there is more than one."""
+    width, height = size
+    known = [(x, y) for line in series for x, y in line.points if y is not None]
+    xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
+    along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))
+    up = nice_ticks(*(y_range or (min(ys), max(ys))), about=5 if height > 200 else 3)
+    legend, used = (
+        _legend([(s.label, s.colour, s.dashed) for s in series], width) if len(series) > 1 else ([], 0)
+    )
+    left = 14 + CHARACTER * max(len(ticks(value)) for value in up)
+    box = (left, used + 10.0, width - 14.0, height - (40.0 if x_label else 24.0))
+    low, high = min(along[0], min(xs)), max(along[-1] if x_ticks else max(xs), max(xs))
+    to_x, to_y = _scale(low, high, box[0] + 6, box[2]), _scale(up[0], up[-1], box[3], box[1])
+    parts = legend
+    for value in up:
+        parts.append(_line(box[0], to_y(value), box[2], to_y(value), "grid"))
+        parts.append(_text(box[0] - 6, to_y(value) + 4, ticks(value), "end"))
+    parts += [_text(to_x(value), box[3] + 17, plain(value)) for value in along if low <= value <= high]
+    if x_label:
+        parts.append(_text((box[0] + box[2]) / 2, height - 5, x_label))
+    for line in series:
+        parts += _polyline(line, to_x, to_y, dotted=max(len(s.points) for s in series) <= 12)
+    return _svg(title, width, height, parts)
+
+
+def bar_chart(
+    bars: Sequence[Bar],
+    *,
+    title: str,
+    high: float | None = None,
+    reference: float | None = None,
+    width: int = 480,
+    ticks: Ticks | None = plain,
+) -> Markup:
+    """Horizontal bars from zero with their text after them; `reference` draws a dashed line across all."""
+    row, top = 34, 8
+    left = 12 + CHARACTER * max((len(_short(bar.label, 26)) for bar in bars), default=0)
+    right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
+    values = [bar.value for bar in bars] + [reference or 0.0]
+    marks = nice_ticks(0, high or max(values), 4)
+    to_x = _scale(0, high or marks[-1], left, right)
+    bottom = top + row * len(bars)
+    parts = []
+    for mark in marks if ticks else ():
+        if mark <= (high or marks[-1]):
+            parts.append(_line(to_x(mark), top, to_x(mark), bottom, "grid"))
+            parts.append(_text(to_x(mark), bottom + 16, ticks(mark) if ticks else ""))
+    for index, bar in enumerate(bars):
+        y = top + row * index
+        end = to_x(max(bar.value, 0.0))
+        parts.append(_text(left - 8, y + row / 2 + 4, _short(bar.label, 26), "end", "strong"))
+        parts.append(
+            _rect(
+                left,
+                y + 6,
+                max(end - left, 1.0),
+                row - 12,
+                f"var(--c{bar.colour})",
+                f"{bar.label}: {bar.text}",
+            )
+        )
+        parts += [
+            f'<circle class="dot" cx="{to_x(dot):.1f}" cy="{y + row / 2:.1f}" r="3"/>' for dot in bar.dots
+        ]
+        parts.append(_text(max([end, *map(to_x, bar.dots)]) + 7, y + row / 2 + 4, bar.text, "start", "value"))
+    if reference is not None:
+        parts.append(_line(to_x(reference), top - 4, to_x(reference), bottom, "reference"))
+    return _svg(title, width, bottom + (24 if ticks else 4), parts)
+
+
+def stacked_bars(
+    rows: Sequence[tuple[str, Sequence[int]]],
+    parts_of: Sequence[tuple[str, str]],
+    *,
+    title: str,
+    width: int = 480,
+) -> Markup:
+    """One full-width bar a row, cut into counts; parts_of: (label, CSS colour) of each part."""
+    legend, top = _legend([(label, colour, False) for label, colour in parts_of], width, square=True)
+    row = min(max(225 // max(len(rows), 1), 34), 72)
+    left = 12 + CHARACTER * max((len(label) for label, _ in rows), default=0)
+    whole = max((sum(counts) for _, counts in rows), default=0) or 1
+    to_x = _scale(0, whole, left, width - 8)
+    parts, y = legend, top + 8.0
+    for label, counts in rows:
+        parts.append(_text(left - 8, y + row / 2 + 4, label, "end", "strong"))
+        start = 0
+        for (name, colour), count in zip(parts_of, counts, strict=True):
+            x, wide = to_x(start), to_x(start + count) - to_x(start)
+            if count:
+                parts.append(
+                    _rect(x, y + 5, max(wide - 1, 0.5), row - 10, colour, f"{label}, {name}: {count:,}")
+                )
+            if wide > CHARACTER * len(f"{count:,}") + 8:
+                parts.append(_text(x + wide / 2, y + row / 2 + 4, f"{count:,}", "middle", "inside"))
+            start += count
+        y += row
+    return _svg(title, width, round(y + 6), parts)
+
+
+def heat(value: float) -> float:
+    """Opacity of a share: the root makes the small off-diagonal shares visible beside the diagonal."""
+    return math.sqrt(min(max(value, 0.0), 1.0))
+
+
+def heatmap(
+    matrix: Sequence[Sequence[float | None]],
+    *,
+    title: str,
+    names: Sequence[str],
+    row_label: str,
+    column_label: str,
+    width: int = 480,
+) -> Markup:
+    """Shares as opacity, the same scale in every heatmap; percent in the cells where they fit."""
+    count = len(matrix)
+    shown = [_short(name, 12) for name in names]
+    longest = max((len(name) for name in shown), default=0)
+    left = 30 + CHARACTER * longest
+    cell = (width - left - 6) / max(count, 1)
+    slanted = all(shown) and CHARACTER * longest > cell - 4
+    bottom = 8 + cell * count
+    below = (CHARACTER * longest * 0.72 + 16) if slanted else 18.0
+    parts = []
+    for i, line in enumerate(matrix):
+        y = 8 + i * cell
+        if shown[i]:
+            parts.append(_text(left - 6, y + cell / 2 + 4, shown[i], "end"))
+            parts.append(_column_name(left + (i + 0.5) * cell, bottom, shown[i], slanted))
+        for j, value in enumerate(line):
+            parts += _cell(
+                left + j * cell,
+                y,
+                cell,
+                value,
+                f"{row_label} {names[i] or i}, {column_label} {names[j] or j}",
+            )
+    middle = 8 + cell * count / 2
+    parts.append(
+        f'<g transform="rotate(-90 12 {middle:.1f})">{_text(12, middle, row_label, style="strong")}</g>'
+    )
+    parts.append(_text(left + cell * count / 2, bottom + below + 16, column_label, style="strong"))
+    return _svg(title, width, round(bottom + below + 24), parts)
+
+
+def _column_name(x: float, bottom: float, name: str, slanted: bool) -> str:
+    if not slanted:
+        return _text(x, bottom + 15, name)
+    return (
+        f'<g transform="rotate(-45 {x:.1f} {bottom + 12:.1f})">{_text(x + 3, bottom + 14, name, "end")}</g>'
+    )
+
+
+def _cell(x: float, y: float, side: float, value: float | None, about: str) -> list[str]:
+    if value is None:
+        return [_rect(x, y, side - 1, side - 1, "var(--line)", f"{about}: no samples")]
+    about = f"{about}: {value * 100:.1f} %"
+    parts = [_rect(x, y, side - 1, side - 1, "var(--heat)", about, heat(value))]
+    if side >= 22 and value >= 0.005:
+        style = "on-heat" if heat(value) > 0.6 else "small"
+        parts.append(_text(x + (side - 1) / 2, y + side / 2 + 3.5, f"{value * 100:.0f}", style=style))
+    return parts
+
+
+def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]:
+    """The path of one series, broken where a value is missing, with dots where there are few points."""
+    runs: list[list[str]] = [[]]
+    dots = []
+    for x, y in line.points:
+        if y is None:
+            runs.append([])
+            continue
+        runs[-1].append(f"{to_x(x):.1f} {to_y(y):.1f}")
+        if dotted:
+            dots.append(
+                f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2" fill="var(--c{line.colour})"/>'
+            )
+    path = " ".join("M" + " L".join(run) for run in runs if run)
+    dash = ' stroke-dasharray="5 4"' if line.dashed else ""
+    name = escape(line.label)
+    return [
+        f'<path class="curve" d="{path}" stroke="var(--c{line.colour})"{dash}><title>{name}</title></path>',
+        *dots,
+    ]
+
+
+def _legend(
+    entries: Sequence[tuple[str, int | str, bool]], width: int, square: bool = False
+) -> tuple[list[str], int]:
+    """Keys from left to right, wrapped to the width; returns them and the height they take."""
+    parts, x, y = [], 4.0, 13
+    for label, colour, dashed in entries:
+        wide = 30 + CHARACTER * len(label)
+        if x + wide > width and x > 4:
+            x, y = 4.0, y + 19
+        paint = colour if isinstance(colour, str) else f"var(--c{colour})"
+        dash = ' stroke-dasharray="4 3"' if dashed else ""
+        if square:
+            parts.append(_rect(x, y - 9, 12, 12, paint))
+        else:
+            parts.append(f'<path class="curve" d="M{x:.1f} {y - 4} h17" stroke="{paint}"{dash}/>')
+        parts.append(_text(x + (18 if square else 22), y, label, "start"))
+        x += wide + 8
+    return parts, y + 8
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    span = (high - low) or 1.0
+    return lambda value: start + (end - start) * (value - low) / span
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", style: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{style}">{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _rect(
+    x: float, y: float, width: float, height: float, fill: str, about: str = "", opacity: float = 1.0
+) -> str:
+    faint = f' fill-opacity="{opacity:.3f}"' if opacity < 1 else ""
+    shape = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{faint}'
+    return f"<rect {shape}><title>{escape(about)}</title></rect>" if about else f"<rect {shape}/>"
+
+
+def _svg(title: str, width: int, height: int, parts: Sequence[str]) -> Markup:
+    name = escape(title)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return Markup(f'<svg role="img" aria-label="{name}" {size}><title>{name}</title>{"".join(parts)}</svg>')

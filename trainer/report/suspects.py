@@ -1,0 +1,87 @@
+"""The most suspicious samples: held-out networks disagree with their label most strongly."""
+
+import base64
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from PIL import Image
+
+from shards.errors import InputError
+from trainer.incv.selection_index import State
+from trainer.report.measured import Samples, last_selection, round_files
+
+MOST = 24
+THUMBNAIL = 176  # pixels; larger images are scaled down to this, smaller ones are left to the page
+SMALL = 64  # pixels; up to here an image is shown pixel by pixel
+
+
+def find_suspects(run_dir: Path, samples: Samples, most: int = MOST) -> list[dict[str, Any]] | None:
+    """Samples never selected whose last held-out prediction contradicts the label, by loss, largest first."""
+    paths = round_files(run_dir, "predictions.parquet")
+    selection = last_selection(run_dir)
+    if not paths or selection is None:
+        return None
+    size = len(samples.given)
+    loss = np.full(size, -np.inf, np.float32)
+    latest = {
+        name: np.full(size, -1, np.float32)
+        for name in ("predicted", "given_probability", "predicted_probability")
+    }
+    for path in paths.values():
+        table = pq.read_table(path, columns=["sample_id", "loss", "status", *latest])
+        usable = (table["status"].to_numpy() == 0) & np.isfinite(table["loss"].to_numpy())
+        ids = table["sample_id"].to_numpy()[usable]
+        loss[ids] = table["loss"].to_numpy()[usable]
+        for name, values in latest.items():
+            values[ids] = table[name].to_numpy()[usable]
+    doubted = samples.inside & np.isfinite(loss) & (latest["predicted"] != samples.given)
+    doubted[: len(selection.state)] &= selection.state != State.SELECTED
+    ids = np.flatnonzero(doubted)
+    ids = ids[np.argsort(-loss[ids], kind="stable")][:most]
+    return [
+        {
+            "sample_id": int(number),
+            "given": int(samples.given[number]),
+            "predicted": int(latest["predicted"][number]),
+            "true": int(samples.truth[number])
+            if samples.truth is not None and samples.truth[number] >= 0
+            else None,
+            "loss": round(float(loss[number]), 5),
+            "given_probability": round(float(latest["given_probability"][number]), 6),
+            "predicted_probability": round(float(latest["predicted_probability"][number]), 6),
+        }
+        for number in ids
+    ]
+
+
+def thumbnails(
+    suspects: Iterable[dict[str, Any]], image_of: Callable[[int], Image.Image] | None
+) -> dict[int, dict[str, Any]]:
+    """sample_id -> {"uri": data URI, "pixelated": bool}; a sample whose image cannot be read is left out."""
+    found: dict[int, dict[str, Any]] = {}
+    if image_of is None:
+        return found
+    for suspect in suspects:
+        try:
+            image = image_of(suspect["sample_id"]).convert("RGB")
+        except (OSError, ValueError, KeyError, IndexError, InputError):
+            continue  # a picture is an ornament here; the numbers beside it stand
+        found[suspect["sample_id"]] = {"uri": data_uri(image), "pixelated": max(image.size) <= SMALL}
+    return found
+
+
+def data_uri(image: Image.Image) -> str:
+    """Small images as lossless PNG, larger ones scaled down and as JPEG."""
+    stream = io.BytesIO()
+    if max(image.size) <= SMALL:
+        kind = "png"
+        image.save(stream, "PNG", optimize=True)
+    else:
+        kind = "jpeg"
+        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        image.save(stream, "JPEG", quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"

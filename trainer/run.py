@@ -1,0 +1,125 @@
+"""A run from start to end: check everything, take the directory, carry out the stages that are not done."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shards.durable import write_bytes, write_json
+from shards.errors import ConfigError
+from shards.pack import PackStopped
+from shards.sample_index import SampleIndex
+from trainer.config import Recipe
+from trainer.data_sets import open_splits
+from trainer.labels import file_checksum
+from trainer.manifest import Manifest, now
+from trainer.methods.networks import initial_module
+from trainer.recipe_file import recipe_yaml
+from trainer.run_directory import RunDirectory
+from trainer.stage_bodies import StageBodies, labels_for
+from trainer.stages import Keys, StageBook, stages_of
+from trainer.stop_request import EXIT_STOPPED, Stopped, StopRequest
+from trainer.train_loop import Surroundings
+from trainer.world import join_world
+
+
+def carry_out(
+    recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), only: str | None = None
+) -> int:
+    """Run all stages, or `only` one; returns the exit code of the command.
+
+    Nothing is written to the run directory before recipe, shards and labels have been found good.
+    """
+    run, stop = RunDirectory(root), StopRequest(root)
+    _refuse_other_recipe(run, name)
+    stop.listen()
+    world = join_world(recipe.execution)
+    began = time.monotonic()
+    try:
+        index, eval_indices = open_splits(recipe, stop)
+    except PackStopped as stopped:
+        print(f"incv: {stopped}", file=sys.stderr)
+        return EXIT_STOPPED
+    packing = time.monotonic() - began
+    labels_for(recipe, index)
+    initial_module(recipe, "standard", index.num_classes)
+    run.take()
+    try:
+        manifest = Manifest(run)
+        book = StageBook(recipe, facts_of(recipe, index, eval_indices), run, manifest)
+        book.require_unchanged(redo)
+        book.redo(redo)
+        run.stopped.unlink(missing_ok=True)
+        write_bytes(run.config, recipe_yaml(recipe).encode())
+        manifest.content["dataset"] = _described(index)
+        manifest.begin(name, world, recipe.batch.global_ // world.size)
+        book.begin("pack")
+        book.finish("pack", packing, done=True)
+        around = Surroundings(world, recipe.execution, manifest, stop)
+        bodies = StageBodies(recipe, run, around, index, eval_indices)
+        try:
+            _carry_out_stages(recipe, bodies, book, only)
+        except Stopped as stopped:
+            manifest.end("stopped")
+            record = {"stage": stopped.stage, "step": stopped.step, "reason": stopped.reason, "time": now()}
+            write_json(run.stopped, record)
+            stop.settle()
+            print(f"incv: {stopped}; run the same command again to go on", file=sys.stderr)
+            return EXIT_STOPPED
+        finally:
+            bodies.close()
+        manifest.end("finished")
+        return 0
+    finally:
+        run.release()
+
+
+def _carry_out_stages(recipe: Recipe, bodies: StageBodies, book: StageBook, only: str | None) -> None:
+    for stage in stages_of(recipe):
+        if stage == "pack" or only not in (None, stage):
+            continue
+        if book.status(stage).state == "done":
+            book.require_outputs(stage)
+            print(f"{stage}: done before", file=sys.stderr)
+            continue
+        if only is not None:
+            book.require_inputs(stage)
+        book.begin(stage)
+        began = time.monotonic()
+        done = False
+        try:
+            bodies.carry_out(stage)
+            done = True
+        finally:
+            seconds = time.monotonic() - began
+            book.finish(stage, seconds, done)
+        print(f"{stage}: done in {seconds:.1f} s", file=sys.stderr)
+
+
+def facts_of(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:
+    """Checksums that stand for files among the result keys."""
+    facts: Keys = {"data.train.checksum": index.checksum}
+    facts |= {f"data.eval.{name}.checksum": each.checksum for name, each in eval_indices.items()}
+    if recipe.labels.file is not None:
+        facts["labels.file_checksum"] = file_checksum(Path(recipe.labels.file))
+    return facts
+
+
+def _refuse_other_recipe(run: RunDirectory, name: str) -> None:
+    if run.manifest.exists():
+        other = Manifest(run).content["recipe"]
+        if other not in (None, name):
+            raise ConfigError(
+                f"{run.root} is a run of the recipe {other!r}, not of {name!r}: choose another --run-dir"
+            )
+
+
+def _described(index: SampleIndex) -> dict[str, Any]:
+    return {
+        "source": index.dataset.source,
+        "split": index.dataset.split,
+        "samples": len(index),
+        "class_names": list(index.class_names),
+        "checksum": index.checksum,
+    }

@@ -1,0 +1,70 @@
+"""Every path a run may write, and the lock that keeps two processes out of one run."""
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from shards.errors import ConfigError
+
+
+class RunDirectory:
+    """`root/` and what lies in it; DESIGN of the folder is in docs/architecture.md."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.resolved.yaml"
+        self.manifest = root / "manifest.json"
+        self.stopped = root / "stopped.json"
+        self.labels = root / "labels.parquet"
+        self.true_labels = root / "true_labels.parquet"
+        self.incv = root / "incv.json"
+        self.selection = root / "selection.parquet"
+        self.evaluation = root / "evaluation.json"
+        self.evaluation_progress = root / "evaluation.partial.json"
+        self.report_json = root / "report.json"
+        self.report_html = root / "report.html"
+        self.logs = root / "logs"
+        self.rounds = root / "rounds"
+        self.methods = root / "methods"
+        self.old = root / "old"
+        self._lock: IO[str] | None = None
+
+    def round(self, number: int) -> Path:
+        return self.rounds / str(number)
+
+    def round_predictions(self, number: int) -> Path:
+        return self.round(number) / "predictions.parquet"
+
+    def round_selection(self, number: int) -> Path:
+        return self.round(number) / "selection.parquet"
+
+    def fold(self, round_: int, fold: int) -> Path:
+        return self.round(round_) / f"fold{fold}"
+
+    def method(self, name: str) -> Path:
+        return self.methods / name
+
+    def export(self, method: str) -> Path:
+        return self.method(method) / "export"
+
+    def take(self) -> None:
+        """Make the folder and hold it until this process ends."""
+        if self.root.exists() and not self.manifest.exists() and any(self.root.iterdir()):
+            if not (self.root / ".lock").exists():
+                raise ConfigError(
+                    f"{self.root} is not empty and not a run directory: choose another --run-dir"
+                )
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.root / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process is running in {self.root}: wait for it, stop it "
+                f"(`touch {self.root}/STOP`), or choose another --run-dir"
+            ) from None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

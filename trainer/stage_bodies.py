@@ -1,0 +1,246 @@
+"""What each stage does: a function from files of the run directory to files of the run directory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from shards.durable import read_json, write_json
+from shards.errors import DataError
+from shards.image_check import decode_rgb
+from shards.sample_index import SampleIndex
+from trainer.config import Recipe, TrainingConfig
+from trainer.evaluation import count_hits
+from trainer.export import export_network
+from trainer.incv.noise_estimates import NoiseEstimates, forget_rate, noise_of_selected, warmup_epochs
+from trainer.incv.rounds import Incv
+from trainer.incv.selection_index import SelectionIndex, State
+from trainer.labels import Labels, make_labels, read_labels, require_every_class, write_labels
+from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
+from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.shard_reader import ShardReader
+from trainer.methods.coteaching import CoteachingTask
+from trainer.methods.networks import initial_module, trained_networks
+from trainer.methods.standard import StandardTask
+from trainer.models import TwinModel
+from trainer.predicting import forward_pass
+from trainer.report import write_report
+from trainer.run_directory import RunDirectory
+from trainer.stop_request import Stopped
+from trainer.train_loop import Surroundings, Task, Training, train
+
+_NOTHING = np.empty(0, np.int64)
+
+
+def labels_for(recipe: Recipe, index: SampleIndex) -> tuple[Labels, Labels | None]:
+    """The labels of the run's samples, checked: given, and true where known."""
+    ids = limited_ids(index, recipe.data.train.limit)
+    if len(ids) < recipe.batch.global_:
+        raise DataError(
+            f"the data set has {len(ids)} training samples, fewer than batch.global = {recipe.batch.global_}: "
+            "lower batch.global, or use more samples (data.train.limit)"
+        )
+    given, true = make_labels(recipe.labels, recipe.seed, index, ids)
+    require_every_class(given, index.class_names)
+    return given, true
+
+
+class StageBodies:
+    """Bound to one run; data sets are opened when the first stage needs them."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        around: Surroundings,
+        index: SampleIndex,
+        eval_indices: Mapping[str, SampleIndex],
+    ) -> None:
+        self._recipe, self._run, self._around = recipe, run, around
+        self._index, self._eval_indices = index, eval_indices
+        self._opened: ImageSet | None = None
+
+    def carry_out(self, stage: str) -> None:
+        bodies = {
+            "labels": self._labels,
+            "incv": self._incv,
+            "standard": self._standard,
+            "coteaching": self._coteaching,
+            "coteaching_incv": self._coteaching_incv,
+            "evaluate": self._evaluate,
+            "export": self._export,
+            "report": self._report,
+        }
+        bodies[stage]()
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def _training_set(self) -> ImageSet:
+        if self._opened is None:
+            ids, labels = read_labels(self._run.labels, len(self._index))
+            recipe = self._recipe
+            self._opened = open_image_set(
+                self._index, ids, labels, recipe.image, recipe.execution, self._around.world.device
+            )
+        return self._opened
+
+    def _labels(self) -> None:
+        ids = limited_ids(self._index, self._recipe.data.train.limit)
+        given, true = labels_for(self._recipe, self._index)
+        if true is not None:
+            write_labels(self._run.true_labels, ids, true)
+        write_labels(self._run.labels, ids, given)
+
+    def _incv(self) -> None:
+        Incv(self._recipe, self._training_set(), self._run, self._around).run()
+
+    def _standard(self) -> None:
+        config, data = self._recipe.standard, self._training_set()
+        assert config is not None
+        plan = self._plan("standard", config, data.ids)
+        module = initial_module(self._recipe, "standard", data.classes)
+        task = StandardTask(
+            module, config.optimizer, plan.steps_per_epoch, self._around.world.device, self._recipe.precision
+        )
+        self._train("standard", task, plan, {})
+
+    def _coteaching(self) -> None:
+        config = self._recipe.coteaching
+        assert config is not None
+        estimates = self._estimates() if config.forget_rate == "estimate" else None
+        rate = forget_rate(config, self._recipe.incv, estimates)
+        plan = self._plan("coteaching", config, self._training_set().ids)
+        self._train_pair("coteaching", plan, rate)
+
+    def _coteaching_incv(self) -> None:
+        config, incv = self._recipe.coteaching, self._recipe.incv
+        assert config is not None
+        assert incv is not None
+        estimates = self._estimates()
+        selection = SelectionIndex.read(self._run.selection)
+        plan = self._plan(
+            "coteaching_incv",
+            config,
+            selected=selection.ids(State.SELECTED),
+            candidates=selection.ids(State.CANDIDATE),
+            candidates_from=warmup_epochs(config, incv, estimates.chosen(incv)),
+        )
+        self._train_pair("coteaching_incv", plan, noise_of_selected(config, incv, estimates))
+
+    def _plan(
+        self,
+        method: str,
+        config: TrainingConfig,
+        selected: np.ndarray,
+        candidates: np.ndarray = _NOTHING,
+        candidates_from: int = 0,
+    ) -> TrainingPlan:
+        return TrainingPlan(
+            stream=stream_of(self._recipe.seed, method),
+            selected=selected,
+            batch=self._recipe.batch.global_,
+            epochs=config.epochs,
+            candidates=candidates,
+            candidates_from=candidates_from,
+        )
+
+    def _train_pair(self, method: str, plan: TrainingPlan, rate: float) -> None:
+        config = self._recipe.coteaching
+        assert config is not None
+        module = initial_module(self._recipe, method, self._training_set().classes)
+        assert isinstance(module, TwinModel)
+        task = CoteachingTask(
+            module,
+            config.optimizer,
+            plan.steps_per_epoch,
+            self._around.world.device,
+            self._recipe.precision,
+            batch=plan.batch,
+            forget_rate=rate,
+            ramp_epochs=config.ramp_epochs,
+            rank=config.rank,
+        )
+        self._train(method, task, plan, {"forget_rate": rate, "warmup_epochs": plan.candidates_from})
+
+    def _train(self, method: str, task: Task, plan: TrainingPlan, facts: dict[str, Any]) -> None:
+        folder, world = self._run.method(method), self._around.world
+        facts |= {"selected": len(plan.selected), "candidates": len(plan.candidates)}
+        write_json(folder / "training.json", facts | {"steps": plan.total_steps, "epochs": plan.epochs})
+        torch.manual_seed(plan.stream)
+        data = self._training_set()
+        train(
+            Training(method, folder),
+            task,
+            plan,
+            lambda first: data.training_batches(plan, first, world),
+            self._around,
+        )
+
+    def _estimates(self) -> NoiseEstimates:
+        return NoiseEstimates.from_json(read_json(self._run.incv)["noise"])
+
+    def _evaluate(self) -> None:
+        """Every method on every set; finished passes are kept, so a stopped evaluation goes on."""
+        partial = self._run.evaluation_progress
+        counts: dict[str, dict[str, Any]] = read_json(partial) if partial.exists() else {}
+        done = sum(len(methods) for methods in counts.values())
+        if done:
+            self._around.manifest.resumed("evaluate", None, None, done)
+        for name, index in self._eval_indices.items():
+            missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
+            if not missing:
+                continue
+            data = self._evaluation_set(name, index)
+            for method in missing:
+                try:
+                    counted = self._evaluate_one(method, name, data)
+                except Stopped as stopped:
+                    raise Stopped("evaluate", done, stopped.reason) from None
+                counts.setdefault(name, {})[method] = counted
+                write_json(partial, counts)
+                done += 1
+            data.close()
+        write_json(self._run.evaluation, counts)
+        partial.unlink(missing_ok=True)
+
+    def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
+        ids = limited_ids(index, self._recipe.data.eval[name].limit)
+        labels = index.label.astype(np.int64)
+        recipe = self._recipe
+        return open_image_set(
+            index, ids, labels, recipe.image, recipe.execution, self._around.world.device
+        )
+
+    def _evaluate_one(self, method: str, name: str, data: ImageSet) -> dict[str, Any]:
+        around = self._around
+        networks = trained_networks(self._recipe, method, self._run.method(method), data.classes)
+        passes = forward_pass(
+            [network.to(around.world.device) for network in networks],
+            data.loader,
+            data.predict_requests(data.ids, around.execution.predict_batch),
+            around.world.device,
+            self._recipe.precision,
+            around.stop,
+            f"evaluate {method} on {name}",
+        )
+        return count_hits(passes)
+
+    def _export(self) -> None:
+        for method in self._recipe.methods:
+            networks = trained_networks(
+                self._recipe, method, self._run.method(method), self._index.num_classes
+            )
+            for letter, network in zip("ab", networks, strict=False):
+                folder = self._run.export(method) / f"model_{letter}"
+                export_network(network, self._recipe, self._index.class_names, folder)
+
+    def _report(self) -> None:
+        reader = ShardReader(self._index)
+        write_report(
+            self._run.root, lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id)))
+        )
+        reader.close()

@@ -1,0 +1,42 @@
+"""A wish to stop, by signal or by a file named STOP; loops poll it, nothing happens in the handler."""
+
+import signal
+from pathlib import Path
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
+
+
+class Stopped(Exception):
+    """Raised by a loop once its progress is durable."""
+
+    def __init__(self, stage: str, step: int, reason: str) -> None:
+        super().__init__(f"stopped in {stage} at step {step} ({reason})")
+        self.stage, self.step, self.reason = stage, step, reason
+
+
+class StopRequest:
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / "STOP"
+        self._signal: str | None = None
+
+    def listen(self) -> None:
+        """Take over the signals; a STOP file from before this start is no longer meant."""
+        self._file.unlink(missing_ok=True)
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = signal.Signals(number).name
+
+    def reason(self) -> str | None:
+        """Why to stop, or None."""
+        if self._signal is not None:
+            return self._signal
+        return "STOP file" if self._file.exists() else None
+
+    def settle(self) -> None:
+        """After the stop is recorded: the STOP file has been obeyed."""
+        if self._file.exists():
+            self._file.rename(self._file.with_name("STOP.obeyed"))
