@@ -38,7 +38,7 @@ $(ENV): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	if $(BIN)/uv --version >/dev/null 2>&1; \
-	  then $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e '.[demo,dev]'; \
+	  then $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[demo,dev]'; \
 	  else $(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev]'; fi
 	touch $@
 

@@ -65,9 +65,7 @@ def pack(
 ) -> SampleIndex:
     """Pack all rows of `source` into `out`; a finished pack of the same rows is checked and returned."""
     if workers < 1 or samples_per_shard < 1:
-        raise ConfigError(
-            f"workers ({workers}) and samples per shard ({samples_per_shard}) must be 1 or more"
-        )
+        raise ConfigError(f"workers ({workers}) and samples per shard ({samples_per_shard}) must be 1 or more")
     if not 0 <= max_rejected <= 1:
         raise ConfigError(f"max_rejected is a share of the images, 0 to 1, not {max_rejected}")
     plan = make_plan(source, samples_per_shard)
@@ -116,9 +114,7 @@ def _sole_writer(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(
-                f"another process is packing into {out}; wait for it, or choose another --out"
-            ) from None
+            raise DataError(f"another process is packing into {out}; wait for it, or choose another --out") from None
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK):
                 raise  # those five: a file system without locks, where the user has to take care
@@ -149,9 +145,7 @@ def _begin(out: Path, plan: Plan) -> None:
     else:
         strangers = sorted(path.name for path in out.iterdir() if path.name != ".parts")
         if strangers:
-            raise DataError(
-                f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out"
-            )
+            raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
         write_json(plan_path, asdict(plan))
     for folder in (out, out / ".parts"):
         for leftover in folder.glob(".*.tmp*"):  # of a process that was killed
@@ -266,8 +260,6 @@ def _merge(out: Path, plan: Plan, finished: list[tuple[ShardFile, pa.Table]]) ->
     table = pa.concat_tables([part for _, part in finished])
     checksum = write_index(out, table)
     shards = tuple(facts for facts, _ in finished)
-    dataset = Dataset(
-        **asdict(plan), usable=sum(s.samples for s in shards), index_checksum=checksum, shards=shards
-    )
+    dataset = Dataset(**asdict(plan), usable=sum(s.samples for s in shards), index_checksum=checksum, shards=shards)
     dataset.write(out)
     shutil.rmtree(out / ".parts")

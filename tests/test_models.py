@@ -4,12 +4,14 @@ import random
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import nn
 
 from shards.errors import ConfigError
-from trainer.models import ResidualBlock, TwinModel, create_model, weight_decay_groups
+from trainer.models import TwinModel, create_model, timm_with_ours, weight_decay_groups
+from trainer.small_networks import ResidualBlock
+
+timm = timm_with_ours()
 
 OURS = {
     "cifar_resnet20": (32, 64),  # image size, features before the classifier

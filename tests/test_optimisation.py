@@ -49,9 +49,7 @@ def test_the_last_milestone_passed_holds_in_any_order_of_writing(step, steps_per
 
 def test_warm_up_climbs_linearly_to_the_base_rate():
     rates = [learning_rate_at(step, 4, 0.8, [(3, 0.08)], warmup_epochs=2) for step in range(14)]
-    np.testing.assert_allclose(
-        rates, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8, 0.08, 0.08]
-    )
+    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8, 0.08, 0.08])
     assert learning_rate_at(0, 4, 0.8, [], warmup_epochs=0.5) == pytest.approx(0.4)
     assert learning_rate_at(0, 4, 0.8, [], warmup_epochs=0.0) == 0.8
 

@@ -1,10 +1,10 @@
 """Checkpoints that are whole or absent, written while training goes on.
 
-    checkpoints/
-      latest                    the newest step folder's name, for people and scripts
-      step-0000000120/
-        tensors.safetensors     weights, optimiser moments, random states
-        state.json              everything else the next step depends on
+checkpoints/
+  latest                    the newest step folder's name, for people and scripts
+  step-0000000120/
+    tensors.safetensors     weights, optimiser moments, random states
+    state.json              everything else the next step depends on
 """
 
 import json
@@ -96,9 +96,7 @@ def step_of(folder: Path) -> int:
 
 
 def read_checkpoint(folder: Path) -> TrainState:
-    return TrainState(
-        load_file(folder / "tensors.safetensors"), json.loads((folder / "state.json").read_text())
-    )
+    return TrainState(load_file(folder / "tensors.safetensors"), json.loads((folder / "state.json").read_text()))
 
 
 def module_state(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:

@@ -11,10 +11,8 @@ from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import ConfigError, InputError
 from trainer.config import Recipe
-from trainer.dry_run import planned
 from trainer.recipe_file import load_recipe
 from trainer.report.summary import summary_table
-from trainer.run import carry_out
 from trainer.run_directory import RunDirectory
 from trainer.stages import STAGES, keys_hash, result_keys
 
@@ -74,6 +72,10 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
+    from trainer.dry_run import planned
+    from trainer.run import carry_out
+
     path = recipe_path(parsed.recipe)
     recipe = load_recipe(path, parsed.overrides)
     root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)

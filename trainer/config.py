@@ -52,7 +52,10 @@ class LabelsConfig(Section):
     seed: int | None = None
     """Seed of the corruption; null: the run's seed."""
     file: str | None = execution(None)
-    """The file's checksum stands for it among the result keys. CSV with columns key,label; or one label a line in the source's order. Replaces the source's labels."""
+    """CSV with columns key,label; or one label a line in the source's order. Replaces the source's labels.
+
+    Its checksum stands for it among the result keys.
+    """
     source_is_true: bool = True
     """Whether the source's own labels are the truth that selections are measured against."""
 
@@ -151,9 +154,7 @@ class CoteachingConfig(TrainingConfig):
 
     rank: Literal["one_pass", "eval_first"] = "one_pass"
     """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released)."""
-    noise_of_selected: Literal["formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
-        "formula_symmetric"
-    )
+    noise_of_selected: Literal["formula_symmetric", "formula_asymmetric", "confident"] | Ratio = "formula_symmetric"
     """ε_S of n(e), for coteaching_incv."""
     warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
     """E0: epochs on S alone; from_noise: 40 % of the epochs if asymmetric or ε > 0.6, else 20 %."""
@@ -214,7 +215,5 @@ class Recipe(Section):
     @property
     def coteaching_needs_estimate(self) -> bool:
         return (
-            "coteaching" in self.methods
-            and self.coteaching is not None
-            and self.coteaching.forget_rate == "estimate"
+            "coteaching" in self.methods and self.coteaching is not None and self.coteaching.forget_rate == "estimate"
         )

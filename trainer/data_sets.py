@@ -31,9 +31,7 @@ def open_split(config: DataConfig, workers: int, stop: StopRequest | None = None
     return index
 
 
-def open_splits(
-    recipe: Recipe, stop: StopRequest | None = None
-) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+def open_splits(recipe: Recipe, stop: StopRequest | None = None) -> tuple[SampleIndex, dict[str, SampleIndex]]:
     """The training split and the evaluation sets, all with the same classes."""
     workers = recipe.execution.workers
     train = open_split(recipe.data.train, workers, stop)

@@ -41,9 +41,7 @@ def _states(recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | 
     return {stage: book.status(stage).state for stage in stages_of(recipe)}
 
 
-def _work(
-    stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]
-) -> str:
+def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
     if stage == "pack":
         missing = [name for name, index in indices.items() if index is None]
         return f"pack {', '.join(missing)}" if missing else "shards are there"

@@ -1,13 +1,17 @@
-"""Trained networks as folders that timm loads: `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
+"""Trained networks as folders: weights as safetensors and a description, in the form timm itself writes.
+
+`load_network(FOLDER)` loads any of them; `timm.create_model("local-dir:FOLDER", pretrained=True)` those of timm.
+"""
 
 import json
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from shards.durable import whole_folder
+from shards.durable import read_json, whole_folder
 from trainer.config import Recipe
+from trainer.models import create_model
 
 
 def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, ...], folder: Path) -> None:
@@ -32,3 +36,13 @@ def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, .
         weights = {name: t.detach().cpu().contiguous().clone() for name, t in network.state_dict().items()}
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def load_network(folder: Path) -> nn.Module:
+    """An exported network, in eval mode, on the CPU."""
+    description = read_json(folder / "config.json")
+    network = create_model(
+        description["architecture"], description["num_classes"], seed=0, **description["model_args"]
+    )
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    return network.eval()

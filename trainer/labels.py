@@ -112,9 +112,7 @@ def file_checksum(path: Path) -> str:
         raise DataError(f"labels.file {path} cannot be read: {error}") from error
 
 
-def make_labels(
-    config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids
-) -> tuple[Labels, Labels | None]:
+def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -> tuple[Labels, Labels | None]:
     """The labels to train on and the true ones (None where unknown), for `ids`."""
     source = index.label[ids].astype(np.int64)
     labels = source

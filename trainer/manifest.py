@@ -6,11 +6,13 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shards.durable import read_json, write_json
 from trainer.run_directory import RunDirectory
-from trainer.world import World
+
+if TYPE_CHECKING:  # world imports torch, which commands that only read a manifest need not wait for
+    from trainer.world import World
 
 _PACKAGES = ("incv", "torch", "torchvision", "timm", "numpy", "pyarrow", "pillow")
 
@@ -41,7 +43,7 @@ class Manifest:
     def save(self) -> None:
         write_json(self._run.manifest, self.content)
 
-    def begin(self, recipe: str, world: World, batchnorm_rows: int) -> None:
+    def begin(self, recipe: str, world: "World", batchnorm_rows: int) -> None:
         """Record this start; steps of starts that were killed are counted from their counters first."""
         for number, earlier in enumerate(self.content["starts"]):
             earlier["steps_executed"] = self._counted(number)

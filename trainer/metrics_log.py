@@ -56,7 +56,6 @@ class MetricsLog:
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
         self._sums = {
-            name: torch.tensor(total, dtype=torch.float64, device=device)
-            for name, total in state["sums"].items()
+            name: torch.tensor(total, dtype=torch.float64, device=device) for name, total in state["sums"].items()
         }
         self._steps = state["steps"]

@@ -26,9 +26,7 @@ def forward_pass(
         for network in networks:
             network.eval()
         with Progress(name, sum(request.real_rows for request in requests)) as progress, torch.no_grad():
-            for number, (request, batch) in enumerate(
-                zip(requests, loader.batches(requests), strict=True)
-            ):
+            for number, (request, batch) in enumerate(zip(requests, loader.batches(requests), strict=True)):
                 reason = stop.reason()
                 if reason is not None:
                     raise Stopped(name, number, reason)

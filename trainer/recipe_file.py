@@ -52,9 +52,7 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
 
 def recipe_yaml(recipe: Recipe) -> str:
     """Every key with its value, defaults included."""
-    content: str = yaml.safe_dump(
-        recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True
-    )
+    content: str = yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
     return content
 
 

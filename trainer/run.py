@@ -24,9 +24,7 @@ from trainer.train_loop import Surroundings
 from trainer.world import join_world
 
 
-def carry_out(
-    recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), only: str | None = None
-) -> int:
+def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), only: str | None = None) -> int:
     """Run all stages, or `only` one; returns the exit code of the command.
 
     Nothing is written to the run directory before recipe, shards and labels have been found good.

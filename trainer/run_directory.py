@@ -49,11 +49,9 @@ class RunDirectory:
 
     def take(self) -> None:
         """Make the folder and hold it until this process ends."""
-        if self.root.exists() and not self.manifest.exists() and any(self.root.iterdir()):
-            if not (self.root / ".lock").exists():
-                raise ConfigError(
-                    f"{self.root} is not empty and not a run directory: choose another --run-dir"
-                )
+        ours = self.manifest.exists() or (self.root / ".lock").exists()
+        if self.root.exists() and not ours and any(self.root.iterdir()):
+            raise ConfigError(f"{self.root} is not empty and not a run directory: choose another --run-dir")
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock = (self.root / ".lock").open("w")
         try:

@@ -211,9 +211,7 @@ class StageBodies:
         ids = limited_ids(index, self._recipe.data.eval[name].limit)
         labels = index.label.astype(np.int64)
         recipe = self._recipe
-        return open_image_set(
-            index, ids, labels, recipe.image, recipe.execution, self._around.world.device
-        )
+        return open_image_set(index, ids, labels, recipe.image, recipe.execution, self._around.world.device)
 
     def _evaluate_one(self, method: str, name: str, data: ImageSet) -> dict[str, Any]:
         around = self._around
@@ -231,16 +229,12 @@ class StageBodies:
 
     def _export(self) -> None:
         for method in self._recipe.methods:
-            networks = trained_networks(
-                self._recipe, method, self._run.method(method), self._index.num_classes
-            )
+            networks = trained_networks(self._recipe, method, self._run.method(method), self._index.num_classes)
             for letter, network in zip("ab", networks, strict=False):
                 folder = self._run.export(method) / f"model_{letter}"
                 export_network(network, self._recipe, self._index.class_names, folder)
 
     def _report(self) -> None:
         reader = ShardReader(self._index)
-        write_report(
-            self._run.root, lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id)))
-        )
+        write_report(self._run.root, lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id))))
         reader.close()

@@ -39,9 +39,7 @@ def test_unknown_predictions_count_nowhere() -> None:
 def test_precision_and_recall_by_hand() -> None:
     assert measure.label_precision(TRUE, GIVEN, SELECTED) == 3 / 4
     assert measure.label_recall(TRUE, GIVEN, SELECTED) == 3 / 5
-    np.testing.assert_allclose(
-        measure.label_precision_by_class(TRUE, GIVEN, SELECTED, 3), [1 / 2, 1, math.nan]
-    )
+    np.testing.assert_allclose(measure.label_precision_by_class(TRUE, GIVEN, SELECTED, 3), [1 / 2, 1, math.nan])
     np.testing.assert_allclose(measure.label_recall_by_class(TRUE, GIVEN, SELECTED, 3), [1 / 2, 1, 0])
 
 
@@ -62,9 +60,7 @@ def test_or_none(value: float, kept: float | None) -> None:
 def labelled(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     classes = draw(st.integers(1, 6))
     rows = draw(
-        st.lists(
-            st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1), st.booleans()), min_size=1
-        )
+        st.lists(st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1), st.booleans()), min_size=1)
     )
     true, given, selected = (np.array(column) for column in zip(*rows, strict=True))
     return true, given, selected, classes

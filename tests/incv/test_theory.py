@@ -160,9 +160,7 @@ def test_estimate_falls_as_agreement_rises_and_solves_the_equation(agreement, cl
 
 
 def test_estimate_keeps_its_digits_near_agreement_1():
-    assert theory.noise_from_accuracy(theory.symmetric_accuracy(1e-9, 10), 10) == pytest.approx(
-        1e-9, rel=1e-6
-    )
+    assert theory.noise_from_accuracy(theory.symmetric_accuracy(1e-9, 10), 10) == pytest.approx(1e-9, rel=1e-6)
 
 
 # --- label precision and recall
@@ -257,9 +255,7 @@ NOISE = {
     "symmetric 0.8": (theory.symmetric_transition(0.8, 10), np.ones(10)),
     "pair flip 0.4": (theory.asymmetric_transition(0.4, 10), np.ones(10)),
     "four unequal classes": (
-        np.array(
-            [[0.9, 0.1, 0.0, 0.0], [0.3, 0.4, 0.2, 0.1], [0.05, 0.15, 0.8, 0.0], [0.2, 0.2, 0.35, 0.25]]
-        ),
+        np.array([[0.9, 0.1, 0.0, 0.0], [0.3, 0.4, 0.2, 0.1], [0.05, 0.15, 0.8, 0.0], [0.2, 0.2, 0.35, 0.25]]),
         np.array([0.5, 0.3, 0.15, 0.05]),
     ),
     "random, six unequal classes": (

@@ -33,9 +33,7 @@ def fabricate(run_dir: Path, *, names: list[str] | None = None) -> Path:
 
 def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, given: np.ndarray) -> None:
     inside = np.setdiff1d(np.arange(SAMPLES), OUTSIDE)
-    selection = SelectionIndex.of_candidates(SAMPLES, inside).with_states(
-        np.array([UNREADABLE]), State.UNREADABLE
-    )
+    selection = SelectionIndex.of_candidates(SAMPLES, inside).with_states(np.array([UNREADABLE]), State.UNREADABLE)
     for index, skill in enumerate((0.72, 0.8, 0.84)):
         held_out = np.flatnonzero(np.isin(selection.state, (State.CANDIDATE, State.UNREADABLE)))
         right = rng.random(SAMPLES) < skill
@@ -76,9 +74,7 @@ def _write_texts(run_dir: Path, names: list[str]) -> None:
         "ensemble": {"top1": 395, "top5": 400},
     }
     single = {"count": 400, "networks": [{"top1": 372, "top5": 398}], "ensemble": None}
-    write_json(
-        run_dir / "evaluation.json", {"test": {"standard": single, "coteaching_incv": {"count": 400, **pair}}}
-    )
+    write_json(run_dir / "evaluation.json", {"test": {"standard": single, "coteaching_incv": {"count": 400, **pair}}})
     config = {
         "seed": 1,
         "methods": ["standard", "coteaching_incv"],

@@ -34,15 +34,11 @@ CHARTS = {
     ),
     "no points": line_chart([Series("a", [])], title="none"),
     "flat": line_chart([Series("a", [(1, 0.0), (1, 0.0)])], title="flat"),
-    "bars": bar_chart(
-        [Bar("<i>", 0.0, "0 %"), Bar("b", 3.0, "3 %", dots=(2.0, 4.0))], title="bars", reference=2.5
-    ),
+    "bars": bar_chart([Bar("<i>", 0.0, "0 %"), Bar("b", 3.0, "3 %", dots=(2.0, 4.0))], title="bars", reference=2.5),
     "no bars": bar_chart([], title="none"),
     "stack": stacked_bars([("round 1", [3, 0, 1])], [("x", "red"), ("y", "blue"), ("z", "grey")], title="s"),
     "empty stack": stacked_bars([("round 1", [0])], [("x", "red")], title="s"),
-    "heat": heatmap(
-        [[0.5, 0.5], [None, None]], title="m", names=["<a>", "b"], row_label="r", column_label="c"
-    ),
+    "heat": heatmap([[0.5, 0.5], [None, None]], title="m", names=["<a>", "b"], row_label="r", column_label="c"),
 }
 
 
@@ -64,9 +60,7 @@ def test_a_missing_value_breaks_the_line() -> None:
 
 def test_heatmaps_share_one_scale() -> None:
     def opacity(matrix: list[list[float]]) -> list[str]:
-        svg = ET.fromstring(
-            str(heatmap(matrix, title="m", names=["a", "b"], row_label="r", column_label="c"))
-        )
+        svg = ET.fromstring(str(heatmap(matrix, title="m", names=["a", "b"], row_label="r", column_label="c")))
         return [rect.attrib.get("fill-opacity", "1") for rect in svg.iter("rect")]
 
     assert opacity([[0.25, 0.0], [0.0, 0.25]])[0] == opacity([[0.25, 0.75], [0.75, 0.25]])[0] == "0.500"

@@ -99,9 +99,7 @@ def test_theory_follows_the_realised_noise(make_run: Make) -> None:
         kept = transition * (1 - (1 - transition) ** k)
         clean = prior @ np.diag(kept)
         assert entry["theory"]["label_precision"] == pytest.approx(clean / (prior @ kept.sum(1)), abs=1e-4)
-        assert entry["theory"]["label_recall"] == pytest.approx(
-            clean / (prior @ np.diag(transition)), abs=1e-4
-        )
+        assert entry["theory"]["label_recall"] == pytest.approx(clean / (prior @ np.diag(transition)), abs=1e-4)
 
 
 def test_confusion_counts_round_one_predictions_that_are_usable(make_run: Make) -> None:
@@ -139,9 +137,7 @@ def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> N
 def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:
     run_dir = make_run()
     metrics = run_dir / "methods/standard/metrics.jsonl"
-    metrics.write_text(
-        metrics.read_text().replace('"loss": 2', '"loss": NaN, "was": 2', 1) + '{"step": 451, "lo'
-    )
+    metrics.write_text(metrics.read_text().replace('"loss": 2', '"loss": NaN, "was": 2', 1) + '{"step": 451, "lo')
     curves = write_report(run_dir)["curves"]
     columns = curves["methods"]["standard"]
     assert set(curves["rounds"]) == {"1", "2", "3"}
@@ -246,9 +242,7 @@ def test_the_page_asks_for_nothing_outside_itself(make_run: Make) -> None:
     run_dir = make_run()
     write_report(run_dir, digit)
     page, reader = parsed(run_dir)
-    targets = [
-        value for name, value in reader.attributes if name in ("src", "href", "srcset", "data", "action")
-    ]
+    targets = [value for name, value in reader.attributes if name in ("src", "href", "srcset", "data", "action")]
     assert targets
     assert all(value.startswith("data:image/png;base64,") for value in targets)
     assert not re.search(r"url\(|@import|https?://", page)

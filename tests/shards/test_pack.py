@@ -56,9 +56,7 @@ def test_rejected_rows_keep_their_id_and_are_in_no_shard(tmp_path_factory, good,
     assert ((index.shard >= 0) == good).all()
     rejected = pq.read_table(out / "rejected.parquet").to_pylist()
     assert rejected == [
-        {"sample_id": row, "key": f"k{row}", "verdict": "not_an_image"}
-        for row, ok in enumerate(good)
-        if not ok
+        {"sample_id": row, "key": f"k{row}", "verdict": "not_an_image"} for row, ok in enumerate(good) if not ok
     ]
 
 
@@ -89,9 +87,7 @@ def test_tars_hold_plain_files_without_trace_of_time_or_user(tmp_path):
     with tarfile.open(index.shard_path(0)) as tar:
         members = tar.getmembers()
     assert [member.name for member in members] == [f"{row:09d}.png" for row in range(3)]
-    assert {(m.mtime, m.uid, m.gid, m.uname, m.mode, m.isreg()) for m in members} == {
-        (0, 0, 0, "incv", 0o444, True)
-    }
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.mode, m.isreg()) for m in members} == {(0, 0, 0, "incv", 0o444, True)}
 
 
 def test_a_finished_pack_is_returned_and_not_written_again(tmp_path):
@@ -180,9 +176,7 @@ def test_a_killed_pack_run_again_gives_the_same_bytes(tmp_path):
     script, out = tmp_path / "slow_pack.py", tmp_path / "out"
     script.write_text(SLOW_PACK)
     places = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(out)], env={**os.environ, "PYTHONPATH": places}
-    )
+    process = subprocess.Popen([sys.executable, str(script), str(out)], env={**os.environ, "PYTHONPATH": places})
     deadline = time.monotonic() + 60
     while len(list(out.glob(".parts/*.parquet"))) < 2 and time.monotonic() < deadline:
         assert process.poll() is None

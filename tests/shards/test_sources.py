@@ -58,8 +58,7 @@ def test_cifar10_gives_back_the_pixels_bit_for_bit(cifar, place):
 
 def test_both_versions_of_cifar10_pack_to_the_same_index(cifar, tmp_path):
     packed = [
-        pack(FirstRows(open_source("cifar10", cifar[0] / place, "train"), 60), tmp_path / place)
-        for place in "bp"
+        pack(FirstRows(open_source("cifar10", cifar[0] / place, "train"), 60), tmp_path / place) for place in "bp"
     ]
     assert packed[0].checksum == packed[1].checksum
 
@@ -88,9 +87,7 @@ def test_cifar10_reads_pickles_of_python_2_and_column_major_arrays(tmp_path):
     (tmp_path / "test_batch").write_bytes(python_2)
     source = open_source("cifar10", tmp_path, "test")
     assert source.label(9) == 7
-    np.testing.assert_array_equal(
-        decode_rgb(source.sample(9).data), pixels[9].reshape(3, 32, 32).transpose(1, 2, 0)
-    )
+    np.testing.assert_array_equal(decode_rgb(source.sample(9).data), pixels[9].reshape(3, 32, 32).transpose(1, 2, 0))
 
 
 class _Payload:

@@ -162,7 +162,4 @@ def test_the_checksum_is_that_of_the_plain_integers_and_keys(folder):
 def test_the_checksum_does_not_depend_on_the_place(folder, tmp_path):
     moved = folder.rename(tmp_path / "elsewhere")
     assert not verify(moved).problems
-    assert (
-        SampleIndex.load(moved).checksum
-        == pack(list_source(12), tmp_path / "b", samples_per_shard=5).checksum
-    )
+    assert SampleIndex.load(moved).checksum == pack(list_source(12), tmp_path / "b", samples_per_shard=5).checksum

@@ -61,8 +61,6 @@ class FoldTask(StandardTask):
 
     def load(self, state: TrainState) -> None:
         super().load(state)
-        self._best = {
-            name: t.to(self.device) for name, t in state.tensors.items() if name.startswith("best.")
-        }
+        self._best = {name: t.to(self.device) for name, t in state.tensors.items() if name.startswith("best.")}
         self.best_agreement = state.values["best_agreement"]
         self.best_epoch = state.values["best_epoch"]

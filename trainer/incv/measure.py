@@ -48,9 +48,7 @@ def label_recall(true: Labels, given: Labels, selected: Mask) -> float:
     return _share(np.count_nonzero(right & selected), np.count_nonzero(right))
 
 
-def label_precision_by_class(
-    true: Labels, given: Labels, selected: Mask, classes: int
-) -> NDArray[np.float64]:
+def label_precision_by_class(true: Labels, given: Labels, selected: Mask, classes: int) -> NDArray[np.float64]:
     """LP_i of Eq. 7, i the true class: float64 [classes]; nan where nothing of the class was selected."""
     right = true == given
     return _shares(_count(true, right & selected, classes), _count(true, selected, classes))

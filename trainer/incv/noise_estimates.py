@@ -33,8 +33,8 @@ class NoiseEstimates:
         return {
             "paper": self.paper,
             "confident": self.confident,
-            "transition": self.transition.round(6).tolist(),
-            "prior": self.prior.round(6).tolist(),
+            "transition": self.transition.tolist(),
+            "prior": self.prior.tolist(),
         }
 
     @classmethod

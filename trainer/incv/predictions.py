@@ -68,8 +68,7 @@ def merged(parts: Iterable[Predictions], expected: Ids) -> Predictions:
     """All folds' rows, sorted; raises where they are not the expected ids, each exactly once."""
     parts = list(parts)
     columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in Predictions.__dataclass_fields__
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in Predictions.__dataclass_fields__
     }
     order = np.argsort(columns["sample_id"], kind="stable")
     whole = Predictions(**{name: column[order] for name, column in columns.items()})

@@ -66,9 +66,7 @@ class Incv:
         records: list[dict[str, Any]],
         ended_early: str | None,
     ) -> None:
-        index, filled = fill_classes(
-            index, self._data.labels, self._data.classes, self._config.min_per_class
-        )
+        index, filled = fill_classes(index, self._data.labels, self._data.classes, self._config.min_per_class)
         if not len(index.ids(State.SELECTED)):
             raise DataError(
                 "INCV selected no sample: no network agreed with any held-out label. Train the folds longer "
@@ -91,9 +89,7 @@ class Incv:
             raise DataError(
                 f"the data set has {candidates} usable sample(s): a half would be empty. INCV needs at least 2"
             )
-        return (
-            f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left to judge"
-        )
+        return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left to judge"
 
     def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Predictions:
         """A round's predictions: read where the round is done, else by training its folds."""

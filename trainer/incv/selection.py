@@ -31,13 +31,15 @@ def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
     return HalfDecision(selected, removed)
 
 
-def after_round(
-    before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float
-) -> SelectionIndex:
+def after_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
     """Line 14 of Algorithm 2: both halves' decisions entered into the index."""
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()
-    predicted, loss, probability = before.predicted.copy(), before.loss.copy(), before.given_probability.copy()
+    predicted, loss, probability = (
+        before.predicted.copy(),
+        before.loss.copy(),
+        before.given_probability.copy(),
+    )
     predicted[ids], loss[ids], probability[ids] = (
         predictions.predicted,
         predictions.loss,

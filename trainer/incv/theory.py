@@ -41,17 +41,13 @@ def check_transition(T: ArrayLike) -> None:
     """Raise ValueError, naming the row, unless T is square with rows that are probability distributions."""
     matrix = np.asarray(T, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
-        raise ValueError(
-            f"a noise matrix must be square [classes, classes]; this one has shape {matrix.shape}"
-        )
+        raise ValueError(f"a noise matrix must be square [classes, classes]; this one has shape {matrix.shape}")
     for row, entries in enumerate(matrix):
         # Written so that nan fails too: every comparison with nan is false.
         outside = np.flatnonzero(~((entries >= 0.0) & (entries <= 1.0)))
         if outside.size:
             column = int(outside[0])
-            raise ValueError(
-                f"row {row} of the noise matrix: entry {column} is {entries[column]:g}, outside [0, 1]"
-            )
+            raise ValueError(f"row {row} of the noise matrix: entry {column} is {entries[column]:g}, outside [0, 1]")
         total = float(entries.sum())
         if abs(total - 1.0) > ROW_SUM_TOLERANCE:
             raise ValueError(
@@ -87,9 +83,7 @@ def asymmetric_accuracy(ratio: float) -> float:
     return (1.0 - ratio) ** 2 + ratio**2
 
 
-def noise_from_accuracy(
-    accuracy: float, classes: int, kind: NoiseKind = "symmetric", top_k: int = 1
-) -> float:
+def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmetric", top_k: int = 1) -> float:
     """Invert Eq. 4 or Eq. 5: the smaller ε at which the agreement is `accuracy`.
 
     With m = c/top_k (symmetric; agreement then means "given label among the top k") or m = 2 (asymmetric;
@@ -203,9 +197,7 @@ def _prior(prior: ArrayLike, classes: int) -> Array:
     if weights.shape != (classes,):
         raise ValueError(f"the prior has shape {weights.shape}; the noise matrix has {classes} classes")
     if not (np.isfinite(weights).all() and (weights >= 0.0).all() and weights.sum() > 0.0):
-        raise ValueError(
-            "the prior must hold finite shares or counts of the classes, none negative, not all 0"
-        )
+        raise ValueError("the prior must hold finite shares or counts of the classes, none negative, not all 0")
     return weights / weights.sum()
 
 

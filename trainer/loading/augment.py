@@ -22,9 +22,7 @@ class Geometry:
     fill: str
     """`zero` or `edge`: what lies in the padding."""
 
-    def side(
-        self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int
-    ) -> npt.NDArray[np.int64]:
+    def side(self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int) -> npt.NDArray[np.int64]:
         """Side of the square box in stored pixels; the cut is scaled to `size` where they differ."""
         shorter = np.minimum(widths, heights).astype(np.int64)
         if self.resize is None:

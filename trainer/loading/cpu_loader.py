@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -46,7 +47,7 @@ class CpuLoader:
                 pixels, failed = decoding.result()
                 for following in islice(remaining, 1):
                     waiting.append((following, self._pool.submit(self._decode, following)))
-                yield assemble(request, failed, lambda rows, of=pixels: self._show(of[rows]), self._device)
+                yield assemble(request, failed, partial(self._show, pixels), self._device)
         finally:
             for _, decoding in waiting:
                 decoding.cancel()
@@ -65,8 +66,8 @@ class CpuLoader:
             pixels[row] = cut(image, request.boxes[row], request.flips[row], size, self._geometry.fill)
         return pixels, np.asarray(failed, np.int64)
 
-    def _show(self, pixels: Pixels) -> torch.Tensor:
-        return self._normalise(torch.from_numpy(pixels).to(self._device, non_blocking=True))
+    def _show(self, pixels: Pixels, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        return self._normalise(torch.from_numpy(pixels[rows]).to(self._device, non_blocking=True))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

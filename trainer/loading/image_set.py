@@ -37,9 +37,7 @@ class ImageSet:
         return self.index.num_classes
 
     def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Iterator[Batch]:
-        requests = training_requests(
-            plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size
-        )
+        requests = training_requests(plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size)
         return self.loader.batches(requests)
 
     def predict_requests(self, ids: Ids, batch: int) -> list[BatchRequest]:

@@ -28,9 +28,7 @@ def training_requests(
         own = np.concatenate([deal(step.selected, rank, world), deal(step.candidates, rank, world)])
         # A rank without a row of its own still shows real images to its BatchNorm, at weight 0.
         ids = own if len(own) else np.concatenate([step.selected, step.candidates])
-        boxes, flips = training_boxes(
-            geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids]
-        )
+        boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
         yield BatchRequest(
             ids=ids,
             boxes=boxes,

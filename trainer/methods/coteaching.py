@@ -80,9 +80,7 @@ class CoteachingTask(OptimisedModule):
         # Algorithm 3, lines 7 and 8: f1 learns what f2 finds easy, and the other way round.
         return losses_a[easy_for_b].mean(), losses_b[easy_for_a].mean(), agreed, len(easy_for_a)
 
-    def _eval_first(
-        self, batch: Batch, keep: int, rows: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    def _eval_first(self, batch: Batch, keep: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """Rank in eval mode without gradient, then train each network on its peer's choice alone.
 
         rows: the fixed shape of that second forward; a short choice is filled up with its own rows, weight 0.

@@ -38,5 +38,3 @@ def trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) ->
         )
     load_module(module, found[1].tensors, "model.")
     return networks_of(module.eval())
-
-

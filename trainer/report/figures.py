@@ -67,9 +67,7 @@ def counts_plot(report: dict[str, Any]) -> Markup | None:
     shown = [index for index in range(len(STATES)) if index < 3 or any(counts[index] for _, counts in rows)]
     rows = [(label, [counts[index] for index in shown]) for label, counts in rows]
     parts = [STATES[index][1:] for index in shown]
-    return stacked_bars(
-        rows, parts, title="Samples selected, left as candidates and removed, after each round"
-    )
+    return stacked_bars(rows, parts, title="Samples selected, left as candidates and removed, after each round")
 
 
 def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
@@ -82,17 +80,13 @@ def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
                 result["top1"],
                 points(result["top1"]),
                 2 if method == "coteaching_incv" else 0,
-                [value for value in result["top1_each"] if value is not None]
-                if len(result["top1_each"]) > 1
-                else (),
+                [value for value in result["top1_each"] if value is not None] if len(result["top1_each"]) > 1 else (),
             )
             for method, result in results.items()
             if result["top1"] is not None
         ]
         if bars:
-            plots[name] = bar_chart(
-                bars, title=f"Top-1 accuracy on {name}", high=100, ticks=_points_tick, width=960
-            )
+            plots[name] = bar_chart(bars, title=f"Top-1 accuracy on {name}", high=100, ticks=_points_tick, width=960)
     return plots
 
 
@@ -108,9 +102,7 @@ def time_plot(report: dict[str, Any]) -> Markup | None:
 def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Small multiples: a panel a round and a panel a method, each with its loss and its training accuracy."""
     curves, order = report["curves"], report["config"].get("methods") or []
-    methods = sorted(
-        curves["methods"], key=lambda method: order.index(method) if method in order else len(order)
-    )
+    methods = sorted(curves["methods"], key=lambda method: order.index(method) if method in order else len(order))
     groups = (
         ("INCV, one line a fold", {f"Round {number}": folds for number, folds in curves["rounds"].items()}),
         ("Methods", {method_name(method): {"": curves["methods"][method]} for method in methods}),
@@ -121,9 +113,7 @@ def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
             _charts(runs, "loss", "training loss", plain),
             _charts(runs, "train_accuracy", "training accuracy", percent),
         ]
-        panels = [
-            {"name": name, "charts": [chart[name] for chart in charts if name in chart]} for name in runs
-        ]
+        panels = [{"name": name, "charts": [chart[name] for chart in charts if name in chart]} for name in runs]
         if any(panel["charts"] for panel in panels):
             found.append({"heading": heading, "panels": [panel for panel in panels if panel["charts"]]})
     return found

@@ -44,9 +44,7 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
     if selection is not None:
         part = selection["selected"] / report["samples"] if report["samples"] else None
         found.append(
-            _tile(
-                f"{selection['selected']:,}", "labels kept by INCV", f"{share(part)} of {report['samples']:,}"
-            )
+            _tile(f"{selection['selected']:,}", "labels kept by INCV", f"{share(part)} of {report['samples']:,}")
         )
         expected = (rounds[-1]["theory"] if rounds else None) or {}
         for key, name in (("label_precision", "label precision"), ("label_recall", "label recall")):
@@ -70,9 +68,7 @@ def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
     if noise["true"] is not None:
         return _tile(share(noise["true"]), "labels that are wrong", f"estimated {share(noise['confident'])}")
     estimate = noise["confident"] if noise["confident"] is not None else noise["paper"]
-    return (
-        _tile(share(estimate), "labels estimated wrong", "truth not known") if estimate is not None else None
-    )
+    return _tile(share(estimate), "labels estimated wrong", "truth not known") if estimate is not None else None
 
 
 def _tile(value: str, label: str, note: str) -> dict[str, str]:
@@ -104,9 +100,7 @@ def noise_words(report: dict[str, Any]) -> str:
 
 def _off(difference: float) -> str:
     size = abs(difference) * 100
-    return (
-        "right to 0.05 points" if size < 0.05 else f"{size:.1f} points {'low' if difference < 0 else 'high'}"
-    )
+    return "right to 0.05 points" if size < 0.05 else f"{size:.1f} points {'low' if difference < 0 else 'high'}"
 
 
 def selection_words(report: dict[str, Any]) -> str:
@@ -138,9 +132,7 @@ def suspect_words(report: dict[str, Any]) -> str:
         return words
     wrong = sum(suspect["true"] != suspect["given"] for suspect in judged)
     right = sum(suspect["true"] == suspect["predicted"] for suspect in judged)
-    return (
-        f"{words} Of these {len(judged)}, {wrong} are mislabelled; for {right} the prediction is the truth."
-    )
+    return f"{words} Of these {len(judged)}, {wrong} are mislabelled; for {right} the prediction is the truth."
 
 
 def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:

@@ -72,9 +72,7 @@ def line_chart(
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
     along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))
     up = nice_ticks(*(y_range or (min(ys), max(ys))), about=5 if height > 200 else 3)
-    legend, used = (
-        _legend([(s.label, s.colour, s.dashed) for s in series], width) if len(series) > 1 else ([], 0)
-    )
+    legend, used = _legend([(s.label, s.colour, s.dashed) for s in series], width) if len(series) > 1 else ([], 0)
     left = 14 + CHARACTER * max(len(ticks(value)) for value in up)
     box = (left, used + 10.0, width - 14.0, height - (40.0 if x_label else 24.0))
     low, high = min(along[0], min(xs)), max(along[-1] if x_ticks else max(xs), max(xs))
@@ -127,9 +125,7 @@ def bar_chart(
                 f"{bar.label}: {bar.text}",
             )
         )
-        parts += [
-            f'<circle class="dot" cx="{to_x(dot):.1f}" cy="{y + row / 2:.1f}" r="3"/>' for dot in bar.dots
-        ]
+        parts += [f'<circle class="dot" cx="{to_x(dot):.1f}" cy="{y + row / 2:.1f}" r="3"/>' for dot in bar.dots]
         parts.append(_text(max([end, *map(to_x, bar.dots)]) + 7, y + row / 2 + 4, bar.text, "start", "value"))
     if reference is not None:
         parts.append(_line(to_x(reference), top - 4, to_x(reference), bottom, "reference"))
@@ -156,9 +152,7 @@ def stacked_bars(
         for (name, colour), count in zip(parts_of, counts, strict=True):
             x, wide = to_x(start), to_x(start + count) - to_x(start)
             if count:
-                parts.append(
-                    _rect(x, y + 5, max(wide - 1, 0.5), row - 10, colour, f"{label}, {name}: {count:,}")
-                )
+                parts.append(_rect(x, y + 5, max(wide - 1, 0.5), row - 10, colour, f"{label}, {name}: {count:,}"))
             if wide > CHARACTER * len(f"{count:,}") + 8:
                 parts.append(_text(x + wide / 2, y + row / 2 + 4, f"{count:,}", "middle", "inside"))
             start += count
@@ -204,9 +198,7 @@ def heatmap(
                 f"{row_label} {names[i] or i}, {column_label} {names[j] or j}",
             )
     middle = 8 + cell * count / 2
-    parts.append(
-        f'<g transform="rotate(-90 12 {middle:.1f})">{_text(12, middle, row_label, style="strong")}</g>'
-    )
+    parts.append(f'<g transform="rotate(-90 12 {middle:.1f})">{_text(12, middle, row_label, style="strong")}</g>')
     parts.append(_text(left + cell * count / 2, bottom + below + 16, column_label, style="strong"))
     return _svg(title, width, round(bottom + below + 24), parts)
 
@@ -214,9 +206,7 @@ def heatmap(
 def _column_name(x: float, bottom: float, name: str, slanted: bool) -> str:
     if not slanted:
         return _text(x, bottom + 15, name)
-    return (
-        f'<g transform="rotate(-45 {x:.1f} {bottom + 12:.1f})">{_text(x + 3, bottom + 14, name, "end")}</g>'
-    )
+    return f'<g transform="rotate(-45 {x:.1f} {bottom + 12:.1f})">{_text(x + 3, bottom + 14, name, "end")}</g>'
 
 
 def _cell(x: float, y: float, side: float, value: float | None, about: str) -> list[str]:
@@ -240,9 +230,7 @@ def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]
             continue
         runs[-1].append(f"{to_x(x):.1f} {to_y(y):.1f}")
         if dotted:
-            dots.append(
-                f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2" fill="var(--c{line.colour})"/>'
-            )
+            dots.append(f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2" fill="var(--c{line.colour})"/>')
     path = " ".join("M" + " L".join(run) for run in runs if run)
     dash = ' stroke-dasharray="5 4"' if line.dashed else ""
     name = escape(line.label)
@@ -289,9 +277,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
     return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _rect(
-    x: float, y: float, width: float, height: float, fill: str, about: str = "", opacity: float = 1.0
-) -> str:
+def _rect(x: float, y: float, width: float, height: float, fill: str, about: str = "", opacity: float = 1.0) -> str:
     faint = f' fill-opacity="{opacity:.3f}"' if opacity < 1 else ""
     shape = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{faint}'
     return f"<rect {shape}><title>{escape(about)}</title></rect>" if about else f"<rect {shape}/>"

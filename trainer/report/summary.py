@@ -82,11 +82,7 @@ def _noise_words(report: dict[str, Any]) -> str:
 def _kept_words(report: dict[str, Any]) -> str:
     selection = report["selection"]
     if selection is None:
-        return (
-            "INCV has not selected yet"
-            if "coteaching_incv" in (report["config"].get("methods") or [])
-            else ""
-        )
+        return "INCV has not selected yet" if "coteaching_incv" in (report["config"].get("methods") or []) else ""
     words = f"INCV kept {selection['selected']:,}"
     precision = selection["label_precision"]
     return words if precision is None else f"{words} with {share(precision)} precision"
@@ -98,9 +94,7 @@ def _accuracy_words(report: dict[str, Any]) -> str:
     if found is None or method is None:
         return "accuracy has not been measured yet"
     results = found[1]
-    name = (
-        "Co-teaching on them" if method == "coteaching_incv" and report["selection"] else method_name(method)
-    )
+    name = "Co-teaching on them" if method == "coteaching_incv" and report["selection"] else method_name(method)
     words = f"{name} reaches {points(results[method]['top1'])}"
     ahead = gain(results, method)
     if ahead is None:

@@ -28,8 +28,7 @@ def find_suspects(run_dir: Path, samples: Samples, most: int = MOST) -> list[dic
     size = len(samples.given)
     loss = np.full(size, -np.inf, np.float32)
     latest = {
-        name: np.full(size, -1, np.float32)
-        for name in ("predicted", "given_probability", "predicted_probability")
+        name: np.full(size, -1, np.float32) for name in ("predicted", "given_probability", "predicted_probability")
     }
     for path in paths.values():
         table = pq.read_table(path, columns=["sample_id", "loss", "status", *latest])
@@ -47,9 +46,7 @@ def find_suspects(run_dir: Path, samples: Samples, most: int = MOST) -> list[dic
             "sample_id": int(number),
             "given": int(samples.given[number]),
             "predicted": int(latest["predicted"][number]),
-            "true": int(samples.truth[number])
-            if samples.truth is not None and samples.truth[number] >= 0
-            else None,
+            "true": int(samples.truth[number]) if samples.truth is not None and samples.truth[number] >= 0 else None,
             "loss": round(float(loss[number]), 5),
             "given_probability": round(float(latest["given_probability"][number]), 6),
             "predicted_probability": round(float(latest["predicted_probability"][number]), 6),

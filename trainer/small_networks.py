@@ -1,0 +1,173 @@
+"""Our own small networks: the paper's CIFAR ResNets, and one for 8x8 digits."""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Keras's defaults, which the released code trains with; Keras's momentum of 0.99 is torch's 0.01.
+BATCH_NORM_MOMENTUM = 0.01
+BATCH_NORM_EPS = 1e-3
+
+
+class _Classifier(nn.Module):
+    """timm's classifier protocol over a stack of convolutions: body, global average pool, linear layer."""
+
+    body: nn.Module
+    fc: nn.Module
+
+    def __init__(self, body: nn.Module, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.num_classes = num_classes
+        self.body = body
+        # As in timm, no classes means: return the features.
+        self.fc = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[rows, in_chans, height, width] -> [rows, num_features, height', width']."""
+        return self.body(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Feature maps -> logits [rows, classes], or the penultimate features [rows, num_features]."""
+        pooled = x.mean(dim=(2, 3))
+        return pooled if pre_logits else self.fc(pooled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    # No bias: BatchNorm follows, at once or after the sum of a residual block, and has its own.
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def _keras_norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=BATCH_NORM_EPS, momentum=BATCH_NORM_MOMENTUM)
+
+
+class ResidualBlock(nn.Module):
+    """A residual branch and its shortcut; `weight_decay_groups` knows their convolutions by this class."""
+
+    def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.residual = residual
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.residual(x) + self.shortcut(x)
+
+
+class BasicBlock(ResidualBlock):
+    """v1: two 3x3 convolutions, ReLU after the sum; 1x1 convolution and BatchNorm where the width changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        residual = nn.Sequential(
+            _convolution(inputs, outputs, 3, stride),
+            _keras_norm(outputs),
+            nn.ReLU(),
+            _convolution(outputs, outputs, 3),
+            _keras_norm(outputs),
+        )
+        shortcut: nn.Module = nn.Identity()
+        if inputs != outputs:
+            shortcut = nn.Sequential(_convolution(inputs, outputs, 1, stride), _keras_norm(outputs))
+        super().__init__(residual, shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(super().forward(x))
+
+
+class BottleneckBlock(ResidualBlock):
+    """v2: BatchNorm and ReLU before each of 1x1, 3x3, 1x1; nothing after the sum."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, stride: int, activated: bool) -> None:
+        # The stem has already normalised and rectified what the very first block is given.
+        residual = nn.Sequential(
+            *([] if activated else [_keras_norm(inputs), nn.ReLU()]),
+            _convolution(inputs, width, 1, stride),
+            _keras_norm(width),
+            nn.ReLU(),
+            _convolution(width, width, 3),
+            _keras_norm(width),
+            nn.ReLU(),
+            _convolution(width, outputs, 1),
+        )
+        projected = inputs != outputs
+        super().__init__(residual, _convolution(inputs, outputs, 1, stride) if projected else nn.Identity())
+
+
+class CifarResNetV1(_Classifier):
+    """He et al. 2016a for 32x32 images: 6n+2 layers, widths 16, 32, 64; initialised as Keras's examples."""
+
+    def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3) -> None:
+        blocks = (depth - 2) // 6
+        layers: list[nn.Module] = [_convolution(in_chans, 16, 3), _keras_norm(16), nn.ReLU()]
+        inputs = 16
+        for stage, outputs in enumerate((16, 32, 64)):
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(BasicBlock(inputs, outputs, stride))
+                inputs = outputs
+        super().__init__(nn.Sequential(*layers), inputs, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+            if isinstance(layer, nn.Linear):
+                nn.init.zeros_(layer.bias)
+
+
+class CifarResNetV2(_Classifier):
+    """He et al. 2016b (pre-activation) with bottlenecks: 9n+2 layers, as the paper's theory figures use."""
+
+    def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3) -> None:
+        blocks = (depth - 2) // 9
+        layers: list[nn.Module] = [_convolution(in_chans, 16, 3), _keras_norm(16), nn.ReLU()]
+        inputs = 16
+        for stage, (width, outputs) in enumerate(((16, 64), (64, 128), (128, 256))):
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                activated = stage == 0 and block == 0
+                layers.append(BottleneckBlock(inputs, width, outputs, stride, activated))
+                inputs = outputs
+        layers += [_keras_norm(inputs), nn.ReLU()]
+        super().__init__(nn.Sequential(*layers), inputs, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                _he_normal(layer.weight)
+            if isinstance(layer, nn.Linear):
+                nn.init.zeros_(layer.bias)
+
+
+def _he_normal(weight: Tensor) -> None:
+    """Keras's he_normal: variance 2/fan_in, cut at two of the underlying normal's standard deviations."""
+    fan_in = weight[0].numel()
+    # 0.8796 is the standard deviation of a unit normal cut at ±2.
+    deviation = math.sqrt(2.0 / fan_in) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+
+class DigitsCnn(_Classifier):
+    """Four convolutions for 8x8 digits: 132 thousand weights, quick to train on a CPU."""
+
+    def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
+        layers: list[nn.Module] = []
+        inputs = in_chans
+        for position, outputs in enumerate((32, 64, 64, 128)):
+            if position == 2:
+                layers.append(nn.MaxPool2d(2))
+            layers += [_convolution(inputs, outputs, 3), nn.BatchNorm2d(outputs), nn.ReLU()]
+            inputs = outputs
+        super().__init__(nn.Sequential(*layers), inputs, num_classes)
+
+
+SMALL_NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "cifar_resnet20": lambda **options: CifarResNetV1(20, **options),
+    "cifar_resnet32": lambda **options: CifarResNetV1(32, **options),  # the paper's network for CIFAR-10
+    "cifar_resnet110": lambda **options: CifarResNetV2(110, **options),  # memorises every label (Sec. 5.1)
+    "digits_cnn": lambda **options: DigitsCnn(**options),
+}
