@@ -41,7 +41,7 @@ class Progress:
         left = (self.total - self.done) / rate if rate > 0 else 0.0
         self._last_line = now
         print(
-            f"{self.what}: {self.done:,}/{self.total:,} {self.unit}, {rate:,.0f}/s, {left:,.0f} s left"
+            f"{self.what}: {self.done:,}/{self.total:,} {self.unit}, {_short(rate)}/s, {left:,.0f} s left"
             + (f", {self._note}" if self._note else ""),
             file=sys.stderr,
             flush=True,
@@ -55,3 +55,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _short(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"

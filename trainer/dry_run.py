@@ -57,7 +57,7 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
         config = recipe.standard if stage == "standard" else recipe.coteaching
         assert config is not None
         networks = "1 network" if stage == "standard" else "2 networks"
-        most = "at most " if stage == "coteaching_incv" else ""
+        most = "at most " if stage == "coteaching_incv" and samples is not None else ""
         return f"{networks}, {config.epochs} epochs, {most}{_steps(samples, recipe.batch.global_, config.epochs)}"
     if stage == "evaluate":
         return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.eval)}"
@@ -67,5 +67,5 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
 def _steps(samples: int | None, batch: int, epochs: int, share: float = 1.0) -> str:
     """Steps over `share` of the samples (a fold of round 1 trains on half of them)."""
     if samples is None:
-        return "steps known once packed"
+        return "as many steps as the samples give"
     return f"{-(-round(samples * share) // batch) * epochs:,} steps"

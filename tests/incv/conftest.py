@@ -1,0 +1,32 @@
+"""Real digits, packed once for all tests of this folder; trainings on one thread, the process left as found."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shards.pack import pack
+from shards.sources.digits import Digits
+
+
+@pytest.fixture(scope="session")
+def packed_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the packed splits `train` and `test`."""
+    folder = tmp_path_factory.mktemp("digits")
+    for split in ("train", "test"):
+        pack(Digits(None, split), folder / split)
+    return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Bit-identical trainings, on one thread; `carry_out` sets threads and signal handlers for its process."""
+    threads = torch.get_num_threads()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,86 @@
+"""A forward pass turned into rows: each id once, unusable ones marked, agreement in the top k."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from prediction_rows import rows
+
+from trainer.incv.predictions import Predictions, Status, collect
+from trainer.loading.batch import Batch
+
+LOGITS = [[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 0.0]]
+
+
+def batch(ids: list[int], labels: list[int], weights: list[float] | None = None) -> Batch:
+    weights = weights or [float(number >= 0) for number in ids]
+    images = torch.zeros(len(ids), 3, 2, 2)
+    return Batch(torch.tensor(ids), images, torch.tensor(labels), torch.tensor(weights))
+
+
+def judged(ids, labels, logits, weights=None, top_k=1) -> Predictions:
+    return collect([(batch(ids, labels, weights), [torch.tensor(logits)])], fold=1, top_k=top_k)
+
+
+def test_rows_by_hand():
+    found = judged([8, 3, 5], [0, 0, 2], LOGITS)
+    assert found.sample_id.tolist() == [3, 5, 8]
+    assert found.predicted.tolist() == [2, 1, 0]
+    assert found.agrees.tolist() == [False, False, True]
+    assert found.fold.tolist() == [1, 1, 1]
+    total = sum(math.exp(logit) for logit in (0, 1, 2))
+    np.testing.assert_allclose(found.loss[[0, 2]], [math.log(total), math.log(total) - 2], rtol=1e-6)
+    np.testing.assert_allclose(found.given_probability[[0, 2]], [1 / total, math.exp(2) / total], rtol=1e-6)
+    np.testing.assert_allclose(found.predicted_probability[[0, 2]], math.exp(2) / total, rtol=1e-6)
+    assert found.agreement() == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("top_k", "agrees"), [(1, [False, False]), (2, [True, False]), (3, [True, True]), (9, [True] * 2)]
+)
+def test_a_sample_agrees_if_its_label_is_among_the_top_k(top_k, agrees):
+    found = judged([0, 1], [1, 0], LOGITS[:2], top_k=top_k)
+    assert found.agrees.tolist() == agrees
+    assert found.predicted.tolist() == [0, 2]
+
+
+def test_filled_rows_are_left_out_and_batches_joined():
+    passes = [
+        (batch([4, 6], [0, 0]), [torch.tensor(LOGITS[:2])]),
+        (batch([1, -1], [0, 0]), [torch.tensor([[9.0, 0.0, 0.0], [math.nan] * 3])]),
+    ]
+    found = collect(passes, fold=0, top_k=1)
+    assert found.sample_id.tolist() == [1, 4, 6]
+    assert (found.status == Status.OK).all()
+
+
+@pytest.mark.parametrize("broken", [[math.nan, 0.0, 0.0], [math.inf, 0.0, 0.0], [0.0, -math.inf, 0.0]])
+def test_non_finite_outputs_are_rows_of_their_own_kind(broken):
+    found = judged([0, 1], [0, 0], [broken, LOGITS[0]])
+    assert found.status.tolist() == [Status.NON_FINITE, Status.OK]
+    assert found.predicted[0] == -1
+    assert not found.agrees[0]
+    assert np.isnan([found.loss[0], found.given_probability[0], found.predicted_probability[0]]).all()
+    assert found.agreement() == 1.0
+
+
+def test_unreadable_samples_are_returned_once_whatever_the_network_says():
+    found = judged([0, 1, 2], [0, 0, 0], [LOGITS[0], [math.nan] * 3, LOGITS[0]], weights=[0.0, 0.0, 1.0])
+    assert found.sample_id.tolist() == [0, 1, 2]
+    assert found.status.tolist() == [Status.UNREADABLE, Status.UNREADABLE, Status.OK]
+    assert found.agrees.tolist() == [False, False, True]
+
+
+def test_agreement_of_nothing_usable_is_none_at_all():
+    assert rows([1, 2], [True, True], status=Status.UNREADABLE).agreement() == 0.0
+
+
+def test_predictions_come_back_from_their_file(tmp_path: Path):
+    written = judged([8, 3, 5], [0, 0, 2], LOGITS, weights=[1.0, 0.0, 1.0])
+    written.write(tmp_path / "predictions.parquet")
+    back = Predictions.read(tmp_path / "predictions.parquet")
+    for name in Predictions.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(back, name), getattr(written, name))
+        assert getattr(back, name).dtype == getattr(written, name).dtype

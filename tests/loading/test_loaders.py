@@ -1,0 +1,337 @@
+"""Both loaders give the same bits, in order, with short batches filled and damaged images set aside."""
+
+import numpy as np
+import pytest
+import torch
+from packed_pictures import noise, with_damage
+
+from shards.errors import ConfigError, DataError
+from shards.sample_index import SampleIndex
+from trainer.config import ExecutionConfig, ImageConfig
+from trainer.loading.augment import Geometry
+from trainer.loading.batch import BatchRequest
+from trainer.loading.cpu_loader import CpuLoader
+from trainer.loading.image_set import limited_ids, open_image_set
+from trainer.loading.pixels import Normalise
+from trainer.loading.requests import predict_requests, training_requests
+from trainer.loading.resident_loader import ResidentLoader, can_be_resident
+from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.world import World
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+NORMALISE = Normalise(MEAN, STD, CPU)
+NONE = np.empty(0, np.int64)
+
+
+def geometry_of(pad=2, flip=True, fill="zero", size=8, resize=None):
+    return Geometry(size, resize, pad, flip, fill)
+
+
+def labels_of(index):
+    return index.label.astype(np.int64)
+
+
+def plan_of(ids, batch=8, epochs=2, candidates=NONE):
+    return TrainingPlan(stream_of(0, "standard"), ids, batch, epochs, candidates, candidates_from=1)
+
+
+def training_of(index, geometry, ids, rank=0, world=1, candidates=NONE):
+    return list(
+        training_requests(plan_of(ids, candidates=candidates), index, labels_of(index), geometry, 0, rank, world)
+    )
+
+
+def predicting_of(index, geometry, ids, batch=8):
+    return list(predict_requests(ids, batch, index, labels_of(index), geometry))
+
+
+def resident_batches(index, geometry, requests, ids=None):
+    loader = ResidentLoader(index, index.usable_ids() if ids is None else ids, geometry, NORMALISE, CPU)
+    batches = list(loader.batches(requests))
+    loader.close()
+    return batches
+
+
+def cpu_batches(index, geometry, requests, workers=2):
+    loader = CpuLoader(index, geometry, NORMALISE, CPU, workers)
+    batches = list(loader.batches(requests))
+    loader.close()
+    return batches
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        for field in ("ids", "images", "labels", "weights"):
+            ours, theirs = getattr(batch, field), getattr(other, field)
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs), field
+        assert batch.unreadable == other.unreadable
+
+
+def shown(pixels, box, flip, fill):
+    """One normalised input, the slow way: float64 [3, size, size]."""
+    around = ((20, 20), (20, 20), (0, 0))
+    padded = np.pad(pixels, around, mode="edge" if fill == "edge" else "constant")
+    left, top, width, height = box
+    piece = padded[top + 20 : top + 20 + height, left + 20 : left + 20 + width]
+    piece = piece[:, ::-1] if flip else piece
+    return ((piece / 255.0 - MEAN) / STD).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("fill", ["zero", "edge"])
+@pytest.mark.parametrize(("pad", "flip"), [(0, False), (2, True), (3, False)])
+def test_both_loaders_give_the_same_bits(equal_index, fill, pad, flip):
+    geometry = geometry_of(pad, flip, fill)
+    ids = equal_index.usable_ids()
+    requests = training_of(equal_index, geometry, ids[:29], candidates=ids[29:]) + predicting_of(
+        equal_index, geometry, ids
+    )
+    resident = resident_batches(equal_index, geometry, requests)
+    assert_same(resident, cpu_batches(equal_index, geometry, requests))
+    for request, batch in zip(requests, resident, strict=True):
+        n = len(request.ids)
+        assert batch.images.shape == (request.rows, 3, 8, 8)
+        assert batch.images.dtype == torch.float32
+        assert batch.ids.tolist() == request.ids.tolist() + [-1] * (request.rows - n)
+        assert batch.weights.tolist() == [1.0] * n + [0.0] * (request.rows - n)
+        assert batch.labels[:n].tolist() == equal_index.label[request.ids].tolist()
+        for row, sample in enumerate(request.ids):
+            expected = shown(noise(int(sample), 12, 10), request.boxes[row], request.flips[row], fill)
+            np.testing.assert_allclose(batch.images[row].numpy(), expected, atol=1e-5)
+
+
+def test_the_epoch_shows_both_mirrored_and_plain_images(equal_index):
+    flips = np.concatenate([request.flips for request in training_of(equal_index, geometry_of(), np.arange(37))])
+    assert 0 < flips.sum() < len(flips)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_both_loaders_agree_on_every_rank(equal_index, world):
+    geometry, ids = geometry_of(), equal_index.usable_ids()
+    for rank in range(world):
+        requests = training_of(equal_index, geometry, ids, rank, world)
+        resident = resident_batches(equal_index, geometry, requests)
+        assert_same(resident, cpu_batches(equal_index, geometry, requests))
+
+
+@pytest.mark.parametrize("resize", [None, 20])
+def test_the_number_of_workers_changes_nothing(mixed_index, resize):
+    geometry, ids = geometry_of(pad=0, size=16, resize=resize), mixed_index.usable_ids()
+    requests = training_of(mixed_index, geometry, ids) + predicting_of(mixed_index, geometry, ids, batch=7)
+    one, two, four = (cpu_batches(mixed_index, geometry, requests, workers) for workers in (1, 2, 4))
+    assert_same(one, two)
+    assert_same(one, four)
+    for request, batch in zip(requests, one, strict=True):
+        assert batch.ids[: len(request.ids)].tolist() == request.ids.tolist()  # the order of the requests is kept
+        assert batch.unreadable == []
+        assert bool(torch.isfinite(batch.images).all())
+    assert len({batch.images[0].sum().item() for batch in one}) > 5  # they do show different images
+
+
+def test_a_sample_looks_the_same_in_any_batch(mixed_index):
+    geometry, ids = geometry_of(pad=0, size=16, resize=20), mixed_index.usable_ids()
+    by_id = {}
+    for batch_size in (7, 40):
+        for batch in cpu_batches(mixed_index, geometry, predicting_of(mixed_index, geometry, ids, batch_size)):
+            for row, sample in enumerate(batch.ids.tolist()):
+                if sample >= 0:
+                    by_id.setdefault(sample, []).append(batch.images[row])
+    assert sorted(by_id) == ids.tolist()
+    assert all(torch.equal(first, second) for first, second in by_id.values())
+
+
+def test_training_fills_with_its_own_rows_at_weight_0(equal_index):
+    geometry = geometry_of()
+    requests = training_of(equal_index, geometry, np.arange(19))  # 8 + 8 + 3
+    short = resident_batches(equal_index, geometry, requests)[2]
+    assert short.ids.tolist() == [*requests[2].ids.tolist(), -1, -1, -1, -1, -1]
+    assert short.weights.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    for row in range(3, 8):
+        assert torch.equal(short.images[row], short.images[row % 3])
+    assert not torch.equal(short.images[0], short.images[1])
+
+
+def test_a_predict_pass_fills_with_zeros(equal_index):
+    geometry = geometry_of()
+    requests = predicting_of(equal_index, geometry, np.arange(11))
+    for batches in (
+        resident_batches(equal_index, geometry, requests),
+        cpu_batches(equal_index, geometry, requests),
+    ):
+        assert batches[1].ids.tolist() == [8, 9, 10, -1, -1, -1, -1, -1]
+        assert batches[1].weights.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+        assert not batches[1].images[3:].any()
+        assert batches[1].images[:3].any(dim=(1, 2, 3)).all()
+
+
+def test_a_rank_without_work_shows_the_steps_images_at_weight_0(equal_index):
+    geometry = geometry_of()
+    whole = training_of(equal_index, geometry, np.arange(10))[1]  # two rows, dealt to ranks 1 and 3 of 4
+    idle = training_of(equal_index, geometry, np.arange(10), rank=0, world=4)[1]
+    for load in (resident_batches, cpu_batches):
+        batch = load(equal_index, geometry, [idle])[0]
+        step = load(equal_index, geometry, [whole])[0]
+        assert batch.ids.tolist() == [-1, -1]
+        assert batch.weights.tolist() == [0, 0]
+        assert torch.equal(batch.images, step.images[:2])
+
+
+@pytest.fixture()
+def damaged(equal_index, tmp_path):
+    return with_damage(equal_index, tmp_path / "shards", [3, 17])
+
+
+@pytest.mark.parametrize("load", [resident_batches, cpu_batches])
+def test_a_damaged_image_is_returned_once_as_unreadable(damaged, load):
+    geometry, ids = geometry_of(), damaged.usable_ids()
+    batches = load(damaged, geometry, predicting_of(damaged, geometry, ids))
+    returned = torch.cat([batch.ids[batch.ids >= 0] for batch in batches]).tolist()
+    assert returned == ids.tolist()
+    assert sum((batch.unreadable for batch in batches), []) == [3, 17]
+    for batch in batches:
+        for row, sample in enumerate(batch.ids.tolist()):
+            assert batch.weights[row] == (sample >= 0 and sample not in (3, 17))
+
+
+def test_training_shows_a_readable_image_in_its_place(damaged, equal_index):
+    geometry, ids = geometry_of(), damaged.usable_ids()
+    requests = training_of(damaged, geometry, ids)
+    resident = resident_batches(damaged, geometry, requests)
+    assert_same(resident, cpu_batches(damaged, geometry, requests))
+    whole = resident_batches(equal_index, geometry, requests)
+    for batch, request, undamaged in zip(resident, requests, whole, strict=True):
+        lost = [row for row, sample in enumerate(request.ids.tolist()) if sample in (3, 17)]
+        assert sorted(batch.unreadable) == sorted(request.ids[lost].tolist())
+        readable = [row for row in range(len(request.ids)) if row not in lost]
+        for row in range(request.rows):
+            sources = [row] if row in readable else readable
+            matches = [other for other in sources if torch.equal(batch.images[row], undamaged.images[other])]
+            assert matches
+            assert batch.labels[row] == request.labels[matches[0]]
+            assert batch.weights[row] == (row in readable)
+    per_epoch = len(requests) // 2
+    for epoch in (0, 1):
+        lost = sum((batch.unreadable for batch in resident[epoch * per_epoch : (epoch + 1) * per_epoch]), [])
+        assert sorted(lost) == [3, 17]
+
+
+@pytest.mark.parametrize("load", [resident_batches, cpu_batches])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_of_damaged_images_alone_still_comes(damaged, load, training):
+    request = BatchRequest(
+        ids=np.array([3, 17]),
+        boxes=np.array([[0, 0, 8, 8]] * 2, np.int32),
+        flips=np.zeros(2, bool),
+        labels=np.zeros(2, np.int64),
+        rows=4,
+        fill_with_images=training,
+    )
+    batch = load(damaged, geometry_of(), [request])[0]
+    assert batch.unreadable == [3, 17]
+    assert batch.ids.tolist() == [3, 17, -1, -1]
+    assert not batch.weights.any()
+    assert bool(torch.isfinite(batch.images).all())
+
+
+def test_a_missing_shard_is_an_error_that_names_it(equal_index, tmp_path):
+    broken = with_damage(equal_index, tmp_path / "shards", [])
+    broken.shard_path(1).unlink()
+    with pytest.raises(DataError, match=r"shard-000001\.tar.*incv shards verify"):
+        cpu_batches(broken, geometry_of(), predicting_of(broken, geometry_of(), np.arange(37)))
+
+
+def test_a_truncated_shard_loses_its_last_images_only(equal_index, tmp_path):
+    cut_off = with_damage(equal_index, tmp_path / "shards", [])
+    path = cut_off.shard_path(0)
+    path.write_bytes(path.read_bytes()[: int(cut_off.offset[9]) + 5])
+    batches = cpu_batches(cut_off, geometry_of(), predicting_of(cut_off, geometry_of(), np.arange(12)))
+    assert sum((batch.unreadable for batch in batches), []) == [9]
+
+
+def test_an_abandoned_epoch_leaves_the_loader_usable(mixed_index):
+    geometry = geometry_of(pad=0, size=16)
+    requests = predicting_of(mixed_index, geometry, mixed_index.usable_ids(), batch=4)
+    loader = CpuLoader(mixed_index, geometry, NORMALISE, CPU, 2)
+    begun = loader.batches(iter(requests))
+    next(begun)
+    begun.close()
+    again = list(loader.batches(requests))
+    loader.close()
+    assert_same(again, cpu_batches(mixed_index, geometry, requests))
+
+
+def test_requests_are_not_all_taken_at_once(mixed_index):
+    """An epoch of a million steps must not be laid out before its first batch."""
+    geometry, taken = geometry_of(pad=0, size=16), []
+
+    def endless():
+        while True:
+            taken.append(1)
+            yield from predicting_of(mixed_index, geometry, mixed_index.usable_ids()[:4], batch=4)
+
+    loader = CpuLoader(mixed_index, geometry, NORMALISE, CPU, 2)
+    batches = loader.batches(endless())
+    for _ in range(5):
+        next(batches)
+    batches.close()
+    loader.close()
+    assert len(taken) < 20
+
+
+def test_which_sets_can_be_resident(equal_index, mixed_index):
+    ids = equal_index.usable_ids()
+    assert can_be_resident(equal_index, ids, geometry_of(size=10))
+    assert not can_be_resident(equal_index, ids, geometry_of(size=11))  # would have to be scaled up
+    assert not can_be_resident(equal_index, ids, geometry_of(pad=0, resize=9))
+    assert not can_be_resident(mixed_index, mixed_index.usable_ids(), geometry_of())
+    assert not can_be_resident(equal_index, NONE, geometry_of())
+
+
+def image_set(index, loader="auto", workers=2):
+    image = ImageConfig(size=8, pad=2, mean=MEAN, std=STD)
+    execution = ExecutionConfig(loader=loader, workers=workers)
+    return open_image_set(index, index.usable_ids(), labels_of(index), image, execution, CPU)
+
+
+def test_an_image_set_trains_the_same_through_either_loader(equal_index):
+    plan, world = plan_of(equal_index.usable_ids()), World(0, 1, CPU, 1)
+    sets = [image_set(equal_index, loader) for loader in ("auto", "cpu")]
+    assert [type(data.loader) for data in sets] == [ResidentLoader, CpuLoader]
+    resident, cpu = (list(data.training_batches(plan, 3, world)) for data in sets)
+    assert len(resident) == plan.total_steps - 3
+    assert_same(resident, cpu)
+    assert sets[0].classes == 3
+    for data in sets:
+        data.close()
+
+
+def test_images_of_many_sizes_go_through_the_decoding_loader(mixed_index):
+    data = image_set(mixed_index)
+    assert isinstance(data.loader, CpuLoader)
+    data.close()
+    with pytest.raises(ConfigError, match=r"execution\.loader: resident needs images of one size"):
+        image_set(mixed_index, "resident")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 20, 36])
+def test_a_limit_is_spread_evenly_over_the_classes(equal_index, limit):
+    ids = limited_ids(equal_index, limit)
+    assert len(ids) == limit
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    counts = np.bincount(equal_index.label[ids], minlength=3)
+    assert counts.max() - counts.min() <= 1
+    assert set(ids) <= set(limited_ids(equal_index, limit + 1))
+
+
+def test_a_limit_is_no_prefix_and_none_means_all(equal_index):
+    assert limited_ids(equal_index, 12).tolist() != list(range(12))
+    for limit in (None, 37, 1000):
+        assert limited_ids(equal_index, limit).tolist() == list(range(37))
+
+
+def test_an_index_travels_with_the_folder(damaged):
+    """The checks above read the copy, not the original."""
+    assert isinstance(damaged, SampleIndex)
+    assert damaged.folder.name == "shards"

@@ -1,0 +1,94 @@
+"""What a rank asks its loader for: the same samples and crops at any world size, each id where it belongs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.loading.augment import Geometry
+from trainer.loading.requests import predict_requests, training_requests
+from trainer.loading.sample_order import TrainingPlan, stream_of
+
+GEOMETRY = Geometry(size=8, resize=None, pad=2, flip=True, fill="zero")
+INDEX = SimpleNamespace(
+    width=np.random.default_rng(0).integers(8, 20, 200).astype(np.int32),
+    height=np.random.default_rng(1).integers(8, 20, 200).astype(np.int32),
+)
+LABELS = np.arange(200, dtype=np.int64) * 7 % 10
+
+
+def requests_of(plan, first=0, rank=0, world=1):
+    return list(training_requests(plan, INDEX, LABELS, GEOMETRY, first, rank, world))
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 60), st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_the_ranks_together_ask_for_what_one_rank_would(selected, batch, candidates, world):
+    plan = TrainingPlan(
+        stream_of(0, "x"), np.arange(selected), batch, 2, np.arange(100, 100 + candidates), candidates_from=1
+    )
+    alone = requests_of(plan)
+    ranks = [requests_of(plan, rank=rank, world=world) for rank in range(world)]
+    for number, whole in enumerate(alone):
+        parts = [requests[number] for requests in ranks]
+        own = [
+            (int(sample), tuple(part.boxes[row].tolist()), bool(part.flips[row]), int(part.labels[row]))
+            for part in parts
+            for row, sample in enumerate(part.ids[: part.real_rows])
+        ]
+        expected = [
+            (int(sample), tuple(whole.boxes[row].tolist()), bool(whole.flips[row]), int(LABELS[sample]))
+            for row, sample in enumerate(whole.ids)
+        ]
+        assert sorted(own) == sorted(expected)
+        for part in ("selected", "candidates"):
+            listed = getattr(plan.step(number), part).tolist()
+            assert [row[0] for row in own if row[0] in set(listed)] == listed
+        for request in parts:
+            assert request.fill_with_images
+            assert len(request.ids) > 0  # a rank without work still has something to show
+
+
+def test_rows_of_the_selected_come_first_and_the_shape_is_fixed_within_an_epoch():
+    plan = TrainingPlan(stream_of(0, "x"), np.arange(21), 8, 2, np.arange(100, 120), candidates_from=1)
+    requests = requests_of(plan)
+    assert [(len(request.ids), request.rows) for request in requests] == [
+        (8, 8),
+        (8, 8),
+        (5, 8),
+        (12, 12),
+        (12, 12),
+        (7, 12),
+    ]
+    for request in requests[3:]:
+        from_candidates = request.ids >= 100
+        assert from_candidates.tolist() == sorted(from_candidates.tolist())
+
+
+def test_a_rank_without_a_row_shows_the_steps_rows():
+    plan = TrainingPlan(stream_of(0, "x"), np.arange(6), 4, 1, np.empty(0, np.int64))
+    whole, empty = requests_of(plan)[1], requests_of(plan, rank=0, world=4)[1]
+    assert whole.ids.tolist() == empty.ids.tolist()  # two ids, dealt to ranks 1 and 3
+    assert (whole.real_rows, empty.real_rows) == (2, 0)
+
+
+def test_a_restart_asks_for_the_same():
+    plan = TrainingPlan(stream_of(0, "x"), np.arange(50), 8, 3, np.arange(100, 120), candidates_from=1)
+    for whole, resumed in zip(requests_of(plan)[9:], requests_of(plan, first=9), strict=True):
+        for field in ("ids", "boxes", "flips", "labels"):
+            np.testing.assert_array_equal(getattr(whole, field), getattr(resumed, field))
+
+
+@pytest.mark.parametrize(("count", "batch", "rows"), [(23, 8, 8), (24, 8, 8), (5, 8, 5), (0, 8, None)])
+def test_a_predict_pass_asks_for_each_id_once_in_storage_order(count, batch, rows):
+    ids = np.arange(0, 2 * count, 2)
+    requests = list(predict_requests(ids, batch, INDEX, LABELS, GEOMETRY))
+    assert sum((request.ids.tolist() for request in requests), []) == ids.tolist()
+    assert all(request.rows == rows and not request.fill_with_images for request in requests)
+    assert all(request.real_rows == len(request.ids) for request in requests)
+    for request in requests:
+        assert not request.flips.any()
+        np.testing.assert_array_equal(request.labels, LABELS[request.ids])
+        np.testing.assert_array_equal(request.boxes[:, 0], (INDEX.width[request.ids] - 8) // 2)
