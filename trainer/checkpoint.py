@@ -61,15 +61,6 @@ class Checkpointer:
     def close(self) -> None:
         self._writer.shutdown(wait=True)
 
-    def newest(self) -> tuple[int, TrainState] | None:
-        """The newest checkpoint that can be read; damaged ones are passed over with a warning."""
-        for folder in reversed(_step_folders(self._folder)):
-            try:
-                return step_of(folder), read_checkpoint(folder)
-            except (OSError, SafetensorError, ValueError, KeyError) as error:
-                print(f"warning: checkpoint {folder} is damaged ({error}); trying an older one", file=sys.stderr)
-        return None
-
     def _write(self, step: int, state: TrainState) -> None:
         name = f"step-{step:010d}"
         with whole_folder(self._folder / name) as temporary:
@@ -87,12 +78,18 @@ class Checkpointer:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+def newest_checkpoint(folder: Path) -> tuple[int, TrainState] | None:
+    """The newest checkpoint that can be read, with its step; damaged ones are passed over with a warning."""
+    for step_folder in reversed(_step_folders(folder)):
+        try:
+            return int(step_folder.name.removeprefix("step-")), read_checkpoint(step_folder)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            print(f"warning: checkpoint {step_folder} is damaged ({error}); trying an older one", file=sys.stderr)
+    return None
+
+
 def _step_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
-
-
-def step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
 
 
 def read_checkpoint(folder: Path) -> TrainState:

@@ -25,7 +25,7 @@ class FiniteGuard:
     ) -> bool:
         """Whether the step was made."""
         gradients = [p.grad for p in parameters if p.grad is not None]
-        size = torch.stack(torch._foreach_norm(gradients)).sum() + loss.detach()
+        size = torch.nn.utils.get_total_norm(gradients) + loss.detach()
         if bool(torch.isfinite(size)):
             optimizer.step()
             self.in_a_row = 0

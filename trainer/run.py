@@ -3,11 +3,12 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shards.durable import write_bytes, write_json
-from shards.errors import ConfigError
+from shards.errors import ConfigError, DataError, InputError
 from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
@@ -40,8 +41,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         print(f"incv: {stopped}", file=sys.stderr)
         return EXIT_STOPPED
     packing = time.monotonic() - began
-    labels_for(recipe, index)
-    initial_module(recipe, "standard", index.num_classes)
+    _preflight(recipe, index)
     run.take()
     try:
         manifest = Manifest(run)
@@ -57,23 +57,31 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         around = Surroundings(world, recipe.execution, manifest, stop)
         bodies = StageBodies(recipe, run, around, index, eval_indices)
         try:
-            _carry_out_stages(recipe, bodies, book, only)
-        except Stopped as stopped:
-            manifest.end("stopped")
-            record = {"stage": stopped.stage, "step": stopped.step, "reason": stopped.reason, "time": now()}
-            write_json(run.stopped, record)
-            stop.settle()
-            print(f"incv: {stopped}; run the same command again to go on", file=sys.stderr)
-            return EXIT_STOPPED
+            stopped_in = _carry_out_stages(recipe, bodies, book, only)
+        except InputError:
+            with suppress(InputError):  # the disk may be full
+                manifest.end("failed")
+            raise
         finally:
             bodies.close()
-        manifest.end("finished")
-        return 0
+        if stopped_in is None:
+            manifest.end("finished")
+            return 0
+        stage, why = stopped_in
+        manifest.end("stopped")
+        record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
+        write_json(run.stopped, record)
+        stop.settle()
+        print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
+        return EXIT_STOPPED
     finally:
         run.release()
 
 
-def _carry_out_stages(recipe: Recipe, bodies: StageBodies, book: StageBook, only: str | None) -> None:
+def _carry_out_stages(
+    recipe: Recipe, bodies: StageBodies, book: StageBook, only: str | None
+) -> tuple[str, Stopped] | None:
+    """Where and why the run was stopped, or None where it came to its end."""
     for stage in stages_of(recipe):
         if stage == "pack" or only not in (None, stage):
             continue
@@ -89,10 +97,26 @@ def _carry_out_stages(recipe: Recipe, bodies: StageBodies, book: StageBook, only
         try:
             bodies.carry_out(stage)
             done = True
+        except Stopped as stopped:
+            return stage, stopped
         finally:
             seconds = time.monotonic() - began
             book.finish(stage, seconds, done)
         print(f"{stage}: done in {seconds:.1f} s", file=sys.stderr)
+    return None
+
+
+def _preflight(recipe: Recipe, index: SampleIndex) -> None:
+    """Find now what would otherwise end the run hours later."""
+    given, _ = labels_for(recipe, index)
+    initial_module(recipe, "standard", index.num_classes)
+    if recipe.incv is not None and len(given) < 2:
+        raise DataError("the data set has 1 usable sample: one half of round 1 would be empty. INCV needs 2 or more")
+    if recipe.incv is not None and recipe.incv.agree_top_k >= index.num_classes:
+        raise ConfigError(
+            f"incv.agree_top_k = {recipe.incv.agree_top_k} of {index.num_classes} classes: every label would agree; "
+            "choose a smaller number"
+        )
 
 
 def facts_of(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:

@@ -11,9 +11,9 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 class Stopped(Exception):
     """Raised by a loop once its progress is durable."""
 
-    def __init__(self, stage: str, step: int, reason: str) -> None:
-        super().__init__(f"stopped in {stage} at step {step} ({reason})")
-        self.stage, self.step, self.reason = stage, step, reason
+    def __init__(self, where: str, step: int, reason: str) -> None:
+        super().__init__(f"stopped in {where} at step {step} ({reason})")
+        self.where, self.step, self.reason = where, step, reason
 
 
 class StopRequest:

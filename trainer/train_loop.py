@@ -9,7 +9,7 @@ import torch
 
 from shards.errors import DataError
 from shards.progress import Progress
-from trainer.checkpoint import Checkpointer, TrainState, load_random_state, random_state
+from trainer.checkpoint import Checkpointer, TrainState, load_random_state, newest_checkpoint, random_state
 from trainer.config import ExecutionConfig
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan
@@ -91,7 +91,7 @@ def train(
         checkpoints.save(step, state, wait)
 
     try:
-        first = _resume(training, task, checkpoints, metrics, around)
+        first = _resume(training, task, metrics, around)
         if first is None:
             first = 0
             save(0, wait=True)
@@ -120,11 +120,9 @@ def train(
         checkpoints.close()
 
 
-def _resume(
-    training: Training, task: Task, checkpoints: Checkpointer, metrics: MetricsLog, around: Surroundings
-) -> int | None:
+def _resume(training: Training, task: Task, metrics: MetricsLog, around: Surroundings) -> int | None:
     """Load the newest checkpoint and return its step; None where this training has not begun."""
-    found = checkpoints.newest()
+    found = newest_checkpoint(training.checkpoints)
     if found is None:
         if metrics.has_lines():
             raise DataError(

@@ -1,5 +1,6 @@
 """Where this process runs: its device, its threads, its place among the ranks."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ def join_world(execution: ExecutionConfig) -> World:
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     if execution.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only so
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     return World(0, 1, torch.device("cuda", 0) if use_gpu else torch.device("cpu"), torch.get_num_threads())

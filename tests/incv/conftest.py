@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from digits_bench import Bench
 
 from shards.pack import pack
+from shards.sample_index import SampleIndex
 from shards.sources.digits import Digits
 
 
@@ -20,7 +22,7 @@ def packed_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Bit-identical trainings, on one thread; `carry_out` sets threads and signal handlers for its process."""
     threads = torch.get_num_threads()
@@ -30,3 +32,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def bench(one_thread: None, packed_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(SampleIndex.load(packed_digits / "train"), lambda: tmp_path_factory.mktemp("run"))

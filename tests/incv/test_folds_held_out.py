@@ -2,91 +2,28 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from digits_bench import Bench, network_of, same
 from prediction_rows import rows
 
-from shards.sample_index import SampleIndex
 from trainer.checkpoint import Checkpointer, TrainState
 from trainer.config import OptimizerConfig, Recipe
 from trainer.incv.folds import FoldTask
 from trainer.incv.predictions import Predictions
-from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.labels import make_labels
 from trainer.loading.batch import Batch, BatchRequest, Loader
-from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
+from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import StepIds
-from trainer.manifest import Manifest
 from trainer.models import create_model
-from trainer.recipe_file import load_recipe
 from trainer.run_directory import RunDirectory
-from trainer.stop_request import StopRequest
-from trainer.train_loop import Surroundings
-from trainer.world import join_world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
-KEYS = (
-    "data.train.limit=200",
-    "incv.rounds=1",
-    "incv.epochs=2",
-    "incv.round_network=last",
-    "incv.optimizer.milestones=[]",
-    "execution.threads=1",
-    "execution.device=cpu",
-)
-few_examples = settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Digits with noisy labels, and runs of Algorithm 2 over them in folders of their own."""
-
-    index: SampleIndex
-    new_folder: Callable[[], Path]
-
-    def recipe(self, *overrides: str) -> Recipe:
-        return load_recipe(TINY, [*KEYS, *overrides])
-
-    def data(self, recipe: Recipe) -> ImageSet:
-        ids = limited_ids(self.index, recipe.data.train.limit)
-        dense = np.full(len(self.index), -1, np.int64)
-        dense[ids] = make_labels(recipe.labels, recipe.seed, self.index, ids)[0]
-        device = torch.device("cpu")
-        return open_image_set(self.index, ids, dense, recipe.image, recipe.execution, device)
-
-    def run(self, recipe: Recipe, data: ImageSet) -> RunDirectory:
-        run = RunDirectory(self.new_folder())
-        world, manifest = join_world(recipe.execution), Manifest(run)
-        manifest.begin("tiny", world, recipe.batch.global_)
-        Incv(recipe, data, run, Surroundings(world, recipe.execution, manifest, StopRequest(run.root))).run()
-        return run
-
-
-@pytest.fixture(scope="module")
-def bench(packed_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(SampleIndex.load(packed_digits / "train"), lambda: tmp_path_factory.mktemp("run"))
-
-
-def network_of(run: RunDirectory, round_: int, fold: int) -> dict[str, torch.Tensor]:
-    """All tensors of the fold's last checkpoint that belong to its network."""
-    found = Checkpointer(run.fold(round_, fold) / "checkpoints").newest()
-    assert found is not None
-    return {name: tensor for name, tensor in found[1].tensors.items() if name.startswith("model.")}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    assert one.keys() == other.keys()
-    assert one
-    return all(torch.equal(one[name], other[name]) for name in one)
+few_examples = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 # --- labels of the held-out half
@@ -104,7 +41,6 @@ class Unchanged:
 
 @pytest.fixture(scope="module")
 def unchanged(bench: Bench) -> Unchanged:
-    torch.set_num_threads(1)
     recipe = bench.recipe()
     data = bench.data(recipe)
     run = bench.run(recipe, data)
@@ -241,13 +177,14 @@ def test_best_judges_by_the_first_epoch_of_highest_agreement(bench):
     """An epoch's network is that of a run of so many epochs with `last`: no other code computes the expectation."""
     epochs = 5
     rate = "incv.optimizer.learning_rate=0.02"  # high, so that agreement goes up and down
-    by_epoch = []
-    for count in range(1, epochs + 1):
-        recipe = bench.recipe(f"incv.epochs={count}", rate)
-        by_epoch.append(Predictions.read(bench.run(recipe, bench.data(recipe)).round_predictions(0)))
-    recipe = bench.recipe(f"incv.epochs={epochs}", rate, "incv.round_network=best")
-    found = Predictions.read(bench.run(recipe, bench.data(recipe)).round_predictions(0))
+    data = bench.data(bench.recipe())
+    lasts = [bench.run(bench.recipe(f"incv.epochs={count}", rate), data) for count in range(1, epochs + 1)]
+    best = bench.run(bench.recipe(f"incv.epochs={epochs}", rate, "incv.round_network=best"), data)
+    by_epoch = [Predictions.read(run.round_predictions(0)) for run in lasts]
+    found = Predictions.read(best.round_predictions(0))
     for fold in (0, 1):
+        # looking at the held-out half after every epoch does not disturb the training
+        assert same(network_of(best, 0, fold), network_of(lasts[-1], 0, fold))
         agreements = [predictions.of_fold(fold).agreement() for predictions in by_epoch]
         expected = by_epoch[int(np.argmax(agreements))].of_fold(fold)
         assert len(set(agreements)) > 1
@@ -286,7 +223,7 @@ def step_at(epoch: int) -> StepIds:
     return StepIds(epoch, epoch, np.arange(8), np.empty(0, np.int64))
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_the_first_of_equally_agreeing_epochs_is_kept(tenths):
     judge = ScriptedJudge(tenths)
@@ -297,7 +234,7 @@ def test_the_first_of_equally_agreeing_epochs_is_kept(tenths):
     assert same(task.round_network().state_dict(), judge.shown[best])
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=5), st.data())
 def test_the_best_epoch_survives_a_restart(tmp_path_factory, tenths, data):
     """Through a checkpoint on disk, after any epoch, into a task that has seen nothing."""
@@ -315,7 +252,6 @@ def test_the_best_epoch_survives_a_restart(tmp_path_factory, tenths, data):
     assert step == stop
 
     after = fold_task(ScriptedJudge(tenths[stop:]))
-    train_epochs(fold_task(None), [0])
     after.load(state)
     train_epochs(after, range(stop, len(tenths)))
     assert (after.best_epoch, after.best_agreement) == (uninterrupted.best_epoch, uninterrupted.best_agreement)
@@ -331,11 +267,3 @@ def test_without_a_judge_the_last_network_judges():
     other = fold_task(None)
     other.load(task.state())
     assert same(other.round_network().state_dict(), last)
-
-
-def test_judging_does_not_disturb_the_training():
-    """Whether or not the held-out half is looked at after each epoch, the weights go the same way."""
-    watched, alone = fold_task(ScriptedJudge([3, 1, 1])), fold_task(None)
-    train_epochs(watched, range(3))
-    train_epochs(alone, range(3))
-    assert same(watched.module.state_dict(), alone.module.state_dict())

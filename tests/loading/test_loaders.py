@@ -1,12 +1,13 @@
 """Both loaders give the same bits, in order, with short batches filled and damaged images set aside."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from packed_pictures import noise, with_damage
 
 from shards.errors import ConfigError, DataError
-from shards.sample_index import SampleIndex
 from trainer.config import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import BatchRequest
@@ -68,6 +69,10 @@ def assert_same(batches, others):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours, theirs), field
         assert batch.unreadable == other.unreadable
+
+
+def unreadable_in(batches):
+    return [sample for batch in batches for sample in batch.unreadable]
 
 
 def shown(pixels, box, flip, fill):
@@ -178,7 +183,7 @@ def test_a_rank_without_work_shows_the_steps_images_at_weight_0(equal_index):
         assert torch.equal(batch.images, step.images[:2])
 
 
-@pytest.fixture()
+@pytest.fixture
 def damaged(equal_index, tmp_path):
     return with_damage(equal_index, tmp_path / "shards", [3, 17])
 
@@ -189,7 +194,7 @@ def test_a_damaged_image_is_returned_once_as_unreadable(damaged, load):
     batches = load(damaged, geometry, predicting_of(damaged, geometry, ids))
     returned = torch.cat([batch.ids[batch.ids >= 0] for batch in batches]).tolist()
     assert returned == ids.tolist()
-    assert sum((batch.unreadable for batch in batches), []) == [3, 17]
+    assert unreadable_in(batches) == [3, 17]
     for batch in batches:
         for row, sample in enumerate(batch.ids.tolist()):
             assert batch.weights[row] == (sample >= 0 and sample not in (3, 17))
@@ -213,8 +218,8 @@ def test_training_shows_a_readable_image_in_its_place(damaged, equal_index):
             assert batch.weights[row] == (row in readable)
     per_epoch = len(requests) // 2
     for epoch in (0, 1):
-        lost = sum((batch.unreadable for batch in resident[epoch * per_epoch : (epoch + 1) * per_epoch]), [])
-        assert sorted(lost) == [3, 17]
+        of_epoch = resident[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(unreadable_in(of_epoch)) == [3, 17]
 
 
 @pytest.mark.parametrize("load", [resident_batches, cpu_batches])
@@ -247,7 +252,7 @@ def test_a_truncated_shard_loses_its_last_images_only(equal_index, tmp_path):
     path = cut_off.shard_path(0)
     path.write_bytes(path.read_bytes()[: int(cut_off.offset[9]) + 5])
     batches = cpu_batches(cut_off, geometry_of(), predicting_of(cut_off, geometry_of(), np.arange(12)))
-    assert sum((batch.unreadable for batch in batches), []) == [9]
+    assert unreadable_in(batches) == [9]
 
 
 def test_an_abandoned_epoch_leaves_the_loader_usable(mixed_index):
@@ -331,7 +336,7 @@ def test_a_limit_is_no_prefix_and_none_means_all(equal_index):
         assert limited_ids(equal_index, limit).tolist() == list(range(37))
 
 
-def test_an_index_travels_with_the_folder(damaged):
-    """The checks above read the copy, not the original."""
-    assert isinstance(damaged, SampleIndex)
-    assert damaged.folder.name == "shards"
+def test_a_class_too_small_for_its_share_is_taken_whole():
+    label = np.repeat([0, 1, 2], [50, 2, 30]).astype(np.int32)
+    index = SimpleNamespace(usable_ids=lambda: np.arange(82), label=label)
+    assert np.bincount(label[limited_ids(index, 22)]).tolist() == [10, 2, 10]

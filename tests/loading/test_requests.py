@@ -85,7 +85,7 @@ def test_a_restart_asks_for_the_same():
 def test_a_predict_pass_asks_for_each_id_once_in_storage_order(count, batch, rows):
     ids = np.arange(0, 2 * count, 2)
     requests = list(predict_requests(ids, batch, INDEX, LABELS, GEOMETRY))
-    assert sum((request.ids.tolist() for request in requests), []) == ids.tolist()
+    assert [sample for request in requests for sample in request.ids] == ids.tolist()
     assert all(request.rows == rows and not request.fill_with_images for request in requests)
     assert all(request.real_rows == len(request.ids) for request in requests)
     for request in requests:

@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from shards.errors import DataError
-from trainer.checkpoint import Checkpointer, load_module
+from trainer.checkpoint import load_module, newest_checkpoint
 from trainer.config import Recipe
 from trainer.loading.sample_order import stream_of
 from trainer.models import TwinModel, create_model
@@ -30,7 +30,7 @@ def networks_of(module: nn.Module) -> list[nn.Module]:
 def trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
     """The networks of a finished training, on the CPU, in eval mode."""
     module = initial_module(recipe, method, classes)
-    found = Checkpointer(folder / "checkpoints").newest()
+    found = newest_checkpoint(folder / "checkpoints")
     if found is None:
         raise DataError(
             f"{folder / 'checkpoints'} holds no readable checkpoint of {method}: train it again with "

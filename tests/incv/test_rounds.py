@@ -1,0 +1,158 @@
+"""Algorithm 2 as a whole on a few digits: what it writes, when it ends early, what it refuses, what it repeats."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from digits_bench import Bench
+
+from shards.errors import DataError
+from trainer.incv.predictions import Predictions
+from trainer.incv.selection_index import SelectionIndex, State
+from trainer.loading.batch import Batch, BatchRequest, Loader
+from trainer.run_directory import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@dataclass
+class Unreliable:
+    """A loader that cannot read some samples, and counts the passes it is asked for."""
+
+    loader: Loader
+    lost: frozenset[int] = frozenset()
+    passes: list[set[int]] = field(default_factory=list)
+
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        requests = list(requests)
+        self.passes.append({int(sample) for request in requests for sample in request.ids})
+        for batch in self.loader.batches(requests):
+            unreadable = torch.tensor([int(sample) in self.lost for sample in batch.ids])
+            batch.weights[unreadable] = 0
+            yield batch
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def written(run: RunDirectory) -> dict:
+    return json.loads(run.incv.read_text())
+
+
+def test_the_run_leaves_what_the_rounds_decided(bench: Bench):
+    recipe = bench.recipe("incv.rounds=2", "incv.epochs=3", "incv.remove_ratio=0.5", "incv.noise_estimate=paper")
+    data = bench.data(recipe)
+    run = bench.run(recipe, data)
+    content, final = written(run), SelectionIndex.read(run.selection)
+    assert content["selection_checksum"] == final.checksum()
+    assert content["ended_early"] is None
+    assert content["filled_classes"] == []
+    assert SelectionIndex.read(run.round_selection(1)).checksum() == final.checksum()
+    np.testing.assert_array_equal(np.flatnonzero(final.state != State.OUTSIDE), data.ids)
+    first, second = (Predictions.read(run.round_predictions(number)) for number in (0, 1))
+    for record, predictions in zip(content["rounds"], (first, second), strict=True):
+        assert record["predicted"] == len(predictions.sample_id)
+        assert record["agreement_each"] == [predictions.of_fold(fold).agreement() for fold in (0, 1)]
+        assert record["remove_ratio"] == 0.5
+        assert record["network"] == "last"
+    selected = np.concatenate([p.sample_id[p.predicted == data.labels[p.sample_id]] for p in (first, second)])
+    np.testing.assert_array_equal(final.ids(State.SELECTED), np.sort(selected))
+
+
+def test_the_noise_is_estimated_in_round_1_and_kept(bench: Bench):
+    recipe = bench.recipe("incv.epochs=3")
+    data = bench.data(recipe)
+    one = written(bench.run(recipe, data))["noise"]
+    two = written(bench.run(bench.recipe("incv.epochs=3", "incv.rounds=2"), data))["noise"]
+    assert one == two
+
+
+def test_incv_ends_early_where_fewer_than_two_candidates_are_left(bench: Bench):
+    recipe = bench.recipe("incv.rounds=3", "incv.remove_ratio=1000")  # each half removes all it does not select
+    run = bench.run(recipe, bench.data(recipe))
+    assert len(written(run)["rounds"]) == 1
+    assert "after 1 of 3 rounds: 0 candidate(s)" in written(run)["ended_early"]
+    assert len(SelectionIndex.read(run.selection).ids(State.CANDIDATE)) == 0
+    assert not run.round(1).exists()
+
+
+def test_classes_with_few_selected_samples_are_filled_and_named(bench: Bench):
+    least = 12
+    recipe = bench.recipe(f"incv.min_per_class={least}")
+    data = bench.data(recipe)
+    run = bench.run(recipe, data)
+    before, after = (SelectionIndex.read(path) for path in (run.round_selection(0), run.selection))
+    counts = np.bincount(data.labels[before.ids(State.SELECTED)], minlength=10)
+    available = np.bincount(data.labels[data.ids], minlength=10)
+    assert (counts < least).any()
+    filled = np.bincount(data.labels[after.ids(State.SELECTED)], minlength=10)
+    np.testing.assert_array_equal(filled, np.maximum(counts, np.minimum(least, available)))
+    named = {record["class"]: record["filled"] for record in written(run)["filled_classes"]}
+    assert named == {label: filled[label] - counts[label] for label in np.flatnonzero(counts < least)}
+
+
+def test_unreadable_samples_are_set_aside_and_seen_no_more(bench: Bench):
+    recipe = bench.recipe("incv.rounds=2", "incv.max_unusable=0.02")
+    data = bench.data(recipe)
+    lost = frozenset(int(sample) for sample in data.ids[[3, 77, 150]])
+    loader = Unreliable(data.loader, lost)
+    run = bench.run(recipe, replace(data, loader=loader))
+    index = SelectionIndex.read(run.selection)
+    assert set(index.ids(State.UNREADABLE).tolist()) == lost
+    assert written(run)["rounds"][0]["unusable"] == 3
+    assert len(loader.passes) == 8
+    for first_round in loader.passes[:4]:
+        assert lost & first_round
+    for second_round in loader.passes[4:]:
+        assert not lost & second_round
+
+
+def test_too_many_unreadable_samples_end_the_run(bench: Bench):
+    recipe = bench.recipe("incv.max_unusable=0.01")
+    data = bench.data(recipe)
+    loader = Unreliable(data.loader, frozenset(int(sample) for sample in data.ids[:3]))
+    with pytest.raises(DataError, match=r"1\.5%.*incv\.max_unusable = 1\.0%"):
+        bench.run(recipe, replace(data, loader=loader))
+
+
+def test_no_candidates_are_refused(bench: Bench):
+    recipe = bench.recipe()
+    data = bench.data(recipe)
+    with pytest.raises(DataError, match=r"1 usable sample.*at least 2"):
+        bench.run(recipe, replace(data, ids=data.ids[:1]))
+
+
+def test_a_finished_run_is_not_trained_again(bench: Bench):
+    recipe = bench.recipe("incv.rounds=2")
+    data = bench.data(recipe)
+    first = bench.run(recipe, data)
+    checksum = SelectionIndex.read(first.selection).checksum()
+    first.selection.unlink()
+    content = first.incv.read_bytes()
+    first.incv.unlink()
+    loader = Unreliable(data.loader)
+    again = bench.run(recipe, replace(data, loader=loader), first.root)
+    assert loader.passes == []
+    assert SelectionIndex.read(again.selection).checksum() == checksum
+    assert again.incv.read_bytes() == content
+
+
+def test_a_fold_that_is_done_is_kept_and_the_other_trained(bench: Bench):
+    """A resume may find one fold done: only the other is trained and judged, with the same result."""
+    recipe = bench.recipe()
+    data = bench.data(recipe)
+    run = bench.run(recipe, data)
+    whole = Predictions.read(run.round_predictions(0))
+    run.round_predictions(0).unlink()
+    for path in sorted(run.fold(0, 1).rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    loader = Unreliable(data.loader)
+    bench.run(recipe, replace(data, loader=loader), run.root)
+    held_out = set(whole.of_fold(1).sample_id.tolist())
+    assert loader.passes == [set(data.ids.tolist()) - held_out, held_out]
+    again = Predictions.read(run.round_predictions(0))
+    for name in Predictions.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))

@@ -1,0 +1,62 @@
+"""Fill rows that repeat real images leave BatchNorm's statistics alone; rows of zeros would not."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from shards.pack import pack
+from shards.sources import open_source
+from trainer.config import ExecutionConfig, ImageConfig, OptimizerConfig
+from trainer.loading.image_set import open_image_set
+from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.methods.standard import StandardTask
+from trainer.models import create_model
+from trainer.world import World
+
+CPU = torch.device("cpu")
+BATCH, LAST = 64, 3
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    pytest.importorskip("sklearn")
+    index = pack(open_source("digits", None, "train"), tmp_path_factory.mktemp("digits") / "shards")
+    image = ImageConfig(size=8, pad=1, flip=False, mean=(0.3, 0.3, 0.3), std=(0.35, 0.35, 0.35))
+    ids = index.usable_ids()
+    return open_image_set(index, ids, index.label.astype(np.int64), image, ExecutionConfig(), CPU)
+
+
+def running_variances(module):
+    return torch.cat([t.flatten() for name, t in module.state_dict().items() if name.endswith("running_var")])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_short_last_batch_changes_the_variances_by_less_than_5_percent(digits, seed):
+    """One epoch of 22 steps whose last has 3 real rows, held against the same epoch without that step."""
+    ids = digits.ids[: 21 * BATCH + LAST]
+    plan = TrainingPlan(stream_of(seed, "standard"), ids, BATCH, 1, np.empty(0, np.int64))
+    task = StandardTask(
+        create_model("digits_cnn", 10, seed), OptimizerConfig(learning_rate=0.002), plan.steps_per_epoch, CPU
+    )
+    batches = digits.training_batches(plan, 0, World(0, 1, CPU, 1))
+    steps = list(zip(plan.steps(), batches, strict=True))
+    for at, batch in steps[:-1]:
+        assert batch.weights.all()
+        task.step(batch, at)
+    at, last = steps[-1]
+    assert last.weights.sum() == LAST
+    assert len(last.images) == BATCH
+    without, zeros = running_variances(task.module), copy.deepcopy(task.module)
+
+    def change(module):
+        return float((running_variances(module) - without).norm() / without.norm())
+
+    task.step(last, at)
+    assert 0 < change(task.module) < 0.05
+
+    zeroed = last.images.clone()
+    zeroed[last.weights == 0] = 0
+    zeros.train()(zeroed)
+    assert change(zeros) > 0.05

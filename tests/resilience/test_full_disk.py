@@ -1,0 +1,72 @@
+"""A disk that fills up: said in words, with exit code 3, nothing half-written; with more room the run goes on."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import processes
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB: room for one checkpoint of the tiny network, not for three."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system that is small enough to fill up")
+    mounted = _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
+    if mounted.returncode:
+        pytest.skip(f"this machine does not let us mount a tmpfs: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def _mount(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_run_goes_on_once_there_is_room(
+    small_disk: Path, workplace: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run_dir, log = small_disk / "run", tmp_path / "log"
+    code = processes.finish(processes.start(workplace, run_dir, log))
+    output = log.read_text()
+    assert code == 3, output
+    assert "the disk is full" in output
+    assert str(run_dir) in output
+    assert "Traceback" not in output
+    processes.require_whole(run_dir)
+
+    assert _mount("-o", "remount,size=200m", str(small_disk)).returncode == 0
+    code = processes.finish(processes.start(workplace, run_dir, log))
+    assert code == 0, log.read_text()
+    processes.require_same_results(run_dir, undisturbed)
+    processes.require_whole(run_dir)
+
+
+def test_a_disk_without_any_room(small_disk: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (small_disk / "filler").write_bytes(bytes(2**20))
+    monkeypatch.chdir(workplace)
+    code, error = processes.run_here(processes.command(small_disk / "run"))
+    assert code == 3, error
+    assert "the disk is full" in error
+    processes.require_whole(small_disk / "run")
+
+
+def test_a_disk_that_fills_up_under_the_step_counter(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest of all writes is the likeliest to find the last block taken."""
+
+    def full(*_arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.chdir(workplace)
+    code, error = processes.run_here(processes.command(tmp_path / "run"))
+    assert code == 3, error
+    assert "the disk is full" in error
+    processes.require_whole(tmp_path / "run")

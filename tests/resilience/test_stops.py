@@ -1,0 +1,185 @@
+"""Runs asked to stop, by signal or by file: progress is saved, the same command goes on to the same bits."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+
+import trainer.incv.rounds
+from shards.durable import read_json
+from trainer.run_directory import RunDirectory
+from trainer.stages import STAGES
+
+# What asks, and the training that is running when it does.
+REQUESTS = {
+    "SIGTERM": "rounds/0/fold0",
+    "SIGINT": "methods/standard",
+    "SIGUSR2": "methods/coteaching",
+    "STOP file": "methods/coteaching_incv",
+}
+
+
+@dataclass(frozen=True)
+class StoppedRun:
+    run_dir: Path
+    left: dict[str, Path]
+    """The run directory as each stop left it."""
+    output: dict[str, str]
+    refused: tuple[int, str, dict[str, Any]]
+    """Exit code and stderr of a second process while the first ran, and the manifest after it."""
+
+
+@pytest.fixture(scope="module")
+def stopped(workplace: Path) -> StoppedRun:
+    """One run, stopped once by each kind of request, started five times with the same command."""
+    run_dir = workplace / "stopped"
+    left, output = {}, {}
+    for request, training in REQUESTS.items():
+        log = workplace / f"stopped_{request.replace(' ', '_')}.log"
+        process = processes.start(workplace, run_dir, log)
+        metrics = run_dir / training / "metrics.jsonl"
+        processes.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)  # noqa: B023
+        if request == "SIGTERM":
+            refused = (*_second_process(workplace, run_dir), read_json(run_dir / "manifest.json"))
+        _ask(process, run_dir, request)
+        code = processes.finish(process)
+        output[request] = log.read_text()
+        assert code == 75, output[request]
+        left[request] = workplace / "stops" / request
+        shutil.copytree(run_dir, left[request])
+    log = workplace / "stopped_finished.log"
+    assert processes.finish(processes.start(workplace, run_dir, log)) == 0, log.read_text()
+    return StoppedRun(run_dir, left, output, refused)
+
+
+def _ask(process: "subprocess.Popen[bytes]", run_dir: Path, request: str) -> None:
+    if request == "STOP file":
+        (run_dir / "STOP").touch()
+    else:
+        process.send_signal(signal.Signals[request])
+
+
+def _second_process(workplace: Path, run_dir: Path) -> tuple[int, str]:
+    with processes.own_process_state():
+        os.chdir(workplace)
+        return processes.run_here(processes.command(run_dir))
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_stop_leaves_a_marker(request_: str, stopped: StoppedRun) -> None:
+    marker = read_json(stopped.left[request_] / "stopped.json")
+    assert marker["stage"] in STAGES
+    assert isinstance(marker["step"], int)
+    assert marker["reason"] == request_
+    assert datetime.fromisoformat(marker["time"]).tzinfo is not None
+    start = read_json(stopped.left[request_] / "manifest.json")["starts"][-1]
+    assert start["ended"] == "stopped"
+    assert sum(start["steps_executed"].values()) > 0
+    assert "Traceback" not in stopped.output[request_]
+    assert "run the same command again" in stopped.output[request_]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_stop_leaves_a_durable_checkpoint_and_nothing_torn(request_: str, stopped: StoppedRun) -> None:
+    run_dir = stopped.left[request_]
+    processes.require_whole(run_dir)
+    marker = read_json(run_dir / "stopped.json")
+    running = processes.trainings(run_dir).get(marker.get("where", marker["stage"]))
+    if running is not None:  # a training, and not a pass that predicts
+        assert processes.newest_durable_step(running) == marker["step"] > 0
+        lines = [json.loads(line) for line in (running / "metrics.jsonl").read_text().splitlines()]
+        assert all(line["step"] <= marker["step"] for line in lines)
+
+
+def test_a_run_that_went_on_is_the_undisturbed_run(stopped: StoppedRun, undisturbed: Path) -> None:
+    processes.require_same_results(stopped.run_dir, undisturbed)
+    processes.require_whole(stopped.run_dir)
+    assert not (stopped.run_dir / "stopped.json").exists()
+    starts = read_json(stopped.run_dir / "manifest.json")["starts"]
+    assert [start["ended"] for start in starts] == ["stopped"] * 4 + ["finished"]
+
+
+def test_a_stop_costs_few_steps(stopped: StoppedRun, undisturbed: Path) -> None:
+    """Nothing is executed twice but what a stop inside a predict pass, at the end of an epoch, had not saved."""
+    (once,) = (start["steps_executed"] for start in read_json(undisturbed / "manifest.json")["starts"])
+    starts = read_json(stopped.run_dir / "manifest.json")["starts"]
+    executed = sum(sum(start["steps_executed"].values()) for start in starts)
+    assert 0 <= executed - sum(once.values()) <= len(REQUESTS) * 2 * processes.CHECKPOINT_EVERY
+
+
+def test_the_stop_file_is_put_away_once_obeyed(stopped: StoppedRun) -> None:
+    left = stopped.left["STOP file"]
+    assert not (left / "STOP").exists()
+    assert [path.name for path in left.glob("STOP*")] == ["STOP.obeyed"]
+
+
+def test_a_second_process_in_the_same_directory_is_refused(stopped: StoppedRun) -> None:
+    code, error, manifest = stopped.refused
+    assert code == 2, error
+    assert "another process is running" in error
+    assert "--run-dir" in error
+    assert len(manifest["starts"]) == 1
+
+
+def test_a_refused_process_leaves_the_stop_file_to_the_one_that_runs(
+    undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(undisturbed, run_dir)
+    holder = RunDirectory(run_dir)
+    holder.take()
+    (run_dir / "STOP").touch()
+    monkeypatch.chdir(workplace)
+    code, error = processes.run_here(processes.command(run_dir))
+    holder.release()
+    assert code == 2, error
+    assert (run_dir / "STOP").exists()
+
+
+def test_a_stop_file_from_before_the_start_is_no_longer_meant(
+    undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(undisturbed, run_dir)
+    (run_dir / "STOP").touch()
+    monkeypatch.chdir(workplace)
+    code, error = processes.run_here(processes.command(run_dir))
+    assert code == 0, error
+    assert not (run_dir / "STOP").exists()
+
+
+@pytest.mark.parametrize("number_of_pass", [1, 6], ids=["at_the_end_of_an_epoch", "after_the_training"])
+def test_a_predict_pass_can_be_stopped(
+    number_of_pass: int, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 1 judges after each of its five epochs, and once more with the best network."""
+    run_dir = tmp_path / "run"
+    forward_pass, calls = trainer.incv.rounds.forward_pass, itertools.count(1)
+
+    def asked(*arguments: Any) -> Iterator[Any]:
+        if next(calls) == number_of_pass:
+            (run_dir / "STOP").touch()
+        return forward_pass(*arguments)
+
+    monkeypatch.setattr(trainer.incv.rounds, "forward_pass", asked)
+    monkeypatch.chdir(workplace)
+    code, error = processes.run_here(processes.command(run_dir))
+    assert code == 75, error
+    marker = read_json(run_dir / "stopped.json")
+    assert marker["stage"] == "incv"
+    assert isinstance(marker["step"], int)
+    assert marker["reason"] == "STOP file"
+    processes.require_whole(run_dir)
+    assert not (run_dir / "rounds/0/fold0/predictions.parquet").exists()
+    durable = processes.newest_durable_step(run_dir / "rounds/0/fold0")
+    assert durable == (25 if number_of_pass == 6 else 0)

@@ -1,0 +1,265 @@
+"""Checkpoints: bit for bit, whole or absent, the newest readable one, two of them, taken at the call."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import trainer.checkpoint
+from trainer.checkpoint import (
+    Checkpointer,
+    TrainState,
+    load_module,
+    load_optimizer,
+    load_random_state,
+    module_state,
+    optimizer_state,
+    random_state,
+    read_checkpoint,
+)
+
+CPU = torch.device("cpu")
+OPTIMIZERS = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    "sgd without momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+}
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    made = Checkpointer(tmp_path / "checkpoints")
+    yield made
+    made.close()
+
+
+def state_of(number):
+    return TrainState({"x": torch.full((3,), float(number))}, {"number": number})
+
+
+def names(tmp_path):
+    return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+
+def training(optimizer, seed=0):
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    module[3].bias.requires_grad_(False)  # a weight the optimiser has nothing to remember about
+    return module, OPTIMIZERS[optimizer](module.parameters())
+
+
+def steps(module, optimizer, numbers):
+    for number in numbers:
+        generator = torch.Generator().manual_seed(number)
+        optimizer.zero_grad()
+        module(torch.randn(8, 4, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def state_of_training(module, optimizer):
+    return TrainState(module_state(module, "model.") | optimizer_state(optimizer))
+
+
+@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_training_goes_on_bit_for_bit(kind, done, checkpointer, tmp_path):
+    module, optimizer = training(kind)
+    steps(module, optimizer, range(done))
+    saved = state_of_training(module, optimizer)
+    checkpointer.save(done, saved, wait=True)
+    step, state = Checkpointer(tmp_path / "checkpoints").newest()
+    assert step == done
+    assert state.tensors.keys() == saved.tensors.keys()
+    for name, tensor in saved.tensors.items():
+        assert state.tensors[name].dtype == tensor.dtype
+        assert torch.equal(state.tensors[name], tensor), name
+
+    other, other_optimizer = training(kind, seed=9)
+    steps(other, other_optimizer, [50])  # moments that must be replaced
+    load_module(other, state.tensors, "model.")
+    load_optimizer(other_optimizer, state.tensors)
+    for pair in ((module, optimizer), (other, other_optimizer)):
+        steps(*pair, range(10, 14))
+    ours, theirs = state_of_training(module, optimizer), state_of_training(other, other_optimizer)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())
+
+
+def test_moments_are_among_what_is_saved():
+    module, optimizer = training("adam")
+    assert optimizer_state(optimizer) == {}
+    steps(module, optimizer, range(2))
+    saved = optimizer_state(optimizer)
+    assert {name.rpartition(".")[2] for name in saved} == {"step", "exp_avg", "exp_avg_sq"}
+    assert len(saved) == 3 * 5  # five of six weights learn
+
+
+def test_weights_of_another_network_are_refused():
+    module, _ = training("adam")
+    with pytest.raises(RuntimeError, match="0.weight"):
+        load_module(nn.Linear(4, 6), module_state(module, "model."), "model.")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor(7),
+        torch.empty(0, 3),
+        torch.randn(3).bfloat16(),
+        torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ],
+)
+def test_any_tensor_comes_back_as_it_was(tensor, checkpointer):
+    values = {"a": [1, 2.5, None, "x"], "b": {"c": 0.1 + 0.2}}
+    checkpointer.save(1, TrainState({"t": tensor}, values), wait=True)
+    _, state = checkpointer.newest()
+    torch.testing.assert_close(state.tensors["t"], tensor, rtol=0, atol=0, equal_nan=True)
+    assert state.values == values
+
+
+def test_tensors_that_share_memory_are_saved_each(checkpointer):
+    shared = torch.arange(4.0)
+    checkpointer.save(1, TrainState({"a": shared, "b": shared, "c": shared[1:]}), wait=True)
+    _, state = checkpointer.newest()
+    assert [state.tensors[name].tolist() for name in "abc"] == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3]]
+
+
+def test_random_numbers_go_on(checkpointer):
+    torch.manual_seed(5)
+    torch.rand(3)
+    checkpointer.save(1, TrainState(random_state(CPU)), wait=True)
+    expected = torch.rand(4)
+    torch.manual_seed(6)
+    load_random_state(checkpointer.newest()[1].tensors, CPU)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_nothing_saved_is_none(checkpointer, tmp_path):
+    assert checkpointer.newest() is None
+    (tmp_path / "checkpoints").mkdir()
+    assert checkpointer.newest() is None
+
+
+def test_two_are_kept_and_latest_names_the_newest(checkpointer, tmp_path):
+    for number in (0, 5, 10, 1_000_000, 20_000_000):
+        checkpointer.save(number, state_of(number), wait=True)
+        assert checkpointer.newest()[0] == number
+        assert (tmp_path / "checkpoints" / "latest").read_text().strip() == f"step-{number:010d}"
+    assert names(tmp_path) == ["latest", "step-0001000000", "step-0020000000"]
+    assert read_checkpoint(tmp_path / "checkpoints" / "step-0001000000").values == {"number": 1_000_000}
+
+
+def test_a_step_saved_again_is_replaced(checkpointer):
+    checkpointer.save(5, state_of(1), wait=True)
+    checkpointer.save(5, state_of(2), wait=True)
+    assert checkpointer.newest()[1].values == {"number": 2}
+
+
+def test_a_torn_write_is_no_checkpoint(checkpointer, tmp_path):
+    checkpointer.save(5, state_of(5), wait=True)
+    torn = tmp_path / "checkpoints" / ".step-0000000009.tmp99999999"
+    torn.mkdir()
+    (torn / "tensors.safetensors").write_bytes(b"half")
+    assert checkpointer.newest()[0] == 5
+    checkpointer.save(10, state_of(10), wait=True)
+    assert not torn.exists()  # cleared away by the next write
+    assert names(tmp_path) == ["latest", "step-0000000005", "step-0000000010"]
+
+
+def cut_tensors(folder):
+    path = folder / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def empty_tensors(folder):
+    (folder / "tensors.safetensors").write_bytes(b"")
+
+
+def no_tensors(folder):
+    (folder / "tensors.safetensors").unlink()
+
+
+def cut_values(folder):
+    (folder / "state.json").write_text('{"number": ')
+
+
+def no_values(folder):
+    (folder / "state.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [cut_tensors, empty_tensors, no_tensors, cut_values, no_values])
+def test_a_damaged_checkpoint_falls_back_to_the_older_with_a_warning(checkpointer, tmp_path, capsys, damage):
+    for number in (5, 10):
+        checkpointer.save(number, state_of(number), wait=True)
+    damage(tmp_path / "checkpoints" / "step-0000000010")
+    step, state = checkpointer.newest()
+    assert (step, state.values, state.tensors["x"].tolist()) == (5, {"number": 5}, [5, 5, 5])
+    warning = capsys.readouterr().err
+    assert "step-0000000010" in warning
+    assert "damaged" in warning
+    damage(tmp_path / "checkpoints" / "step-0000000005")
+    assert checkpointer.newest() is None
+
+
+def test_an_error_of_the_background_write_surfaces_once(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    checkpointer = Checkpointer(tmp_path / "file" / "checkpoints")
+    checkpointer.save(1, state_of(1))
+    with pytest.raises(OSError, match="file"):
+        checkpointer.wait()
+    checkpointer.wait()
+    checkpointer.save(2, state_of(2))
+    with pytest.raises(OSError, match="file"):
+        checkpointer.save(3, state_of(3))
+    with pytest.raises(OSError, match="file"):
+        checkpointer.save(4, state_of(4), wait=True)
+    checkpointer.close()
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Writes wait until the event is set."""
+    go, write = threading.Event(), trainer.checkpoint.save_file
+
+    def later(*arguments):
+        assert go.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(trainer.checkpoint, "save_file", later)
+    return go
+
+
+def test_the_snapshot_is_of_the_moment_of_the_call(checkpointer, tmp_path, held_back):
+    tensor, values = torch.zeros(4), {"list": [1]}
+    state = TrainState({"x": tensor, "view": tensor[1:3]}, values)
+    checkpointer.save(1, state)
+    tensor.add_(7)
+    values["list"].append(2)
+    state.tensors["y"] = torch.ones(1)
+    assert checkpointer.newest() is None  # not there before it is whole
+    held_back.set()
+    checkpointer.wait()
+    _, saved = checkpointer.newest()
+    assert saved.values == {"list": [1]}
+    assert saved.tensors.keys() == {"x", "view"}
+    assert not saved.tensors["x"].any()
+    assert not saved.tensors["view"].any()
+
+
+def test_at_most_one_write_is_in_flight(checkpointer, tmp_path, held_back):
+    checkpointer.save(1, state_of(1))
+    threading.Timer(0.05, held_back.set).start()
+    checkpointer.save(2, state_of(2))
+    assert read_checkpoint(tmp_path / "checkpoints" / "step-0000000001").values == {"number": 1}
+    checkpointer.wait()
+    assert checkpointer.newest()[0] == 2
+
+
+def test_closing_finishes_the_write(tmp_path):
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    checkpointer.save(3, state_of(3))
+    checkpointer.close()
+    assert Checkpointer(tmp_path / "checkpoints").newest()[0] == 3
