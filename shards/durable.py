@@ -31,16 +31,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file's content, or a rename inside a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,9 +47,9 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
         temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
         try:
             write(temporary)
-            sync_file(temporary)
+            sync(temporary)
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             with suppress(FileNotFoundError):
                 temporary.unlink()
@@ -65,11 +57,10 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    write_with(path, lambda temporary: _write_all(temporary, content))
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
 
-
-def _write_all(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_with(path, write)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -92,11 +83,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():
-                    sync_file(file)
+                    sync(file)
             if path.exists():
                 shutil.rmtree(path)
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -109,3 +100,11 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is missing") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not readable JSON ({error}); it was not written by incv") from error
+
+
+def read_parquet(path: Path, what: str) -> pa.Table:
+    """A table we wrote; `what` names it in the error."""
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} is not a readable {what}: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from shards.durable import whole_folder, write_bytes
 
@@ -64,7 +64,8 @@ class Checkpointer:
     def _write(self, step: int, state: TrainState) -> None:
         name = f"step-{step:010d}"
         with whole_folder(self._folder / name) as temporary:
-            save_file(state.tensors, temporary / "tensors.safetensors")
+            # save_file would hide a full disk behind an error of its own
+            (temporary / "tensors.safetensors").write_bytes(save(state.tensors))
             (temporary / "state.json").write_text(json.dumps(state.values))
         write_bytes(self._folder / "latest", f"{name}\n".encode())
         self._prune()

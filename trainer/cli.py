@@ -10,11 +10,11 @@ import trainer
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import ConfigError, InputError
-from trainer.config import Recipe
+from trainer.config import STAGES, Recipe
 from trainer.recipe_file import load_recipe
 from trainer.report.summary import summary_table
 from trainer.run_directory import RunDirectory
-from trainer.stages import STAGES, keys_hash, result_keys
+from trainer.stages import keys_hash, result_keys
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 
@@ -72,13 +72,13 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    path = recipe_path(parsed.recipe)
+    recipe = load_recipe(path, parsed.overrides)
+    root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
     from trainer.dry_run import planned
     from trainer.run import carry_out
 
-    path = recipe_path(parsed.recipe)
-    recipe = load_recipe(path, parsed.overrides)
-    root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
     if parsed.dry_run:
         print(planned(recipe, path.stem, root))
         return 0
@@ -131,6 +131,9 @@ def _copy(parsed: argparse.Namespace) -> int:
     source = recipe_path(parsed.recipe)
     if not source.exists():
         raise ConfigError(f"no recipe {source}")
-    shutil.copyfile(source, target)
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another name") from None
     print(f"copied {source.name} to {target}; run it with `incv run -c {target}`")
     return 0

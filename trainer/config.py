@@ -9,6 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
+STAGES = (
+    "pack",
+    "labels",
+    "incv",
+    "standard",
+    "coteaching",
+    "coteaching_incv",
+    "evaluate",
+    "export",
+    "report",
+)
+"""In order, named alike in the command line, the manifest and the report."""
+
 Method = Literal["standard", "coteaching", "coteaching_incv"]
 
 

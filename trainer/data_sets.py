@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from shards.errors import DataError
+from shards.errors import DataError, InputError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.sources import open_source
@@ -11,31 +11,46 @@ from shards.verify import require_verified
 from trainer.config import DataConfig, Recipe
 from trainer.stop_request import StopRequest
 
+_WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
-def open_split(config: DataConfig, workers: int, stop: StopRequest | None = None) -> SampleIndex:
-    """The split's index; packs it where its folder does not exist, checks it where it does."""
+
+def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest | None = None) -> SampleIndex:
+    """The split's index; packs it where its folder does not exist, checks it where it does.
+
+    key: where the recipe says it, `data.train` or `data.eval.NAME`, for the errors.
+    """
     folder = Path(config.shards)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{key}.shards = {folder} is a file, not a folder of shards")
     if (folder / "dataset.json").exists():
         index = require_verified(folder, workers)
     else:
         print(f"packing {config.source} {config.split} into {folder}", file=sys.stderr)
-        source = open_source(config.source, Path(config.root) if config.root else None, config.split)
-        wants_stop = (lambda: stop.reason() is not None) if stop else (lambda: False)
-        index = pack(source, folder, workers=1 if len(source) < 20_000 else workers, stop=wants_stop)
+        index = _packed(key, config, workers, stop)
     found = (index.dataset.source, index.dataset.split)
     if found != (config.source, config.split):
         raise DataError(
             f"{folder} holds {found[0]} {found[1]}, the recipe asks for {config.source} {config.split}: "
-            "change data.*.shards to another folder"
+            f"change {key}.shards to another folder"
         )
     return index
+
+
+def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest | None) -> SampleIndex:
+    wants_stop = (lambda: stop.reason() is not None) if stop else (lambda: False)
+    try:
+        source = open_source(config.source, Path(config.root) if config.root else None, config.split)
+        return pack(source, Path(config.shards), 1 if len(source) < _WORTH_PROCESSES else workers, stop=wants_stop)
+    except InputError as error:  # said in the words of `incv shards pack`; a recipe has keys instead
+        said = str(error).replace("--root", f"{key}.root").replace("--out", f"{key}.shards")
+        raise type(error)(said) from error
 
 
 def open_splits(recipe: Recipe, stop: StopRequest | None = None) -> tuple[SampleIndex, dict[str, SampleIndex]]:
     """The training split and the evaluation sets, all with the same classes."""
     workers = recipe.execution.workers
-    train = open_split(recipe.data.train, workers, stop)
-    sets = {name: open_split(config, workers, stop) for name, config in recipe.data.eval.items()}
+    train = open_split("data.train", recipe.data.train, workers, stop)
+    sets = {name: open_split(f"data.eval.{name}", config, workers, stop) for name, config in recipe.data.eval.items()}
     for name, index in sets.items():
         if index.class_names != train.class_names:
             raise DataError(

@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from shards.durable import read_json, whole_folder
@@ -34,7 +34,7 @@ def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, .
     }
     with whole_folder(folder) as temporary:
         weights = {name: t.detach().cpu().contiguous().clone() for name, t in network.state_dict().items()}
-        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+        (temporary / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")
 
 

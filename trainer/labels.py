@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from shards.durable import write_parquet
+from shards.durable import read_parquet, write_parquet
 from shards.errors import ConfigError, DataError
 from shards.sample_index import SampleIndex
 from trainer.config import LabelsConfig
@@ -23,6 +22,8 @@ def transition_of(config: LabelsConfig, classes: int) -> npt.NDArray[np.float64]
     """T of the corruption, [classes, classes]; None for no corruption."""
     if config.noise == "none":
         return None
+    if classes < 2:
+        raise ConfigError(f"labels.noise: {config.noise} needs at least 2 classes, the data set has {classes}")
     if config.noise == "symmetric":
         return symmetric_transition(config.ratio, classes)
     if config.noise == "asymmetric":
@@ -100,9 +101,12 @@ def _labels_by_key(path: Path, lines: list[str], index: SampleIndex) -> Labels:
 
 def _as_label(path: Path, number: int, text: str) -> int:
     try:
-        return int(text)
+        label = int(text)
     except ValueError:
         raise DataError(f"labels.file {path}, row {number}: {text!r} is not a class number") from None
+    if not -(2**31) <= label < 2**31:  # a class number of any data set fits; larger ones would not fit the table
+        raise DataError(f"labels.file {path}, row {number}: {label} is outside the classes")
+    return label
 
 
 def file_checksum(path: Path) -> str:
@@ -140,10 +144,7 @@ def write_labels(path: Path, ids: Ids, labels: Labels) -> None:
 
 def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
     """The run's ids, and its labels as a dense array over sample_id (-1 where the run has none)."""
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is not a readable table of labels: {error}") from error
+    table = read_parquet(path, "table of labels")
     ids = table["sample_id"].to_numpy().astype(np.int64)
     dense = np.full(samples, -1, np.int64)
     dense[ids] = table["label"].to_numpy()

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.durable import read_json, write_json
+from shards.durable import disk_errors, read_json, write_json
 from trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # world imports torch, which commands that only read a manifest need not wait for
@@ -79,7 +79,8 @@ class Manifest:
     def counter(self, training: str) -> "StepCounter":
         """Counts the executed steps of one training (`incv/0/1`, `standard`) in this start."""
         folder = self._counters(len(self.content["starts"]) - 1)
-        folder.mkdir(parents=True, exist_ok=True)
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         return StepCounter(folder / training.replace("/", "."))
 
     def _counters(self, start: int) -> Path:
@@ -96,13 +97,19 @@ class StepCounter:
     """A number in a file, written in place after every step, so that even a kill -9 leaves the true count."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._count = int(path.read_text() or 0) if path.exists() else 0
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.pwrite(self._descriptor, b"%020d" % self._count, 0)
+        with disk_errors(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._write()
 
     def add(self) -> None:
         self._count += 1
-        os.pwrite(self._descriptor, b"%020d" % self._count, 0)
+        self._write()
+
+    def _write(self) -> None:
+        with disk_errors(self._path):
+            os.pwrite(self._descriptor, b"%020d" % self._count, 0)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -41,6 +41,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
+    _require_plain(content, "", origin)
     try:
         # Through JSON: strict types, yet YAML's lists may become tuples.
         return Recipe.model_validate_json(json.dumps(content))
@@ -48,6 +49,18 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
         raise ConfigError(_explained(error, origin)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{origin}: {error}") from error
+
+
+def _require_plain(value: Any, key: str, origin: str) -> None:
+    """YAML also knows dates and the like, which no key takes."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _require_plain(inner, f"{key}.{name}".removeprefix("."), origin)
+    elif isinstance(value, list):
+        for inner in value:
+            _require_plain(inner, key, origin)
+    elif not isinstance(value, str | int | float | bool | None):
+        raise ConfigError(f"{origin}: `{key}`: {value!s} is a {type(value).__name__}, which no key takes; quote it")
 
 
 def recipe_yaml(recipe: Recipe) -> str:

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from shards.durable import write_bytes, write_json
-from shards.errors import ConfigError, DataError, InputError
+from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
 from trainer.data_sets import open_splits
 from trainer.labels import file_checksum
 from trainer.manifest import Manifest, now
-from trainer.methods.networks import initial_module
+from trainer.preflight import preflight
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
-from trainer.stage_bodies import StageBodies, labels_for
-from trainer.stages import Keys, StageBook, stages_of
+from trainer.stage_bodies import StageBodies
+from trainer.stages import Keys, StageBook, require_stages, stages_of
 from trainer.stop_request import EXIT_STOPPED, Stopped, StopRequest
 from trainer.train_loop import Surroundings
 from trainer.world import join_world
@@ -32,6 +32,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     """
     run, stop = RunDirectory(root), StopRequest(root)
     _refuse_other_recipe(run, name)
+    require_stages([*redo, *([only] if only else [])], recipe)
     stop.listen()
     world = join_world(recipe.execution)
     began = time.monotonic()
@@ -41,12 +42,15 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         print(f"incv: {stopped}", file=sys.stderr)
         return EXIT_STOPPED
     packing = time.monotonic() - began
-    _preflight(recipe, index)
+    preflight(recipe, index)
     run.take()
     try:
         manifest = Manifest(run)
         book = StageBook(recipe, facts_of(recipe, index, eval_indices), run, manifest)
         book.require_unchanged(redo)
+        if only is not None:
+            book.require_inputs(only)
+        stop.forget_old_file()
         book.redo(redo)
         run.stopped.unlink(missing_ok=True)
         write_bytes(run.config, recipe_yaml(recipe).encode())
@@ -56,26 +60,33 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         book.finish("pack", packing, done=True)
         around = Surroundings(world, recipe.execution, manifest, stop)
         bodies = StageBodies(recipe, run, around, index, eval_indices)
-        try:
-            stopped_in = _carry_out_stages(recipe, bodies, book, only)
-        except InputError:
-            with suppress(InputError):  # the disk may be full
-                manifest.end("failed")
-            raise
-        finally:
-            bodies.close()
-        if stopped_in is None:
-            manifest.end("finished")
-            return 0
-        stage, why = stopped_in
-        manifest.end("stopped")
-        record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
-        write_json(run.stopped, record)
-        stop.settle()
-        print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
-        return EXIT_STOPPED
+        return _to_the_end(recipe, run, around, bodies, book, only)
     finally:
         run.release()
+
+
+def _to_the_end(
+    recipe: Recipe, run: RunDirectory, around: Surroundings, bodies: StageBodies, book: StageBook, only: str | None
+) -> int:
+    """Carry the stages out and record how this start ended."""
+    try:
+        stopped_in = _carry_out_stages(recipe, bodies, book, only)
+    except InputError:
+        with suppress(InputError):  # the disk may be full
+            around.manifest.end("failed")
+        raise
+    finally:
+        bodies.close()
+    if stopped_in is None:
+        around.manifest.end("finished")
+        return 0
+    stage, why = stopped_in
+    around.manifest.end("stopped")
+    record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
+    write_json(run.stopped, record)
+    around.stop.settle()
+    print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
+    return EXIT_STOPPED
 
 
 def _carry_out_stages(
@@ -89,8 +100,6 @@ def _carry_out_stages(
             book.require_outputs(stage)
             print(f"{stage}: done before", file=sys.stderr)
             continue
-        if only is not None:
-            book.require_inputs(stage)
         book.begin(stage)
         began = time.monotonic()
         done = False
@@ -106,19 +115,6 @@ def _carry_out_stages(
     return None
 
 
-def _preflight(recipe: Recipe, index: SampleIndex) -> None:
-    """Find now what would otherwise end the run hours later."""
-    given, _ = labels_for(recipe, index)
-    initial_module(recipe, "standard", index.num_classes)
-    if recipe.incv is not None and len(given) < 2:
-        raise DataError("the data set has 1 usable sample: one half of round 1 would be empty. INCV needs 2 or more")
-    if recipe.incv is not None and recipe.incv.agree_top_k >= index.num_classes:
-        raise ConfigError(
-            f"incv.agree_top_k = {recipe.incv.agree_top_k} of {index.num_classes} classes: every label would agree; "
-            "choose a smaller number"
-        )
-
-
 def facts_of(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:
     """Checksums that stand for files among the result keys."""
     facts: Keys = {"data.train.checksum": index.checksum}
@@ -129,6 +125,7 @@ def facts_of(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, Samp
 
 
 def _refuse_other_recipe(run: RunDirectory, name: str) -> None:
+    run.require_ours()
     if run.manifest.exists():
         other = Manifest(run).content["recipe"]
         if other not in (None, name):

@@ -1,6 +1,7 @@
 """Every path a run may write, and the lock that keeps two processes out of one run."""
 
 import fcntl
+import json
 from pathlib import Path
 from typing import IO
 
@@ -47,13 +48,31 @@ class RunDirectory:
     def export(self, method: str) -> Path:
         return self.method(method) / "export"
 
+    def require_ours(self) -> None:
+        """Refuse a folder that holds something else."""
+        if not self.root.exists():
+            return
+        if not self.root.is_dir():
+            raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
+        content = {path.name for path in self.root.iterdir()} - {".lock", "STOP"}
+        if content and not self._has_our_manifest():
+            raise ConfigError(f"{self.root} is not empty and not a run directory: choose another --run-dir")
+
+    def _has_our_manifest(self) -> bool:
+        try:
+            content = json.loads(self.manifest.read_text())
+        except (OSError, ValueError):
+            return False
+        return isinstance(content, dict) and {"recipe", "stages", "starts"} <= content.keys()
+
     def take(self) -> None:
         """Make the folder and hold it until this process ends."""
-        ours = self.manifest.exists() or (self.root / ".lock").exists()
-        if self.root.exists() and not ours and any(self.root.iterdir()):
-            raise ConfigError(f"{self.root} is not empty and not a run directory: choose another --run-dir")
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.root / ".lock").open("w")
+        self.require_ours()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.root / ".lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"{self.root} cannot be made or written: {error}; choose another --run-dir") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

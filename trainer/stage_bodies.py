@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from shards.durable import read_json, write_json
-from shards.errors import DataError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe, TrainingConfig
@@ -17,7 +16,7 @@ from trainer.export import export_network
 from trainer.incv.noise_estimates import NoiseEstimates, forget_rate, noise_of_selected, warmup_epochs
 from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.labels import Labels, make_labels, read_labels, require_every_class, write_labels
+from trainer.labels import read_labels, write_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.loading.shard_reader import ShardReader
@@ -26,25 +25,13 @@ from trainer.methods.networks import initial_module, trained_networks
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 from trainer.predicting import forward_pass
+from trainer.preflight import checked_labels
 from trainer.report import write_report
 from trainer.run_directory import RunDirectory
 from trainer.stop_request import Stopped
 from trainer.train_loop import Surroundings, Task, Training, train
 
 _NOTHING = np.empty(0, np.int64)
-
-
-def labels_for(recipe: Recipe, index: SampleIndex) -> tuple[Labels, Labels | None]:
-    """The labels of the run's samples, checked: given, and true where known."""
-    ids = limited_ids(index, recipe.data.train.limit)
-    if len(ids) < recipe.batch.global_:
-        raise DataError(
-            f"the data set has {len(ids)} training samples, fewer than batch.global = {recipe.batch.global_}: "
-            "lower batch.global, or use more samples (data.train.limit)"
-        )
-    given, true = make_labels(recipe.labels, recipe.seed, index, ids)
-    require_every_class(given, index.class_names)
-    return given, true
 
 
 class StageBodies:
@@ -90,7 +77,7 @@ class StageBodies:
 
     def _labels(self) -> None:
         ids = limited_ids(self._index, self._recipe.data.train.limit)
-        given, true = labels_for(self._recipe, self._index)
+        given, true = checked_labels(self._recipe, self._index)
         if true is not None:
             write_labels(self._run.true_labels, ids, true)
         write_labels(self._run.labels, ids, given)

@@ -12,21 +12,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from shards.errors import ConfigError, DataError
-from trainer.config import Recipe
+from trainer.config import STAGES, Recipe
 from trainer.manifest import Manifest
 from trainer.run_directory import RunDirectory
 
-STAGES = (
-    "pack",
-    "labels",
-    "incv",
-    "standard",
-    "coteaching",
-    "coteaching_incv",
-    "evaluate",
-    "export",
-    "report",
-)
 _NETWORK_KEYS = ("model", "image", "batch", "precision")
 _READS: Mapping[str, tuple[str, ...]] = {
     "labels": ("seed", "labels", "data.train"),
@@ -78,6 +67,14 @@ def stages_of(recipe: Recipe) -> list[str]:
         and (stage != "incv" or recipe.incv is not None)
         and (stage != "evaluate" or recipe.data.eval)
     ]
+
+
+def require_stages(named: Sequence[str], recipe: Recipe) -> None:
+    """The user's stage names are stages, and stages of this recipe."""
+    own = stages_of(recipe)
+    for stage in named:
+        if stage not in own or stage == "pack":
+            raise ConfigError(f"this recipe has no stage {stage!r}; its stages are {', '.join(own[1:])}")
 
 
 def inputs_of(stage: str, recipe: Recipe) -> list[str]:
@@ -223,9 +220,6 @@ class StageBook:
         self._manifest.save()
 
     def _with_followers(self, stages: Sequence[str]) -> list[str]:
-        unknown = [stage for stage in stages if stage not in STAGES]
-        if unknown:
-            raise ConfigError(f"--redo {unknown[0]}: no such stage; stages are {', '.join(STAGES[1:])}")
         chosen = set(stages)
         for stage in stages_of(self._recipe):
             if chosen & set(inputs_of(stage, self._recipe)):
@@ -233,7 +227,9 @@ class StageBook:
         return [stage for stage in STAGES if stage in chosen and stage != "pack"]
 
     def _can_go_on(self, stage: str) -> bool:
-        return any(any(output.rglob("step-*")) for output in outputs_of(stage, self._run) if output.is_dir())
+        """Whether every training of the stage that has logged progress still has a checkpoint."""
+        begun = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
+        return bool(begun) and all(any((training / "checkpoints").glob("step-*")) for training in begun)
 
 
 def _changes(old: Keys, new: Keys) -> list[str]:

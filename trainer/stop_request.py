@@ -1,6 +1,8 @@
 """A wish to stop, by signal or by a file named STOP; loops poll it, nothing happens in the handler."""
 
 import signal
+import sys
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -20,15 +22,21 @@ class StopRequest:
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "STOP"
         self._signal: str | None = None
+        self._began = time.time()
 
     def listen(self) -> None:
-        """Take over the signals; a STOP file from before this start is no longer meant."""
-        self._file.unlink(missing_ok=True)
+        """Take over the signals."""
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
+
+    def forget_old_file(self) -> None:
+        """A STOP file from before this start is no longer meant; call it once the directory is ours."""
+        if self._file.exists() and self._file.stat().st_mtime < self._began:
+            print(f"warning: {self._file} is from before this start and was removed", file=sys.stderr)
+            self._file.unlink()
 
     def reason(self) -> str | None:
         """Why to stop, or None."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from shards.sample_index import SampleIndex
-from trainer.checkpoint import Checkpointer
 from trainer.config import Recipe
 from trainer.incv.rounds import Incv
 from trainer.labels import make_labels
@@ -60,9 +60,8 @@ class Bench:
 
 def network_of(run: RunDirectory, round_: int, fold: int) -> dict[str, torch.Tensor]:
     """All tensors of the fold's last checkpoint that belong to its network."""
-    found = Checkpointer(run.fold(round_, fold) / "checkpoints").newest()
-    assert found is not None
-    return {name: tensor for name, tensor in found[1].tensors.items() if name.startswith("model.")}
+    last = max((run.fold(round_, fold) / "checkpoints").glob("step-*/tensors.safetensors"))
+    return {name: tensor for name, tensor in load_file(last).items() if name.startswith("model.")}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

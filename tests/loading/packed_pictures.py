@@ -66,15 +66,15 @@ def packed(source: Pictures, folder: Path, samples_per_shard: int = 10) -> Sampl
     return pack(source, folder, workers=1, samples_per_shard=samples_per_shard)
 
 
-def with_damage(index: SampleIndex, folder: Path, ids: list[int]) -> SampleIndex:
-    """A copy of the split in which some bytes of these samples have changed since packing."""
+def with_damage(index: SampleIndex, folder: Path, ids: list[int], at: float = 0.5) -> SampleIndex:
+    """A copy of the split in which four bytes of these samples have changed since packing, `at` of their length."""
     shutil.copytree(index.folder, folder)
     damaged = SampleIndex.load(folder)
     for sample in ids:
         with damaged.shard_path(int(damaged.shard[sample])).open("r+b") as file:
-            middle = int(damaged.offset[sample] + damaged.nbytes[sample] // 2)
-            file.seek(middle)
+            place = int(damaged.offset[sample] + int(damaged.nbytes[sample] * at))
+            file.seek(place)
             changed = bytes(byte ^ 0x55 for byte in file.read(4))
-            file.seek(middle)
+            file.seek(place)
             file.write(changed)
     return damaged

@@ -8,6 +8,7 @@ import torch
 from packed_pictures import noise, with_damage
 
 from shards.errors import ConfigError, DataError
+from shards.image_check import decode_rgb
 from trainer.config import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import BatchRequest
@@ -238,6 +239,18 @@ def test_a_batch_of_damaged_images_alone_still_comes(damaged, load, training):
     assert batch.ids.tolist() == [3, 17, -1, -1]
     assert not batch.weights.any()
     assert bool(torch.isfinite(batch.images).all())
+
+
+def test_an_image_that_decodes_but_is_not_what_was_packed_is_unreadable(mixed_index, tmp_path):
+    changed = with_damage(mixed_index, tmp_path / "shards", [4], at=0.9)
+    with changed.shard_path(0).open("rb") as file:
+        file.seek(int(changed.offset[4]))
+        data = file.read(int(changed.nbytes[4]))
+    assert decode_rgb(data).shape == (changed.height[4], changed.width[4], 3)  # a JPEG takes it without a word
+    geometry = geometry_of(pad=0, size=16)
+    (batch,) = cpu_batches(changed, geometry, predicting_of(changed, geometry, np.arange(8)))
+    assert batch.unreadable == [4]
+    assert batch.weights.tolist() == [1, 1, 1, 1, 0, 1, 1, 1]
 
 
 def test_a_missing_shard_is_an_error_that_names_it(equal_index, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.loading.augment import Geometry
+from trainer.loading.augment import Geometry, training_boxes
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.sample_order import TrainingPlan, stream_of
 
@@ -49,6 +49,18 @@ def test_the_ranks_together_ask_for_what_one_rank_would(selected, batch, candida
         for request in parts:
             assert request.fill_with_images
             assert len(request.ids) > 0  # a rank without work still has something to show
+
+
+def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():
+    plan = TrainingPlan(stream_of(0, "x"), np.arange(60), 16, 3, np.arange(100, 130))
+    requests = requests_of(plan)
+    for number, request in enumerate(requests):
+        widths, heights = INDEX.width[request.ids], INDEX.height[request.ids]
+        boxes, flips = training_boxes(GEOMETRY, plan.stream, number // 4, request.ids, widths, heights)
+        np.testing.assert_array_equal(request.boxes, boxes)
+        np.testing.assert_array_equal(request.flips, flips)
+    of_zero = {tuple(box) for request in requests for box in request.boxes[request.ids == 0].tolist()}
+    assert len(of_zero) == 3  # another crop in each epoch
 
 
 def test_rows_of_the_selected_come_first_and_the_shape_is_fixed_within_an_epoch():

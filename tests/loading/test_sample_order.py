@@ -153,15 +153,15 @@ def test_dealt_parts_are_contiguous_disjoint_and_near_equal(count, world):
 
 @st.composite
 def plans(draw):
-    together = draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=120, unique=True))
-    cut = draw(st.integers(1, len(together)))
+    selected, candidates = draw(st.integers(1, 80)), draw(st.integers(0, 80))
+    scattered = epoch_order(draw(st.integers(0, WORD)), 0, np.arange(selected + candidates)) * 7
     return TrainingPlan(
         stream=draw(st.integers(0, WORD)),
-        selected=np.array(together[:cut], np.int64),
-        batch=draw(st.integers(1, 40)),
-        epochs=draw(st.integers(1, 4)),
-        candidates=np.array(together[cut:], np.int64),
-        candidates_from=draw(st.integers(0, 3)),
+        selected=scattered[:selected],
+        batch=draw(st.integers(1, 30)),
+        epochs=draw(st.integers(1, 3)),
+        candidates=scattered[selected:],
+        candidates_from=draw(st.integers(0, 2)),
     )
 
 
@@ -205,6 +205,7 @@ def test_the_last_smaller_step_draws_by_its_own_size():
 def test_candidates_are_drawn_afresh_in_each_epoch():
     plan = TrainingPlan(1, np.arange(40), 8, 2, np.arange(100, 120))
     first, second = (np.concatenate([plan.step(k).candidates for k in range(e * 5, e * 5 + 5)]) for e in (0, 1))
+    assert [len(set(drawn.tolist())) for drawn in (first, second)] == [20, 20]
     assert first.tolist() != second.tolist()
     warm = TrainingPlan(1, np.arange(40), 8, 3, np.arange(100, 120), candidates_from=2)
     assert [len(step.candidates) for step in warm.steps()] == [0] * 10 + [4] * 5

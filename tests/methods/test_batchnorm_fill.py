@@ -19,6 +19,15 @@ CPU = torch.device("cpu")
 BATCH, LAST = 64, 3
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads of small sums wait for each other longer than they add."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     pytest.importorskip("sklearn")

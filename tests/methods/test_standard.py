@@ -106,5 +106,7 @@ def test_a_non_finite_loss_moves_no_weight_and_ten_end_the_training():
         task.step(batch, step_at(8, step=number))
     assert_same_network(task.module, network, atol=0)
     assert task.state().values["guard"] == {"skipped": 9, "in_a_row": 9}
+    resumed = StandardTask(linear(2), SGD, 5, CPU)
+    resumed.load(task.state())
     with pytest.raises(NonFiniteError, match="learning_rate"):
-        task.step(batch, step_at(8, step=9))
+        resumed.step(batch, step_at(8, step=9))  # the count is part of the state

@@ -146,7 +146,12 @@ def test_the_advice_to_redo_a_stage_that_lost_its_checkpoints_works(
 
 @pytest.mark.parametrize("damaged", ["tensors.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_passed_over(
-    damaged: str, killed: KilledRun, undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damaged: str,
+    killed: KilledRun,
+    undisturbed: Path,
+    workplace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the two that are kept, the older one serves."""
     run_dir = tmp_path / "run"

@@ -17,15 +17,15 @@ import pytest
 
 import trainer.incv.rounds
 from shards.durable import read_json
+from trainer.config import STAGES
 from trainer.run_directory import RunDirectory
-from trainer.stages import STAGES
 
 # What asks, and the training that is running when it does.
 REQUESTS = {
     "SIGTERM": "rounds/0/fold0",
-    "SIGINT": "methods/standard",
-    "SIGUSR2": "methods/coteaching",
-    "STOP file": "methods/coteaching_incv",
+    "SIGINT": "rounds/1/fold1",
+    "SIGUSR2": "methods/standard",
+    "STOP file": "methods/coteaching",
 }
 
 
@@ -156,6 +156,7 @@ def test_a_stop_file_from_before_the_start_is_no_longer_meant(
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 0, error
     assert not (run_dir / "STOP").exists()
+    assert "STOP" in error, "contract 10: removed with a warning"
 
 
 @pytest.mark.parametrize("number_of_pass", [1, 6], ids=["at_the_end_of_an_epoch", "after_the_training"])

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from shards.durable import write_parquet
-from shards.errors import DataError
+from shards.durable import read_parquet, write_parquet
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import Ids
 
@@ -57,10 +55,7 @@ class Predictions:
 
     @classmethod
     def read(cls, path: Path) -> "Predictions":
-        try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{path} is not a readable table of predictions: {error}") from error
+        table = read_parquet(path, "table of predictions")
         return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from shards.durable import write_parquet
-from shards.errors import DataError
+from shards.durable import read_parquet, write_parquet
 
 
 class State(IntEnum):
@@ -74,8 +72,5 @@ class SelectionIndex:
 
     @classmethod
     def read(cls, path: Path) -> "SelectionIndex":
-        try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{path} is not a readable selection index: {error}") from error
+        table = read_parquet(path, "selection index")
         return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})

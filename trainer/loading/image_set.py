@@ -56,20 +56,27 @@ def open_image_set(
     device: torch.device,
 ) -> ImageSet:
     """Choose the loader and open it; `auto` keeps small sets of equal-sized images on the device."""
-    geometry = Geometry(image.size, image.resize, image.pad, image.flip, image.fill)
+    geometry = _geometry(image)
     normalise = Normalise(image.mean, image.std, device)
-    fits = can_be_resident(index, ids, geometry)
-    if execution.loader == "resident" and not fits:
-        raise ConfigError(
-            "execution.loader: resident needs images of one size, no scaling, and at most 2 GiB of pixels; "
-            "set it to auto or cpu"
-        )
+    require_loader(index, ids, image, execution)
     loader: Loader
-    if execution.loader != "cpu" and fits:
+    if execution.loader != "cpu" and can_be_resident(index, ids, geometry):
         loader = ResidentLoader(index, ids, geometry, normalise, device)
     else:
         loader = CpuLoader(index, geometry, normalise, device, execution.workers)
     return ImageSet(index, ids, labels, geometry, loader)
+
+
+def require_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
+    if execution.loader == "resident" and not can_be_resident(index, ids, _geometry(image)):
+        raise ConfigError(
+            "execution.loader: resident needs images of one size, no scaling, and at most 2 GiB of pixels; "
+            "set it to auto or cpu"
+        )
+
+
+def _geometry(image: ImageConfig) -> Geometry:
+    return Geometry(image.size, image.resize, image.pad, image.flip, image.fill)
 
 
 def limited_ids(index: SampleIndex, limit: int | None) -> Ids:

@@ -9,21 +9,10 @@ import numpy as np
 import yaml
 
 from shards.durable import read_json
+from trainer.config import STAGES
 from trainer.report.curves import read_curves
 from trainer.report.measured import Samples, final_selection, measure_confusion, measure_rounds, read_samples
 from trainer.report.suspects import find_suspects
-
-STAGES = (
-    "pack",
-    "labels",
-    "incv",
-    "standard",
-    "coteaching",
-    "coteaching_incv",
-    "evaluate",
-    "export",
-    "report",
-)
 
 
 def collect(run_dir: Path) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""The command `incv` inside this process: what it answered, and what it wrote."""
+
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = str(REPOSITORY / "recipes" / "tiny.yaml")
+THREADS = "execution.threads=1"  # an execution key; bitwise comparisons need it fixed
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+def exit_code(arguments: Sequence[str]) -> int:
+    """Run the command; undo what it does to its process. An exception that escapes is a traceback for the user."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    threads = torch.get_num_threads()
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as ended:  # argparse
+        return int(ended.code or 0)
+    finally:
+        torch.set_num_threads(threads)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Every path under `folder` and, of files, every byte; links are not followed."""
+    return dict(_contents(folder, folder))
+
+
+def _contents(folder: Path, root: Path) -> Iterator[tuple[str, bytes | None]]:
+    for path in sorted(folder.iterdir()):
+        is_folder = path.is_dir() and not path.is_symlink()
+        yield str(path.relative_to(root)), path.read_bytes() if path.is_file() else None
+        if is_folder:
+            yield from _contents(path, root)
+
+
+def times(folder: Path) -> dict[str, int]:
+    """When each file under `folder` was last written."""
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@contextlib.contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Nothing under `folder` may be written, made or removed."""
+    before = contents(folder)
+    yield
+    after = contents(folder)
+    assert after.keys() == before.keys()
+    assert after == before

@@ -1,0 +1,370 @@
+"""The verbs of `incv` where all is well, and what a second command in the same directory may and may not do."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
+
+from shards.durable import read_json
+from trainer.config import STAGES
+from trainer.incv.selection_index import SelectionIndex
+
+Incv = Callable[..., Answer]
+HERE = ("--run-dir", "run", THREADS)
+METHODS = ("standard", "coteaching", "coteaching_incv")
+
+
+def last_weights(run_dir: Path, training: str) -> bytes:
+    newest = max((run_dir / training / "checkpoints").glob("step-*"))
+    return (newest / "tensors.safetensors").read_bytes()
+
+
+# --- the plan -----------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(incv: Incv, workplace: Path) -> None:
+    with unchanged(workplace):
+        answer = incv("run", "-c", TINY, "--dry-run")
+    assert answer.code == 0, answer.err
+    assert re.findall(r"^  (\w+) +to do", answer.out, re.MULTILINE) == list(STAGES)
+    assert "2 rounds of 2 folds" in answer.out
+    assert "25 steps" in answer.out  # 150 samples, batches of 32, 5 epochs
+
+
+def test_a_dry_run_in_a_finished_directory_says_what_is_done(incv: Incv, finished: Path) -> None:
+    before = times(finished)
+    with unchanged(finished):
+        done = incv("run", "-c", TINY, "--dry-run", *HERE)
+        changed = incv("run", "-c", TINY, "--dry-run", *HERE, "coteaching.epochs=6")
+    assert times(finished) == before
+    assert re.findall(r"^  (\w+) +done", done.out, re.MULTILINE) == list(STAGES[1:-1])
+    states = dict(re.findall(r"^  (\w+) +(done|changed)", changed.out, re.MULTILINE))
+    assert states["standard"] == "done"
+    assert states["coteaching"] == states["coteaching_incv"] == "changed"
+
+
+# --- the directory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "directory"),
+    [
+        ([], r"runs/tiny"),
+        (["execution.log_every=1"], r"runs/tiny"),
+        (["data.train.shards=elsewhere"], r"runs/tiny"),
+        (["coteaching.epochs=6"], r"runs/tiny-[0-9a-f]{8}"),
+        (["seed=1"], r"runs/tiny-[0-9a-f]{8}"),
+        (["seed=0"], r"runs/tiny"),
+        (["coteaching.epochs=6", "--redo", "coteaching"], r"runs/tiny"),
+        (["coteaching.epochs=6", "--run-dir", "mine"], r"mine"),
+    ],
+)
+def test_the_default_directory(arguments: list[str], directory: str, incv: Incv, workplace: Path) -> None:
+    answer = incv("run", "-c", TINY, "--dry-run", *arguments)
+    assert re.search(rf"into {directory}$", answer.out, re.MULTILINE), answer.out
+
+
+def test_runs_of_other_keys_do_not_meet(incv: Incv, workplace: Path) -> None:
+    for overrides in ([], ["seed=1"], ["seed=2"], ["seed=2", "execution.workers=1"]):
+        assert incv("labels", "-c", TINY, *overrides).code == 0
+    folders = sorted(path.name for path in (workplace / "runs").iterdir())
+    assert folders[0] == "tiny"
+    assert len(folders) == 3
+    assert all(re.fullmatch(r"tiny-[0-9a-f]{8}", name) for name in folders[1:])
+
+
+def test_overrides_may_stand_between_options(incv: Incv, workplace: Path) -> None:
+    orders = [
+        ["incv.epochs=7", "--dry-run", "-c", TINY, "standard.epochs=8", "--run-dir", "mine"],
+        ["-c", TINY, "--dry-run", "incv.epochs=7", "--run-dir", "mine", "standard.epochs=8"],
+        ["-c", TINY, "--run-dir", "mine", "incv.epochs=3", "--dry-run", *["incv.epochs=7", "standard.epochs=8"]],
+    ]
+    plans = {incv("run", *order).out for order in orders}
+    assert len(plans) == 1
+    (plan,) = plans
+    assert "into mine" in plan
+    assert "7 epochs" in plan
+    assert "8 epochs" in plan
+
+
+def test_a_shipped_recipe_goes_by_its_name(incv: Incv, workplace: Path) -> None:
+    assert incv("run", "-c", "tiny", "--dry-run").out == incv("run", "-c", TINY, "--dry-run").out
+
+
+# --- stages alone -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing"),
+    [
+        ("incv", "labels"),
+        ("standard", "labels"),
+        ("coteaching", "labels"),
+        ("coteaching_incv", "incv"),
+        ("evaluate", "standard"),
+        ("export", "standard"),
+        ("report", "labels"),
+    ],
+)
+def test_a_stage_alone_needs_its_inputs(stage: str, missing: str, incv: Incv, workplace: Path) -> None:
+    answer = incv(stage, "-c", TINY, *HERE)
+    assert answer.code == 2
+    assert f"stage {stage} needs {missing}" in answer.err
+    assert f"incv {missing}" in answer.err
+
+
+def test_a_stage_that_the_recipe_does_not_have_is_refused(incv: Incv, workplace: Path) -> None:
+    answer = incv("coteaching", "-c", TINY, "methods=[standard]")
+    assert answer.code == 2, "it was not carried out, and nothing said so"
+    assert "coteaching" in answer.err
+    assert "methods" in answer.err
+
+
+def test_stages_one_by_one_are_the_whole_run(incv: Incv, workplace: Path, finished_once: Path) -> None:
+    for stage in STAGES[1:]:
+        answer = incv(stage, "-c", TINY, *HERE)
+        assert answer.code == 0, answer.err
+    ours, theirs = Path("run"), finished_once
+    checksums = {SelectionIndex.read(each / "selection.parquet").checksum() for each in (ours, theirs)}
+    assert len(checksums) == 1
+    for training in [f"rounds/{i}/fold{f}" for i in (0, 1) for f in (0, 1)] + [f"methods/{name}" for name in METHODS]:
+        assert last_weights(ours, training) == last_weights(theirs, training), training
+    assert read_json(ours / "evaluation.json") == read_json(theirs / "evaluation.json")
+    files = [{path for path in contents(each) if not path.startswith("logs/")} for each in (ours, theirs)]
+    assert files[0] == files[1]
+    different = {"time_s", "starts"}
+    reports = [
+        {key: value for key, value in read_json(each / "report.json").items() if key not in different}
+        for each in (ours, theirs)
+    ]
+    assert reports[0] == reports[1]
+
+
+# --- a finished directory -----------------------------------------------------------------------------------
+
+
+def _kept(run_dir: Path) -> dict[str, int]:
+    """Times of all files but the record of starts and the report."""
+    written = ("manifest.json", "config.resolved.yaml", "report.json", "report.html", ".lock")
+    return {path: time for path, time in times(run_dir).items() if path not in written and path[:5] != "logs/"}
+
+
+def test_a_finished_run_makes_only_its_report_anew(incv: Incv, finished: Path) -> None:
+    before, kept = contents(finished), _kept(finished)
+    (finished / "report.html").unlink()
+    answer = incv("run", "-c", TINY, *HERE)
+    assert answer.code == 0, answer.err
+    assert _kept(finished) == kept
+    assert contents(finished).keys() == before.keys()
+    for stage in STAGES[1:-1]:
+        assert f"{stage}: done before" in answer.err
+    start = read_json(finished / "manifest.json")["starts"][-1]
+    assert start["steps_executed"] == {}
+    assert start["ended"] == "finished"
+    assert "accuracy on test" in answer.out
+    assert "report.html" in answer.out
+
+
+def test_execution_keys_may_change(incv: Incv, finished: Path) -> None:
+    kept = _kept(finished)
+    answer = incv("run", "-c", TINY, "--run-dir", "run", "execution.log_every=1", "execution.threads=2")
+    assert answer.code == 0, answer.err
+    assert _kept(finished) == kept
+
+
+def test_a_changed_result_key_is_refused_by_name(incv: Incv, finished: Path) -> None:
+    with unchanged(finished):
+        answer = incv("run", "-c", TINY, *HERE, "coteaching.epochs=6")
+    assert answer.code == 2
+    assert "coteaching.epochs (5 -> 6)" in answer.err
+    assert "redone: coteaching, coteaching_incv, evaluate, export." in answer.err
+    assert "--redo coteaching --redo coteaching_incv" in answer.err
+    assert "--run-dir" in answer.err
+
+
+@pytest.mark.parametrize(("given", "other"), [("coteaching", "coteaching_incv"), ("coteaching_incv", "coteaching")])
+def test_half_a_redo_is_refused_and_names_the_other(given: str, other: str, incv: Incv, finished: Path) -> None:
+    with unchanged(finished):
+        answer = incv("run", "-c", TINY, *HERE, "coteaching.epochs=6", "--redo", given)
+    assert answer.code == 2
+    assert "coteaching.epochs" in answer.err
+    assert re.search(rf"`--redo {other}`", answer.err)
+
+
+def test_a_redo_does_these_stages_again_and_what_follows(incv: Incv, finished: Path) -> None:
+    before, kept = contents(finished), _kept(finished)
+    redo = ("--redo", "coteaching_incv", "--redo", "coteaching")
+    answer = incv("run", "-c", TINY, *HERE, "coteaching.epochs=6", *redo)
+    assert answer.code == 0, answer.err
+    after = contents(finished)
+    untouched = [
+        path for path in kept if re.match(r"rounds/|selection|incv|labels|methods/standard/(?!export)", path)
+    ]
+    assert any(path.startswith("rounds/1/fold1/checkpoints/") for path in untouched)
+    assert {path: after[path] for path in untouched} == {path: before[path] for path in untouched}
+    assert {path: times(finished)[path] for path in untouched} == {path: kept[path] for path in untouched}
+    (stamp,) = (finished / "old").iterdir()
+    for moved in ("methods/coteaching", "methods/coteaching_incv", "evaluation.json", "report.json", "report.html"):
+        assert (stamp / moved).exists(), moved
+    assert (stamp / "evaluation.json").read_bytes() == before["evaluation.json"]
+    assert last_weights(stamp, "methods/coteaching") != last_weights(finished, "methods/coteaching")
+    for method in ("coteaching", "coteaching_incv"):
+        facts = read_json(finished / "methods" / method / "training.json")
+        assert facts["epochs"] == 6
+        start = read_json(finished / "manifest.json")["starts"][-1]
+        assert start["steps_executed"][method] == facts["steps"]
+    assert set(start["steps_executed"]) == {"coteaching", "coteaching_incv"}
+    for method in METHODS:
+        assert (finished / "methods" / method / "export" / "model_a" / "model.safetensors").exists()
+    assert read_json(finished / "report.json")["config"]["coteaching"]["epochs"] == 6
+
+    again = incv("run", "-c", TINY, *HERE, "coteaching.epochs=6")  # now these are the directory's keys
+    assert again.code == 0, again.err
+    assert len(list((finished / "old").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("lost", "stage"),
+    [
+        ("selection.parquet", "incv"),
+        ("incv.json", "incv"),
+        ("labels.parquet", "labels"),
+        ("methods/coteaching", "coteaching"),
+        ("evaluation.json", "evaluate"),
+    ],
+)
+def test_a_lost_output_is_not_made_again_unasked(lost: str, stage: str, incv: Incv, finished: Path) -> None:
+    path = finished / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    answer = incv("run", "-c", TINY, *HERE)
+    assert answer.code == 3
+    assert lost in answer.err
+    assert f"--redo {stage}" in answer.err
+    assert not path.exists()
+
+
+def test_a_lost_output_is_made_again_when_asked(incv: Incv, finished: Path, finished_once: Path) -> None:
+    (finished / "evaluation.json").unlink()
+    answer = incv("run", "-c", TINY, *HERE, "--redo", "evaluate")
+    assert answer.code == 0, answer.err
+    assert read_json(finished / "evaluation.json") == read_json(finished_once / "evaluation.json")
+
+
+# --- the report ---------------------------------------------------------------------------------------------
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float | int) and 0 <= value <= 1
+
+
+def test_the_report_has_its_schema(finished_once: Path) -> None:
+    report = json.loads((finished_once / "report.json").read_text(), parse_constant=pytest.fail)
+    assert all(_is_share(report["noise"][kind]) for kind in ("paper", "confident", "true"))
+    assert len(report["rounds"]) == 2
+    for entry in report["rounds"]:
+        assert all(isinstance(entry[count], int) for count in ("selected", "removed", "candidates"))
+        assert entry["selected"] + entry["removed"] + entry["candidates"] == 300
+        assert _is_share(entry["label_precision"])
+        assert _is_share(entry["label_recall"])
+        assert _is_share(entry["theory"]["label_precision"])
+        assert _is_share(entry["theory"]["label_recall"])
+    assert set(report["accuracy"]) == {"test"}
+    assert set(report["accuracy"]["test"]) == set(METHODS)
+    for method, result in report["accuracy"]["test"].items():
+        networks = 1 if method == "standard" else 2
+        assert len(result["top1_each"]) == networks
+        assert result["top1"] == pytest.approx(sum(result["top1_each"]) / networks)
+        assert 0 <= result["top1"] <= result["top5"] <= 100
+        assert (result["top1_ensemble"] is None) == (networks == 1)
+        assert result["count"] == 100
+    assert list(report["time_s"]) == list(STAGES)
+    assert all(isinstance(seconds, float | int) for seconds in report["time_s"].values())
+    assert report["ended_early"] is None
+
+
+def test_rounds_that_end_early_are_said_in_the_report(incv: Incv, workplace: Path) -> None:
+    """Removing twice as many as are selected leaves nothing to judge."""
+    answer = incv(
+        *("run", "-c", TINY, *HERE, "incv.remove_ratio=2", "incv.rounds=6", "incv.epochs=4"),
+        *("methods=[standard]", "standard.epochs=1"),
+    )
+    assert answer.code == 0, answer.err
+    report = read_json(workplace / "run" / "report.json")
+    done = len(report["rounds"])
+    assert 1 <= done < 6
+    assert f"after {done} of 6 rounds" in report["ended_early"]
+    assert report["rounds"][-1]["candidates"] < 2
+    assert report["ended_early"] in (workplace / "run" / "report.html").read_text()
+
+
+# --- ls, cp, validate ---------------------------------------------------------------------------------------
+
+
+def test_ls_lists_every_recipe_with_its_first_line(incv: Incv, workplace: Path) -> None:
+    answer = incv("ls")
+    assert answer.code == 0
+    names = [line.split()[0] for line in answer.out.splitlines()]
+    assert names == sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
+    assert re.search(r"^tiny +\S.+", answer.out, re.MULTILINE)
+
+
+def test_cp_copies_a_recipe_and_never_overwrites(incv: Incv, workplace: Path) -> None:
+    answer = incv("cp", "tiny", "mine.yaml")
+    assert answer.code == 0
+    assert "incv run -c mine.yaml" in answer.out
+    assert Path("mine.yaml").read_bytes() == Path(TINY).read_bytes()
+    Path("mine.yaml").write_text("changed")
+    again = incv("cp", "demo", "mine.yaml")
+    assert again.code == 2
+    assert "mine.yaml exists" in again.err
+    assert Path("mine.yaml").read_text() == "changed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["tinny", "mine.yaml"], "tinny"), (["tiny", "no/such/folder/mine.yaml"], "no/such/folder")],
+)
+def test_cp_that_cannot_be_done_is_refused(arguments: list[str], named: str, incv: Incv, workplace: Path) -> None:
+    with unchanged(workplace):
+        answer = incv("cp", *arguments)
+    assert answer.code in (2, 3)
+    assert named in answer.err
+
+
+def test_validate(incv: Incv, workplace: Path) -> None:
+    with unchanged(workplace):
+        good = incv("validate", "-c", "tiny", "batch.global=8")
+        bad = incv("validate", "-c", "tiny", "batch.globl=8")
+    assert good.code == 0
+    assert "valid" in good.out
+    assert bad.code == 2
+    assert "`batch.global`" in bad.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["rum"], ["run"], ["run", "-c", "tiny", "--fast"], ["ls", "seed=1"]])
+def test_a_command_line_that_is_none_is_refused(arguments: list[str], incv: Incv, workplace: Path) -> None:
+    with unchanged(workplace):
+        answer = incv(*arguments)
+    assert answer.code == 2
+    assert "usage: incv" in answer.err
+
+
+@pytest.mark.parametrize("program", [["-m", "trainer"], [str(Path(sys.executable).with_name("incv"))]])
+def test_the_command_and_the_module_are_the_same(program: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *program, "validate", "-c", "tinny"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("incv: error: no recipe 'tinny'")
+    assert list(tmp_path.iterdir()) == []

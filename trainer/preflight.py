@@ -1,0 +1,67 @@
+"""Find at once what would otherwise end a run hours later."""
+
+import torch
+
+from shards.errors import ConfigError, DataError
+from shards.sample_index import SampleIndex
+from trainer.config import Recipe
+from trainer.labels import Labels, make_labels, require_every_class
+from trainer.loading.image_set import limited_ids, require_loader
+from trainer.methods.networks import initial_module
+from trainer.optimisation import make_optimizer
+
+
+def preflight(recipe: Recipe, index: SampleIndex) -> None:
+    """Labels, network and optimisers of the recipe fit this data set, or an error says why not."""
+    ids = limited_ids(index, recipe.data.train.limit)
+    require_loader(index, ids, recipe.image, recipe.execution)
+    checked_labels(recipe, index)
+    _check_incv(recipe, index, len(ids))
+    _check_network(recipe, index.num_classes)
+
+
+def checked_labels(recipe: Recipe, index: SampleIndex) -> tuple[Labels, Labels | None]:
+    """The labels of the run's samples: given, and true where known."""
+    ids = limited_ids(index, recipe.data.train.limit)
+    if len(ids) < recipe.batch.global_:
+        raise DataError(
+            f"the data set has {len(ids)} training samples, fewer than batch.global = {recipe.batch.global_}: "
+            "lower batch.global, or use more samples (data.train.limit)"
+        )
+    given, true = make_labels(recipe.labels, recipe.seed, index, ids)
+    require_every_class(given, index.class_names)
+    return given, true
+
+
+def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
+    if recipe.incv is None:
+        return
+    if samples < 2:
+        raise DataError("the data set has 1 usable sample: one half of round 1 would be empty. INCV needs 2 or more")
+    if recipe.incv.agree_top_k >= index.num_classes:
+        raise ConfigError(
+            f"incv.agree_top_k = {recipe.incv.agree_top_k} of {index.num_classes} classes: every label would agree; "
+            "choose a smaller number"
+        )
+
+
+def _check_network(recipe: Recipe, classes: int) -> None:
+    """Build it, give it one picture of the recipe's size, and each optimiser its parameters."""
+    network = initial_module(recipe, "standard", classes).eval()
+    picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
+    try:
+        with torch.no_grad():
+            logits = network(picture)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"model {recipe.model.name} cannot take RGB images of image.size = {recipe.image.size}: {error}"
+        ) from error
+    if tuple(logits.shape) != (1, classes):
+        raise ConfigError(
+            f"model {recipe.model.name} gives an output of shape {tuple(logits.shape)}, not one score for each of "
+            f"the {classes} classes: choose another, or change model.options"
+        )
+    for section in (recipe.incv, recipe.standard, recipe.coteaching):
+        if section is not None:
+            optimizer = section.optimizer
+            make_optimizer(network, optimizer.kind, optimizer.weight_decay, decay_scope=optimizer.decay_scope)
