@@ -1,12 +1,12 @@
 """Checkpoints: bit for bit, whole or absent, the newest readable one, two of them, taken at the call."""
 
+import os
 import threading
 
 import pytest
 import torch
 from torch import nn
 
-import trainer.checkpoint
 from trainer.checkpoint import (
     Checkpointer,
     TrainState,
@@ -222,14 +222,15 @@ def test_an_error_of_the_background_write_surfaces_once(tmp_path):
 
 @pytest.fixture
 def held_back(checkpointer, monkeypatch):
-    """Writes wait until the event is set."""
-    go, write = threading.Event(), trainer.checkpoint.save_file
+    """The writing thread waits until the event is set, before it makes its first folder."""
+    go, make = threading.Event(), os.mkdir
 
-    def later(*arguments):
-        assert go.wait(30)
-        write(*arguments)
+    def later(path, *arguments, **options):
+        if threading.current_thread() is not threading.main_thread():
+            assert go.wait(30)
+        make(path, *arguments, **options)
 
-    monkeypatch.setattr(trainer.checkpoint, "save_file", later)
+    monkeypatch.setattr(os, "mkdir", later)
     yield go
     go.set()
 

@@ -16,6 +16,7 @@ from trainer.stages import (
     inputs_of,
     keys_hash,
     outputs_of,
+    require_stages,
     result_keys,
     stage_keys,
     stages_of,
@@ -233,6 +234,7 @@ def carried_out(run: RunDirectory, *stages: str) -> None:
                 output.write_text(stage)
             else:
                 (output / "checkpoints" / "step-0000000002").mkdir(parents=True)
+                (output / "metrics.jsonl").write_text('{"step": 2}\n')
         one.finish(stage, 1.5, done=True)
 
 
@@ -277,6 +279,12 @@ def test_a_change_of_a_finished_stage_is_refused_by_key_and_stages(run):
         book(run, "incv.rounds=5", "standard.epochs=1").require_unchanged(["incv"])
 
 
+def test_a_method_more_is_refused_once_all_were_evaluated(run):
+    carried_out(run, "labels", "incv", "evaluate")
+    with pytest.raises(ConfigError, match=r"methods \(.*redone: evaluate\."):
+        book(run, "methods=[standard, coteaching_incv]").require_unchanged([])
+
+
 def test_asking_for_the_redo_of_a_stage_allows_its_followers_too(run):
     carried_out(run, "labels", "incv", "standard", "coteaching_incv", "evaluate")
     book(run, "incv.rounds=5").require_unchanged(["incv"])
@@ -307,9 +315,32 @@ def test_redo_goes_on_with_what_an_interrupted_redo_began(run):
     assert book(run).status("standard").state == "half done"
 
 
-def test_redo_of_an_unknown_stage_is_refused(run):
-    with pytest.raises(ConfigError, match=r"incvv.*labels"):
-        book(run).redo(["incvv"])
+def test_redo_does_not_go_on_where_the_checkpoints_are_lost(run):
+    carried_out(run, "labels", "standard")
+    one = book(run)
+    one.begin("standard")
+    (run.method("standard") / "checkpoints" / "step-0000000002").rmdir()
+    one.redo(["standard"])
+    assert book(run).status("standard").state == "to do"
+    assert not run.method("standard").exists()
+    assert len(list(run.old.rglob("metrics.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("redo", "only", "says"),
+    [
+        (["incvv"], None, "--redo incvv"),
+        (["labels", "coteaching"], None, "--redo coteaching"),
+        (["pack"], None, "--redo pack"),
+        ([], "coteaching", "incv coteaching"),
+    ],
+    ids=["no stage", "not of this recipe", "packing", "as a command"],
+)
+def test_a_stage_that_the_recipe_has_not_is_refused_with_those_it_has(redo, only, says):
+    recipe = tiny("methods=[standard, coteaching_incv]")
+    with pytest.raises(ConfigError, match=rf"{says}.*labels, incv, standard, coteaching_incv, evaluate"):
+        require_stages(redo, only, recipe)
+    require_stages(["labels", "report"], "incv", recipe)
 
 
 def test_a_stage_needs_its_inputs(run):

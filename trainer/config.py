@@ -76,8 +76,8 @@ class LabelsConfig(Section):
     def _fits_together(self) -> "LabelsConfig":
         if self.file is not None and self.noise != "none":
             raise ValueError("labels.file and labels.noise exclude each other: set labels.noise: none")
-        if self.noise == "none" and self.ratio:
-            raise ValueError("labels.ratio has no meaning with labels.noise: none; set it to 0")
+        if self.noise in ("none", "matrix") and self.ratio:
+            raise ValueError(f"labels.ratio has no meaning with labels.noise: {self.noise}; set it to 0")
         if (self.matrix is not None) != (self.noise == "matrix"):
             raise ValueError("labels.matrix goes with labels.noise: matrix, and only with it")
         return self

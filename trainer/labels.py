@@ -1,7 +1,5 @@
 """The labels a run trains on: the source's, a label file's, or the source's corrupted. Shards never change."""
 
-import csv
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from shards.errors import ConfigError, DataError
 from shards.sample_index import SampleIndex
 from trainer.config import LabelsConfig
 from trainer.incv.theory import asymmetric_transition, check_transition, symmetric_transition
+from trainer.label_file import labels_of_file
 from trainer.loading.sample_order import Ids, stream_of, uniforms
 
 Labels = npt.NDArray[np.int64]
@@ -48,72 +47,6 @@ def corrupted(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], str
     upper[:, -1] = 1.0
     draw = uniforms(stream, 0, ids, "label")
     return (draw[:, None] >= upper).sum(axis=1).astype(np.int64)
-
-
-def labels_of_file(path: Path, index: SampleIndex) -> Labels:
-    """Labels by sample_id from a CSV of key,label, or one label a line in the source's order."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"labels.file {path} cannot be read: {error}") from error
-    lines = [line for line in lines if line.strip()]
-    if lines and "," in lines[0]:
-        labels = _labels_by_key(path, lines, index)
-    else:
-        if len(lines) != len(index):
-            raise DataError(
-                f"labels.file {path} has {len(lines)} labels, the data set {len(index)} samples: give one label "
-                "a line in the source's order, or a CSV with the columns key,label"
-            )
-        labels = np.asarray([_as_label(path, number, line) for number, line in enumerate(lines, 1)])
-    outside = np.flatnonzero((labels < 0) | (labels >= index.num_classes))
-    if len(outside):
-        raise DataError(
-            f"labels.file {path}: label {labels[outside[0]]} of {index.keys(outside[:1])[0]!r} is outside "
-            f"0..{index.num_classes - 1}"
-        )
-    return labels.astype(np.int64)
-
-
-def _labels_by_key(path: Path, lines: list[str], index: SampleIndex) -> Labels:
-    rows = list(csv.reader(lines))
-    if [cell.strip().lower() for cell in rows[0]] == ["key", "label"]:
-        rows = rows[1:]
-    id_of = {key: sample_id for sample_id, key in enumerate(index.keys())}
-    labels = np.full(len(index), -1, np.int64)
-    seen = np.zeros(len(index), bool)
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2:
-            raise DataError(f"labels.file {path}, row {number}: expected key,label, found {row}")
-        sample_id = id_of.get(row[0].strip())
-        if sample_id is None:
-            raise DataError(f"labels.file {path}, row {number}: the data set has no key {row[0]!r}")
-        if seen[sample_id]:
-            raise DataError(f"labels.file {path}, row {number}: key {row[0]!r} occurs twice")
-        seen[sample_id] = True
-        labels[sample_id] = _as_label(path, number, row[1])
-    missing = np.flatnonzero(~seen)
-    if len(missing):
-        some = ", ".join(repr(key) for key in index.keys(missing[:3]))
-        raise DataError(f"labels.file {path} lacks {len(missing)} of {len(index)} keys, for instance {some}")
-    return labels
-
-
-def _as_label(path: Path, number: int, text: str) -> int:
-    try:
-        label = int(text)
-    except ValueError:
-        raise DataError(f"labels.file {path}, row {number}: {text!r} is not a class number") from None
-    if not -(2**31) <= label < 2**31:  # a class number of any data set fits; larger ones would not fit the table
-        raise DataError(f"labels.file {path}, row {number}: {label} is outside the classes")
-    return label
-
-
-def file_checksum(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise DataError(f"labels.file {path} cannot be read: {error}") from error
 
 
 def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -> tuple[Labels, Labels | None]:

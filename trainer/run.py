@@ -13,7 +13,7 @@ from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
 from trainer.data_sets import open_splits
-from trainer.labels import file_checksum
+from trainer.label_file import file_checksum
 from trainer.manifest import Manifest, now
 from trainer.preflight import preflight
 from trainer.recipe_file import recipe_yaml
@@ -32,7 +32,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     """
     run, stop = RunDirectory(root), StopRequest(root)
     _refuse_other_recipe(run, name)
-    require_stages([*redo, *([only] if only else [])], recipe)
+    require_stages(redo, only, recipe)
     stop.listen()
     world = join_world(recipe.execution)
     began = time.monotonic()

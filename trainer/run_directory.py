@@ -54,7 +54,7 @@ class RunDirectory:
             return
         if not self.root.is_dir():
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
-        content = {path.name for path in self.root.iterdir()} - {".lock", "STOP"}
+        content = {path.name for path in self.root.iterdir()} - {".lock"}
         if content and not self._has_our_manifest():
             raise ConfigError(f"{self.root} is not empty and not a run directory: choose another --run-dir")
 

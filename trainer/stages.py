@@ -69,12 +69,16 @@ def stages_of(recipe: Recipe) -> list[str]:
     ]
 
 
-def require_stages(named: Sequence[str], recipe: Recipe) -> None:
-    """The user's stage names are stages, and stages of this recipe."""
-    own = stages_of(recipe)
-    for stage in named:
-        if stage not in own or stage == "pack":
-            raise ConfigError(f"this recipe has no stage {stage!r}; its stages are {', '.join(own[1:])}")
+def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> None:
+    """The stages the user names are stages of this recipe."""
+    own = stages_of(recipe)[1:]
+    said = {f"--redo {stage}": stage for stage in redo} | ({f"incv {only}": only} if only else {})
+    for words, stage in said.items():
+        if stage not in own:
+            raise ConfigError(
+                f"`{words}`: this recipe has no such stage; its stages are {', '.join(own)} "
+                "(training methods are those listed under `methods`)"
+            )
 
 
 def inputs_of(stage: str, recipe: Recipe) -> list[str]:
@@ -228,8 +232,10 @@ class StageBook:
 
     def _can_go_on(self, stage: str) -> bool:
         """Whether every training of the stage that has logged progress still has a checkpoint."""
-        begun = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
-        return bool(begun) and all(any((training / "checkpoints").glob("step-*")) for training in begun)
+        folders = outputs_of(stage, self._run)
+        logged = [log.parent for folder in folders for log in folder.rglob("metrics.jsonl")]
+        saved = {checkpoint.parents[1] for folder in folders for checkpoint in folder.rglob("checkpoints/step-*")}
+        return bool(saved) and saved.issuperset(logged)
 
 
 def _changes(old: Keys, new: Keys) -> list[str]:

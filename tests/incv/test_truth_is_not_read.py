@@ -29,6 +29,7 @@ KEYS = (
     "execution.threads=1",
     "execution.device=cpu",
 )
+METHODS = ("standard", "coteaching", "coteaching_incv")
 
 # Paths of report.json that are measured against the truth.
 MEASURED = (
@@ -79,7 +80,7 @@ def test_all_weights_are_the_same(runs):
     assert alone.keys() == shuffled.keys()
     for training in ("rounds/0/fold0", "rounds/0/fold1", "rounds/1/fold0", "rounds/1/fold1"):
         assert any(name.startswith(f"{training}/checkpoints") for name in alone)
-    for method in ("standard", "coteaching", "coteaching_incv"):
+    for method in METHODS:
         assert any(name.startswith(f"methods/{method}/checkpoints") for name in alone)
         assert any(name.startswith(f"methods/{method}/export") for name in alone)
     assert [name for name in alone if alone[name] != shuffled[name]] == []
@@ -97,10 +98,13 @@ def test_the_selection_is_the_same(runs):
     assert index.checksum() == SelectionIndex.read(shuffled).checksum()
 
 
-@pytest.mark.parametrize("name", ["incv.json", "evaluation.json", "methods/coteaching_incv/training.json"])
-def test_what_later_stages_read_is_the_same(runs, name):
+def test_all_that_was_recorded_on_the_way_is_the_same(runs):
     alone, shuffled = runs
-    assert (alone / name).read_bytes() == (shuffled / name).read_bytes()
+    names = ["incv.json", "evaluation.json", *(f"methods/{method}/training.json" for method in METHODS)]
+    names += [str(path.relative_to(alone)) for path in alone.rglob("metrics.jsonl")]
+    assert len(names) == 12
+    for name in names:
+        assert (alone / name).read_bytes() == (shuffled / name).read_bytes(), name
 
 
 def test_the_report_differs_only_in_what_is_measured_against_the_truth(runs):
