@@ -266,3 +266,13 @@ def test_closing_finishes_the_write(tmp_path):
     checkpointer.save(3, state_of(3))
     checkpointer.close()
     assert newest_checkpoint(tmp_path / "checkpoints")[0] == 3
+
+
+def test_a_flipped_bit_in_the_weights_is_damage(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, TrainState({"x": torch.ones(8)}), wait=True)
+    path = tmp_path / "step-0000000002" / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7e")
+    step, _ = newest_checkpoint(tmp_path)
+    assert step == 1

@@ -167,3 +167,8 @@ def test_a_forward_pass_stops_when_asked_and_leaves_the_networks_as_they_were():
     with pytest.raises(Stopped, match=r"predict at step 1 \(STOP file\)"):
         next(passes)
     assert network.training
+
+
+def test_a_network_that_answers_nan_hits_nothing():
+    batch = Batch(torch.arange(10), torch.zeros(10, 3, 2, 2), torch.arange(10), torch.ones(10))
+    assert count_hits([(batch, [torch.full((10, 10), float("nan"))])])["networks"] == [{"top1": 0, "top5": 0}]

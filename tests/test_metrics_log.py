@@ -95,3 +95,12 @@ def test_an_unfinished_mean_is_carried_over_exactly(tmp_path):
     second.write(step=7)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "second").read_bytes()
     assert lines_of(tmp_path / "second")[0]["loss"] == pytest.approx(values.mean().item(), abs=1e-6)
+
+
+def test_a_whole_line_without_its_newline_stays_a_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 3}\n{"step": 6}')
+    log = MetricsLog(path)
+    log.cut_back(6)
+    log.write(step=9)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3, 6, 9]

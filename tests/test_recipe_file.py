@@ -236,7 +236,8 @@ def test_such_a_key_is_named_without_the_members_of_its_union(recipe, override, 
     [
         (["labels.file=x.csv"], "labels.file and labels.noise exclude each other"),
         (["labels.noise=none"], "labels.ratio has no meaning"),
-        (["labels.noise=matrix"], "labels.matrix goes with labels.noise: matrix"),
+        (["labels.noise=matrix", "labels.ratio=0"], "labels.matrix goes with labels.noise: matrix"),
+        (["labels.noise=matrix", "labels.matrix=[[1.0]]"], "labels.ratio has no meaning"),
         (["labels.matrix=[[1.0]]"], "labels.matrix goes with labels.noise: matrix"),
         (["image.resize=16"], "image.pad is for images cut as they are"),
         (["image.resize=4", "image.pad=0"], "image.resize is smaller than image.size"),
@@ -331,3 +332,22 @@ def test_all_keys_are_those_a_recipe_may_have():
 def test_a_recipe_from_elsewhere_is_named_by_its_origin():
     with pytest.raises(ConfigError, match="the manifest: missing key `data`"):
         check_recipe({}, "the manifest")
+
+
+@pytest.mark.parametrize("text", ["seed: &a [*a]\n", "a: " + "[" * 3000 + "]" * 3000], ids=["alias", "depth"])
+def test_a_recipe_that_nests_for_ever_is_refused(recipe, text):
+    recipe.write_text(text)
+    assert any(word in refused(recipe) for word in ("nested", "recursive"))
+
+
+def test_a_key_written_twice_is_refused(recipe):
+    recipe.write_text(RECIPE + "seed: 7\n")
+    assert "'seed' is written twice" in refused(recipe)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("image.std=[0, 1, 1]", "image.std"), ("standard.optimizer.learning_rate=.inf", "standard.optimizer")],
+)
+def test_values_that_cannot_train_are_refused(recipe, override, key):
+    assert key in refused(recipe, override)

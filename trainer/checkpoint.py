@@ -7,6 +7,7 @@ checkpoints/
     state.json              everything else the next step depends on
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from shards.durable import whole_folder, write_bytes
 
@@ -64,9 +65,10 @@ class Checkpointer:
     def _write(self, step: int, state: TrainState) -> None:
         name = f"step-{step:010d}"
         with whole_folder(self._folder / name) as temporary:
-            # save_file would hide a full disk behind an error of its own
-            (temporary / "tensors.safetensors").write_bytes(save(state.tensors))
-            (temporary / "state.json").write_text(json.dumps(state.values))
+            content = save(state.tensors)  # not save_file, which hides a full disk behind an error of its own
+            (temporary / "tensors.safetensors").write_bytes(content)
+            record = {"sha256": hashlib.sha256(content).hexdigest(), "values": state.values}
+            (temporary / "state.json").write_text(json.dumps(record))
         write_bytes(self._folder / "latest", f"{name}\n".encode())
         self._prune()
 
@@ -94,7 +96,12 @@ def _step_folders(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> TrainState:
-    return TrainState(load_file(folder / "tensors.safetensors"), json.loads((folder / "state.json").read_text()))
+    """The state in a step folder; raises ValueError where it is not what was written."""
+    record = json.loads((folder / "state.json").read_text())
+    content = (folder / "tensors.safetensors").read_bytes()
+    if hashlib.sha256(content).hexdigest() != record["sha256"]:
+        raise ValueError("its checksum has changed")
+    return TrainState(load(content), record["values"])
 
 
 def module_state(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:

@@ -97,6 +97,8 @@ class ImageConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ImageConfig":
+        if min(self.std) <= 0:
+            raise ValueError("image.std must be above 0 for each channel: pixels are divided by it")
         if self.pad and self.resize is not None:
             raise ValueError("image.pad is for images cut as they are: set image.resize to null or image.pad to 0")
         if self.resize is not None and self.resize < self.size:

@@ -13,6 +13,7 @@ _TOP = 5
 def hits(scores: torch.Tensor, labels: torch.Tensor) -> dict[str, int]:
     """How many rows have their label first, and among the first five. scores: [rows, classes]."""
     first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
+    first &= torch.isfinite(scores).all(dim=1, keepdim=True)  # a network that answers NaN has hit nothing
     return {"top1": int(first[:, 0].sum()), "top5": int(first.any(dim=1).sum())}
 
 

@@ -1,6 +1,7 @@
 """metrics.jsonl: one line every few steps; cut back to the checkpoint on resume."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,14 @@ class MetricsLog:
         for line in self._path.read_text().splitlines(keepends=True):
             try:
                 if json.loads(line)["step"] <= step:
-                    kept.append(line)
+                    kept.append(line.rstrip("\n") + "\n")
             except (json.JSONDecodeError, KeyError):
                 break  # a line torn by a kill is the last one
         write_bytes(self._path, "".join(kept).encode())
 
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
+        if not values:  # a step that was none
+            return
         for name, value in values.items():
             value = value.detach().double()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -44,7 +47,8 @@ class MetricsLog:
         """Append a line of the means since the last one; returns a short note for the progress bar."""
         means = {name: float(total) / self._steps for name, total in self._sums.items()}
         self._sums, self._steps = {}, 0
-        line = {**facts, **{name: round(mean, 6) for name, mean in means.items()}}
+        shown = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
+        line = {**facts, **shown}
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,11 @@ from shards.errors import ConfigError
 from trainer.config import Recipe
 
 
-class _Yaml12Floats(yaml.SafeLoader):
-    """PyYAML reads `1e-3` as a string; people mean a number."""
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader for which `1e-3` is a number, as people mean it, and a key written twice is an error."""
 
 
-_Yaml12Floats.add_implicit_resolver(
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
     list("-+0123456789."),
@@ -27,6 +28,13 @@ _Yaml12Floats.add_implicit_resolver(
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe with its overrides applied, checked; raises ConfigError."""
+    try:
+        return _load(path, overrides)
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from None
+
+
+def _load(path: Path, overrides: Sequence[str]) -> Recipe:
     try:
         content = _parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -38,6 +46,21 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(content, override)
     return check_recipe(content, str(path))
+
+
+def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """PyYAML lets the last of two equal keys win in silence."""
+    seen = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key.value!r} is written twice", key.start_mark
+            )
+        seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_twins)
 
 
 def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
@@ -59,6 +82,8 @@ def _require_plain(value: Any, key: str, origin: str) -> None:
     elif isinstance(value, list):
         for inner in value:
             _require_plain(inner, key, origin)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{origin}: `{key}`: {value} is not a finite number")
     elif not isinstance(value, str | int | float | bool | None):
         raise ConfigError(f"{origin}: `{key}`: {value!s} is a {type(value).__name__}, which no key takes; quote it")
 
@@ -70,7 +95,7 @@ def recipe_yaml(recipe: Recipe) -> str:
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, Loader=_Yaml12Floats)  # a SafeLoader: builds plain values only
+    return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -119,7 +144,8 @@ def _near(path: Sequence[str]) -> str:
     prefix = ".".join(path[:-1])
     siblings = [key for key in every if key.rpartition(".")[0] == prefix]
     by_last = {key.rpartition(".")[2]: key for key in reversed(every)}
-    matches = difflib.get_close_matches(".".join(path), siblings, n=3, cutoff=0.6)
+    beside = {key.rpartition(".")[2]: key for key in siblings}
+    matches = [beside[name] for name in difflib.get_close_matches(path[-1], beside, n=3, cutoff=0.6)]
     matches += [by_last[name] for name in difflib.get_close_matches(path[-1], by_last, n=2, cutoff=0.75)]
     if matches:
         return "; did you mean " + " or ".join(f"`{match}`" for match in dict.fromkeys(matches)) + "?"

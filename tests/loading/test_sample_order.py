@@ -187,7 +187,7 @@ def test_an_epoch_deals_each_selected_id_once_and_each_candidate_at_most_once(pl
         assert set(drawn) <= set(plan.candidates.tolist())
         share = min(Fraction(1, 2), Fraction(candidates, selected)) if epoch >= plan.candidates_from else 0
         assert [len(step.candidates) for step in own] == [int(len(step.selected) * share) for step in own]
-        assert all(len(step.selected) + len(step.candidates) <= plan.rows_at(epoch) for step in own)
+        assert all(len(step.selected) + len(step.candidates) <= sum(plan.rows_at(epoch)) for step in own)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**7), st.integers(0, 10**7))
@@ -209,7 +209,7 @@ def test_candidates_are_drawn_afresh_in_each_epoch():
     assert first.tolist() != second.tolist()
     warm = TrainingPlan(1, np.arange(40), 8, 3, np.arange(100, 120), candidates_from=2)
     assert [len(step.candidates) for step in warm.steps()] == [0] * 10 + [4] * 5
-    assert [warm.rows_at(epoch) for epoch in range(3)] == [8, 8, 12]
+    assert [warm.rows_at(epoch) for epoch in range(3)] == [(8, 0), (8, 0), (8, 4)]
 
 
 @given(plans(), st.data())
@@ -230,4 +230,4 @@ def test_a_step_is_the_same_from_wherever_one_starts(plan, data):
 def test_a_training_without_candidates():
     plan = TrainingPlan(1, np.arange(10), 4, 2, NONE)
     assert [len(step.candidates) for step in plan.steps()] == [0] * 6
-    assert plan.rows_at(1) == 4
+    assert plan.rows_at(1) == (4, 0)

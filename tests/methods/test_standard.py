@@ -49,14 +49,6 @@ def test_rows_of_weight_0_are_seen_by_batchnorm():
     assert not torch.allclose(first[1].running_var, second[1].running_var)
 
 
-def test_a_batch_of_weight_0_alone_has_no_gradient():
-    network = linear(1)
-    task = StandardTask(copy.deepcopy(network), SGD, 5, CPU)
-    report = task.step(batch_of(4, real=0), step_at(1))
-    assert report["loss"].item() == 0
-    assert_same_network(task.module, network, atol=0)
-
-
 def test_losses_are_fp32_also_under_bf16():
     logits = torch.randn(6, 4).bfloat16()
     losses = sample_losses(logits, torch.arange(6) % 4)

@@ -34,7 +34,7 @@ def training_requests(
             boxes=boxes,
             flips=flips,
             labels=labels[ids],
-            rows=-(-plan.rows_at(step.epoch) // world),
+            rows=sum(-(-part // world) for part in plan.rows_at(step.epoch)),
             fill_with_images=True,
             real=len(own),
         )

@@ -103,11 +103,11 @@ class TrainingPlan:
     def total_steps(self) -> int:
         return self.steps_per_epoch * self.epochs
 
-    def rows_at(self, epoch: int) -> int:
-        """Rows of a full step in that epoch: the fixed shape its batches are filled up to."""
+    def rows_at(self, epoch: int) -> tuple[int, int]:
+        """Rows of S and of C in a full step of that epoch: the fixed shape its batches are filled up to."""
         if epoch < self.candidates_from:
-            return self.batch
-        return self.batch + candidate_rows(self.batch, len(self.selected), len(self.candidates))
+            return self.batch, 0
+        return self.batch, candidate_rows(self.batch, len(self.selected), len(self.candidates))
 
     def step(self, step: int) -> StepIds:
         epoch, position = divmod(step, self.steps_per_epoch)

@@ -28,7 +28,8 @@ def small_loss_rows(losses: torch.Tensor, weights: torch.Tensor, keep: int) -> t
     losses: float32 [rows]; weights: float32 [rows], 0 in rows that may not be chosen.
     """
     real = int(torch.count_nonzero(weights))
-    ranked = torch.where(weights > 0, losses, torch.inf)
+    worst = torch.finfo(losses.dtype).max
+    ranked = torch.where(weights > 0, losses.nan_to_num(nan=worst, posinf=worst), torch.inf)
     return torch.argsort(ranked, stable=True)[: min(keep, real)]
 
 
@@ -54,6 +55,9 @@ class CoteachingTask(OptimisedModule):
         self._forget_rate, self._ramp_epochs = forget_rate, ramp_epochs
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
+        if not batch.weights.any():  # every image of the step was unreadable
+            return {}
+        self.begin_step()
         # n(e) counts rows of S only, also where rows of C compete for a place.
         keep = kept_rows(len(at.selected), at.epoch, self._forget_rate, self._ramp_epochs)
         if self._rank == "one_pass":
@@ -78,7 +82,9 @@ class CoteachingTask(OptimisedModule):
         easy_for_b = small_loss_rows(losses_b.detach(), batch.weights, keep)
         agreed = _agreement(logits_a, logits_b, batch)
         # Algorithm 3, lines 7 and 8: f1 learns what f2 finds easy, and the other way round.
-        return losses_a[easy_for_b].mean(), losses_b[easy_for_a].mean(), agreed, len(easy_for_a)
+        loss_a = losses_a[easy_for_b].mean() + _zero_if_finite(losses_b, batch)
+        loss_b = losses_b[easy_for_a].mean() + _zero_if_finite(losses_a, batch)
+        return loss_a, loss_b, agreed, len(easy_for_a)
 
     def _eval_first(self, batch: Batch, keep: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """Rank in eval mode without gradient, then train each network on its peer's choice alone.
@@ -88,17 +94,25 @@ class CoteachingTask(OptimisedModule):
         self.module.eval()
         with torch.no_grad(), autocast(self.device, self.precision):
             logits_a, logits_b = self.module(batch.images)
-        easy_for_a = small_loss_rows(sample_losses(logits_a, batch.labels), batch.weights, keep)
-        easy_for_b = small_loss_rows(sample_losses(logits_b, batch.labels), batch.weights, keep)
+        ranked_a, ranked_b = sample_losses(logits_a, batch.labels), sample_losses(logits_b, batch.labels)
+        easy_for_a = small_loss_rows(ranked_a, batch.weights, keep)
+        easy_for_b = small_loss_rows(ranked_b, batch.weights, keep)
         agreed = _agreement(logits_a, logits_b, batch)
         self.module.train()
         place = torch.arange(rows, device=self.device)
         for_a, for_b = easy_for_b[place % len(easy_for_b)], easy_for_a[place % len(easy_for_a)]
         with autocast(self.device, self.precision):
             logits_a, logits_b = self.module(batch.images[for_a], batch.images[for_b])
-        loss_a = sample_losses(logits_a, batch.labels[for_a])[: len(easy_for_b)].mean()
-        loss_b = sample_losses(logits_b, batch.labels[for_b])[: len(easy_for_a)].mean()
+        losses_a = sample_losses(logits_a, batch.labels[for_a])[: len(easy_for_b)]
+        losses_b = sample_losses(logits_b, batch.labels[for_b])[: len(easy_for_a)]
+        loss_a = losses_a.mean() + _zero_if_finite(ranked_b, batch)
+        loss_b = losses_b.mean() + _zero_if_finite(ranked_a, batch)
         return loss_a, loss_b, agreed, len(easy_for_a)
+
+
+def _zero_if_finite(ranked: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """0, or NaN where a real row's loss is not finite: such a batch is no evidence about its labels at all."""
+    return torch.where(batch.weights > 0, ranked.detach(), 0.0).sum() * 0.0
 
 
 def _agreement(logits_a: torch.Tensor, logits_b: torch.Tensor, batch: Batch) -> torch.Tensor:

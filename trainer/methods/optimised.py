@@ -47,7 +47,14 @@ class OptimisedModule:
             optimizer.learning_rate,
         )
         self._guard = FiniteGuard()
+        self._buffers = [b for b in self.module.buffers() if b.is_floating_point()]
+        self._buffers_before = [b.clone() for b in self._buffers]
         self.learning_rate = optimizer.learning_rate
+
+    def begin_step(self) -> None:
+        """Before the forward: BatchNorm learns in it, and must forget a batch that is not finite."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers_before, self._buffers)
 
     def update(self, loss: torch.Tensor, step: int) -> None:
         """Backward and one optimiser step at the schedule's rate, unless something is not finite."""
@@ -58,7 +65,8 @@ class OptimisedModule:
         set_learning_rate(self._optimizer, self.learning_rate)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self._guard.step(self._optimizer, loss, self.module.parameters())
+        if not self._guard.step(self._optimizer, loss, self.module.parameters()) and self._buffers:
+            torch._foreach_copy_(self._buffers, self._buffers_before)
 
     def end_epoch(self, epoch: int) -> None:
         """Nothing to do, for most methods."""

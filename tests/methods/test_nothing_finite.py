@@ -1,0 +1,53 @@
+"""What is not finite, or not readable, teaches nothing: no weight, no BatchNorm statistic, no choice of rows."""
+
+import copy
+
+import pytest
+import torch
+from toy_networks import CPU, SGD, batch_of, normed, step_at
+
+from trainer.methods.coteaching import CoteachingTask, small_loss_rows
+from trainer.methods.standard import StandardTask
+from trainer.models import TwinModel
+
+NAN, INF = float("nan"), float("inf")
+
+
+def task_of(kind):
+    if kind == "standard":
+        return StandardTask(normed(1), SGD, 5, CPU)
+    return CoteachingTask(TwinModel(normed(1), normed(2)), SGD, 5, CPU, "fp32", 8, 0.5, 10, kind)
+
+
+every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first"])
+
+
+@every_task
+@pytest.mark.parametrize("poison", [NAN, INF])
+def test_a_batch_with_one_poisoned_image_leaves_no_trace(kind, poison):
+    """At epoch 10 half the rows are forgotten: the poisoned one is not simply the noisiest."""
+    task, batch = task_of(kind), batch_of(8)
+    before = copy.deepcopy(task.module.state_dict())
+    batch.images[3] = poison
+    task.step(batch, step_at(8, epoch=10))
+    after = task.module.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before if "num_batches" not in name)
+    task.step(batch_of(8), step_at(8, epoch=10))
+    assert all(torch.isfinite(tensor).all() for tensor in task.module.state_dict().values())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in task.module.state_dict().items())
+
+
+@every_task
+def test_a_step_whose_images_are_all_unreadable_is_none(kind):
+    task, batch = task_of(kind), batch_of(8, real=1)
+    before = copy.deepcopy(task.module.state_dict())
+    batch.weights[0] = 0
+    assert task.step(batch, step_at(1)) == {}
+    assert all(torch.equal(before[name], tensor) for name, tensor in task.module.state_dict().items())
+
+
+@pytest.mark.parametrize(("losses", "weights", "keep"), [([1, NAN, 0.5], [1, 1, 0], 2), ([5, INF], [0, 1], 1)])
+def test_rows_of_weight_0_are_never_chosen(losses, weights, keep):
+    weights = torch.tensor(weights, dtype=torch.float32)
+    chosen = small_loss_rows(torch.tensor(losses, dtype=torch.float32), weights, keep)
+    assert weights[chosen].all()
