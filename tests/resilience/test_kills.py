@@ -72,7 +72,7 @@ def test_the_kills_were_where_they_should_be(killed: KilledRun) -> None:
     assert not (killed.corpses["predict_pass"] / "rounds/0/fold1/predictions.parquet").exists()
     torn = processes.temporary_files(killed.corpses["checkpoint_write"])
     assert [folder.name.split(".tmp")[0] for folder in torn] == [".step-0000000005"]
-    with pytest.raises(Exception, match=r"(?i)header|incomplete|json|deserializ"):
+    with pytest.raises((ValueError, OSError)):
         read_checkpoint(torn[0])
 
 
