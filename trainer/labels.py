@@ -43,10 +43,15 @@ def _is_rectangular(matrix: tuple[tuple[float, ...], ...] | None) -> bool:
 
 def corrupted(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:
     """Draw each label anew from its class's row of T; a sample's draw depends on its id and the seed alone."""
-    upper = np.cumsum(transition, axis=1)[labels]  # [n, classes]
+    upper = np.cumsum(transition, axis=1)
     upper[:, -1] = 1.0
     draw = uniforms(stream, 0, ids, "label")
-    return (draw[:, None] >= upper).sum(axis=1).astype(np.int64)
+    drawn = np.empty(len(labels), np.int64)
+    by_class = np.argsort(labels, kind="stable")  # class by class: [samples, classes] at once would not fit
+    ends = np.cumsum(np.bincount(labels, minlength=len(transition)))
+    for label, rows in enumerate(np.split(by_class, ends[:-1])):
+        drawn[rows] = np.searchsorted(upper[label], draw[rows], side="right")
+    return drawn
 
 
 def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -> tuple[Labels, Labels | None]:

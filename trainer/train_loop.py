@@ -78,63 +78,88 @@ def train(
     around: Surroundings,
 ) -> None:
     """Run `task` over the plan from its newest checkpoint, or from the start, to the end."""
-    checkpoints = Checkpointer(training.checkpoints)
-    metrics = MetricsLog(training.folder / "metrics.jsonl")
+    keeper = _Keeper(training, task, plan, around)
     counter = around.manifest.counter(training.name)
     interval = checkpoint_interval(plan.total_steps, around.execution.checkpoint_every)
-    device = around.world.device
-
-    def save(step: int, wait: bool = False) -> None:
-        state = task.state()
-        state.tensors.update(random_state(device))
-        state.values["metrics"] = metrics.state()
-        checkpoints.save(step, state, wait)
-
     try:
-        first = _resume(training, task, metrics, around)
-        if first is None:
-            first = 0
-            save(0, wait=True)
+        first = keeper.begin()
         with Progress(training.name, plan.total_steps, first, "steps") as progress:
-            steps = plan.steps(first)
-            for at, batch in zip(steps, batches_from(first), strict=True):
-                metrics.add(task.step(batch, at))
+            for at, batch in zip(plan.steps(first), batches_from(first), strict=True):
+                keeper.metrics.add(task.step(batch, at))
                 counter.add()
                 done = at.step + 1
-                if done % plan.steps_per_epoch == 0:
-                    task.end_epoch(at.epoch)
-                note = ""
-                if done % around.execution.log_every == 0 or done == plan.total_steps:
-                    epoch = round(done / plan.steps_per_epoch, 3)
-                    note = metrics.write(step=done, epoch=epoch, learning_rate=task.learning_rate)
+                finished = done == plan.total_steps
+                note = keeper.log(done) if finished or done % around.execution.log_every == 0 else ""
                 progress.advance(1, note)
+                if done % plan.steps_per_epoch == 0:
+                    keeper.end_epoch(done)
                 reason = around.stop.reason()
-                if reason is not None and done < plan.total_steps:
-                    save(done, wait=True)
+                if reason is not None and not finished:
+                    keeper.save(done, wait=True)
                     raise Stopped(training.name, done, reason)
-                if done % interval == 0 or done == plan.total_steps:
-                    save(done)
-        checkpoints.wait()
+                if finished or done % interval == 0:
+                    keeper.save(done)
+        keeper.wait()
     finally:
         counter.close()
-        checkpoints.close()
+        keeper.close()
 
 
-def _resume(training: Training, task: Task, metrics: MetricsLog, around: Surroundings) -> int | None:
-    """Load the newest checkpoint and return its step; None where this training has not begun."""
-    found = newest_checkpoint(training.checkpoints)
-    if found is None:
-        if metrics.has_lines():
+class _Keeper:
+    """What a training leaves behind and comes back to: checkpoints and metrics."""
+
+    def __init__(self, training: Training, task: Task, plan: TrainingPlan, around: Surroundings) -> None:
+        self._training, self._task, self._plan, self._around = training, task, plan, around
+        self._checkpoints = Checkpointer(training.checkpoints)
+        self.metrics = MetricsLog(training.folder / "metrics.jsonl")
+
+    def begin(self) -> int:
+        """Load the newest checkpoint, or make the one of step 0; returns the step to go on with."""
+        found = newest_checkpoint(self._training.checkpoints)
+        if found is None:
+            self._refuse_to_start_over()
+            self.save(0, wait=True)
+            return 0
+        step, state = found
+        self._task.load(state)
+        load_random_state(state.tensors, self._around.world.device)
+        self.metrics.load(state.values["metrics"], self._around.world.device)
+        self.metrics.cut_back(step)
+        self._around.manifest.resumed(self._training.stage, self._training.round, self._training.fold, step)
+        if not state.values["epoch_ended"]:
+            self.end_epoch(step)
+            self.save(step, wait=True)
+        return step
+
+    def _refuse_to_start_over(self) -> None:
+        if self.metrics.has_lines():
+            folder, checkpoints = self._training.folder, self._training.checkpoints
             raise DataError(
-                f"{training.name} has logged progress in {training.folder / 'metrics.jsonl'}, but "
-                f"{training.checkpoints} holds no readable checkpoint: its progress is lost. Put the checkpoints "
-                f"back, or begin the stage again with `--redo {training.stage}`"
+                f"{self._training.name} has logged progress in {folder / 'metrics.jsonl'}, but {checkpoints} holds "
+                "no readable checkpoint: its progress is lost. Put the checkpoints back, or begin the stage again "
+                f"with `--redo {self._training.stage}`"
             )
-        return None
-    step, state = found
-    task.load(state)
-    load_random_state(state.tensors, around.world.device)
-    metrics.load(state.values["metrics"], around.world.device)
-    metrics.cut_back(step)
-    around.manifest.resumed(training.stage, training.round, training.fold, step)
-    return step
+
+    def log(self, done: int) -> str:
+        epoch = round(done / self._plan.steps_per_epoch, 3)
+        return self.metrics.write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
+
+    def end_epoch(self, done: int) -> None:
+        """A stop in here keeps the epoch's steps; the next start ends the epoch first."""
+        try:
+            self._task.end_epoch(done // self._plan.steps_per_epoch - 1)
+        except Stopped as stopped:
+            self.save(done, wait=True, epoch_ended=False)
+            raise Stopped(self._training.name, done, stopped.reason) from None
+
+    def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
+        state = self._task.state()
+        state.tensors.update(random_state(self._around.world.device))
+        state.values.update(metrics=self.metrics.state(), epoch_ended=epoch_ended)
+        self._checkpoints.save(step, state, wait)
+
+    def wait(self) -> None:
+        self._checkpoints.wait()
+
+    def close(self) -> None:
+        self._checkpoints.close()

@@ -42,7 +42,7 @@ def coteaching(epochs: int = 200, **keys: object) -> CoteachingConfig:
 
 
 def estimates(paper: float, classes: int = 10, confident: float = 0.9) -> NoiseEstimates:
-    return NoiseEstimates(paper, confident, np.eye(classes), np.full(classes, 1 / classes))
+    return NoiseEstimates(paper, confident, 0.05, np.full(classes, 1 / classes), np.eye(classes))
 
 
 def half(fold: int, first_id: int, agreeing: int, count: int, status: object = Status.OK) -> Predictions:
@@ -260,6 +260,7 @@ def test_estimates_come_back_from_json():
     assert (back.paper, back.confident) == (written.paper, written.confident)
     np.testing.assert_array_equal(back.transition, written.transition)
     np.testing.assert_array_equal(back.prior, written.prior)
+    assert back.confident_of_selected == written.confident_of_selected
 
 
 def test_the_recipe_chooses_the_estimate():
@@ -353,7 +354,22 @@ def test_formulas_for_the_selected_read_the_chosen_estimate():
 
 def test_noise_of_the_selected_by_the_estimated_transition():
     """1 - LP of Prop. 2: Σ π T_ii² = 0.8·0.81 + 0.2·0.25, over Σ π Σ T_ij² = 0.8·0.82 + 0.2·0.5."""
-    found = NoiseEstimates(0.3, 0.3, np.array([[0.9, 0.1], [0.5, 0.5]]), np.array([0.8, 0.2]))
+    true = np.repeat([0, 1], [800, 200])
+    given = np.concatenate([np.repeat([0, 1], [720, 80]), np.repeat([0, 1], [100, 100])])
+    right = (given == true).astype(np.float32)
+    ones, every = np.ones(1000, np.float32), np.arange(1000)
+    sure_of_the_truth = Predictions(
+        every,
+        (every % 2).astype(np.int8),
+        true.astype(np.int32),
+        given == true,
+        ones,
+        right,
+        ones,
+        np.zeros(1000, np.int8),
+    )
+    found = estimate_noise(sure_of_the_truth, given, 2, incv())
+    np.testing.assert_allclose(found.transition, [[0.9, 0.1], [0.5, 0.5]])
     expected = 1 - (0.8 * 0.81 + 0.2 * 0.25) / (0.8 * 0.82 + 0.2 * 0.5)
     assert noise_of_selected(coteaching(noise_of_selected="confident"), incv(), found) == pytest.approx(expected)
 

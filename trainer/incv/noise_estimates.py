@@ -12,6 +12,8 @@ from trainer.incv.predictions import Predictions
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # where the released code changes its rules
+_MOST_CLASSES_KEPT = 100  # a million numbers are no longer a summary
+_MOST_CLASSES_KEPT = 100  # a million numbers are no longer a summary
 _LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 of 200 epochs: 80 or 40
 
 
@@ -21,10 +23,12 @@ class NoiseEstimates:
     """ε from the agreement by Eq. 4: exact for a network that memorises, low for one that generalises."""
     confident: float
     """ε from counts of given against confidently predicted label; does not assume memorisation."""
-    transition: npt.NDArray[np.float64]
-    """The confident estimate of T, [true, given]."""
+    confident_of_selected: float
+    """ε_S = 1 - LP of Prop. 2, with the confident estimates of T and of the true classes' shares."""
     prior: npt.NDArray[np.float64]
     """The confident estimate of the true classes' shares."""
+    transition: npt.NDArray[np.float64] | None
+    """The confident estimate of T, [true, given]; not kept beyond 100 classes."""
 
     def chosen(self, config: IncvConfig) -> float:
         return self.paper if config.noise_estimate == "paper" else self.confident
@@ -33,17 +37,20 @@ class NoiseEstimates:
         return {
             "paper": self.paper,
             "confident": self.confident,
-            "transition": self.transition.tolist(),
+            "confident_of_selected": self.confident_of_selected,
             "prior": self.prior.tolist(),
+            "transition": None if self.transition is None else self.transition.tolist(),
         }
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "NoiseEstimates":
+        transition = content["transition"]
         return cls(
-            content["paper"],
-            content["confident"],
-            np.asarray(content["transition"]),
-            np.asarray(content["prior"]),
+            paper=content["paper"],
+            confident=content["confident"],
+            confident_of_selected=content["confident_of_selected"],
+            prior=np.asarray(content["prior"]),
+            transition=None if transition is None else np.asarray(transition),
         )
 
 
@@ -65,7 +72,13 @@ def estimate_noise(
     )
     prior = joint.sum(axis=0)
     transition = np.where(prior > 0, joint / np.where(prior > 0, prior, 1.0), np.eye(classes)).T
-    return NoiseEstimates(float(paper), float(1.0 - np.trace(joint)), transition, prior)
+    return NoiseEstimates(
+        paper=float(paper),
+        confident=float(1.0 - np.trace(joint)),
+        confident_of_selected=float(1.0 - theory.label_precision(transition, prior)),
+        prior=prior,
+        transition=transition if classes <= _MOST_CLASSES_KEPT else None,
+    )
 
 
 def confident_joint(
@@ -126,14 +139,11 @@ def warmup_epochs(config: CoteachingConfig, incv: IncvConfig, noise: float) -> i
 def noise_of_selected(config: CoteachingConfig, incv: IncvConfig, noise: NoiseEstimates) -> float:
     """ε_S: the share of wrong labels that n(e) expects in S."""
     rule = config.noise_of_selected
-    classes = len(noise.prior)
     if rule == "formula_symmetric":
-        return float(theory.noise_of_selected(noise.chosen(incv), classes, "symmetric"))
+        return float(theory.noise_of_selected(noise.chosen(incv), len(noise.prior), "symmetric"))
     if rule == "formula_asymmetric":
-        return float(theory.noise_of_selected(noise.chosen(incv), classes, "asymmetric"))
-    if rule == "confident":  # Prop. 2 with the estimated T: 1 - LP
-        return float(1.0 - theory.label_precision(noise.transition, noise.prior))
-    return rule
+        return float(theory.noise_of_selected(noise.chosen(incv), len(noise.prior), "asymmetric"))
+    return noise.confident_of_selected if rule == "confident" else rule
 
 
 def forget_rate(config: CoteachingConfig, incv: IncvConfig | None, noise: NoiseEstimates | None) -> float:
