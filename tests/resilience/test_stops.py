@@ -49,8 +49,10 @@ def stopped(workplace: Path) -> StoppedRun:
         process = processes.start(workplace, run_dir, log)
         metrics = run_dir / training / "metrics.jsonl"
         processes.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)  # noqa: B023
-        if request == "SIGTERM":
+        if request == "SIGTERM":  # the first holds still meanwhile, so that it is stopped where it should be
+            process.send_signal(signal.SIGSTOP)
             refused = (*_second_process(workplace, run_dir), read_json(run_dir / "manifest.json"))
+            process.send_signal(signal.SIGCONT)
         _ask(process, run_dir, request)
         code = processes.finish(process)
         output[request] = log.read_text()
@@ -161,7 +163,7 @@ def test_a_stop_file_from_before_the_start_is_no_longer_meant(
 
 @pytest.mark.parametrize("number_of_pass", [1, 6], ids=["at_the_end_of_an_epoch", "after_the_training"])
 def test_a_predict_pass_can_be_stopped(
-    number_of_pass: int, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number_of_pass: int, undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round 1 judges after each of its five epochs, and once more with the best network."""
     run_dir = tmp_path / "run"
@@ -184,3 +186,5 @@ def test_a_predict_pass_can_be_stopped(
     assert not (run_dir / "rounds/0/fold0/predictions.parquet").exists()
     durable = processes.newest_durable_step(run_dir / "rounds/0/fold0")
     assert durable == (25 if number_of_pass == 6 else 5)  # an epoch has 5 steps
+    assert processes.run_here(processes.command(run_dir))[0] == 0
+    processes.require_same_results(run_dir, undisturbed)
