@@ -84,10 +84,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
             for file in temporary.rglob("*"):
                 if file.is_file():
                     sync(file)
+            sync(temporary)
+            replaced = path.with_name(f".{path.name}.tmp{os.getpid()}.old")
             if path.exists():
-                shutil.rmtree(path)
+                os.replace(path, replaced)
             os.replace(temporary, path)
             sync(path.parent)
+            shutil.rmtree(replaced, ignore_errors=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

@@ -25,7 +25,7 @@ from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex, ShardFile, write_index
 from shards.shard_writer import read_part, write_shard
 from shards.sources.source import Source
-from shards.verify import require_verified
+from shards.verify import note_good, require_verified
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
@@ -79,6 +79,7 @@ def pack(
         _begin(out, plan)
         finished = _write_shards(source, out, plan, workers, max_rejected, stop)
         _merge(out, plan, finished)
+        note_good(out)  # checksums were taken from the very bytes written
     return SampleIndex.load(out)
 
 

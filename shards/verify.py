@@ -56,9 +56,14 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
                 problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more in that shard")
             progress.advance()
     if not problems:
-        with suppress(DataError, OSError):  # a read-only folder: it is checked again next time
-            write_json(folder / _NOTE, before)
+        note_good(folder, before)
     return VerifyReport(len(index), len(shards), problems)
+
+
+def note_good(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
+    """Remember that the files, as they now are or as `stamps` says they were, are those that were packed."""
+    with suppress(DataError, OSError):  # a read-only folder: it is checked again next time
+        write_json(folder / _NOTE, stamps if stamps is not None else _file_stamps(folder))
 
 
 def require_verified(folder: Path, workers: int = 1) -> SampleIndex:

@@ -60,6 +60,7 @@ def test_counts_are_those_of_the_reference(seed, classes, networks, shapes):
     expected = {
         "count": total,
         "networks": [{"top1": reference(s, labels, 1), "top5": reference(s, labels, 5)} for s in scores],
+        "unreadable": total - len(labels),
         "ensemble": None,
     }
     if networks > 1:
@@ -97,6 +98,7 @@ def test_an_unreadable_image_is_missed_though_its_row_would_hit():
     assert count_hits([(batch, [scores])]) == {
         "count": 4,
         "networks": [{"top1": 3, "top5": 3}],
+        "unreadable": 1,
         "ensemble": None,
     }
 

@@ -1,5 +1,8 @@
 """Schedules at every epoch boundary, and both optimisers against steps computed by hand."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,32 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainer.models import create_model
-from trainer.optimisation import PAPER_SCHEDULES, learning_rate_at, make_optimizer, set_learning_rate
+from trainer.optimisation import learning_rate_at, make_optimizer, set_learning_rate
+from trainer.recipe_file import load_recipe
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A piecewise constant learning rate."""
+
+    base: float
+    """Learning rate from the first step on."""
+    milestones: tuple[tuple[int, float], ...]
+    """(epochs done, learning rate from there on), in rising order of epochs."""
+
+
+# Supp. A of the paper. "After 20 epochs" is taken literally: epochs 0..19 run at the rate before.
+PAPER_SCHEDULES: dict[str, Schedule] = {
+    # Adam, 50 epochs a round: halved after 20 and 30, "finally takes the value 1e-4 after 40"
+    "cifar10_incv": Schedule(1e-3, ((20, 5e-4), (30, 2.5e-4), (40, 1e-4))),
+    # Adam, 200 epochs: a tenth after 80, 120 and 160, half after 180
+    "cifar10_main": Schedule(1e-3, ((80, 1e-4), (120, 1e-5), (160, 1e-6), (180, 5e-7))),
+    # SGD, 50 epochs a round: halved after 20 and 30, 0.01 after 40
+    "webvision_incv": Schedule(0.1, ((20, 0.05), (30, 0.025), (40, 0.01))),
+    # SGD, 120 epochs: a tenth after 40 and 80
+    "webvision_main": Schedule(0.1, ((40, 0.01), (80, 0.001))),
+}
+
 
 STEPS_PER_EPOCH = 7
 
@@ -135,3 +163,15 @@ def test_a_tensor_rate_is_changed_in_place():
 def test_an_unknown_optimiser_is_refused():
     with pytest.raises(ValueError, match="'adamw'"):
         make_optimizer(Quadratic(), "adamw", 0.0)
+
+
+@pytest.mark.parametrize("name", ["sym20", "sym50", "sym80", "asym40"])
+def test_the_cifar10_recipes_have_the_papers_schedules(name):
+    recipe = load_recipe(Path(__file__).parents[1] / "recipes" / f"cifar10_{name}.yaml")
+    sections = {"cifar10_incv": [recipe.incv], "cifar10_main": [recipe.standard, recipe.coteaching]}
+    for schedule, trainings in sections.items():
+        for training in trainings:
+            found = training.optimizer
+            assert (found.kind, found.learning_rate) == ("adam", PAPER_SCHEDULES[schedule].base)
+            assert found.milestones == PAPER_SCHEDULES[schedule].milestones
+    assert (recipe.incv.epochs, recipe.standard.epochs, recipe.coteaching.epochs) == (50, 200, 200)

@@ -307,12 +307,22 @@ def test_redo_moves_the_stage_and_its_followers_to_old(run):
 
 def test_redo_goes_on_with_what_an_interrupted_redo_began(run):
     carried_out(run, "labels", "standard")
-    one = book(run)
-    one.begin("standard")  # half done, with these very keys and a checkpoint
-    one.redo(["standard"])
+    book(run).redo(["standard"])
+    old = set(run.old.rglob("*"))
+    carried_out(run, "labels", "standard")
+    book(run).begin("standard")  # half done, with these very keys and a checkpoint
+    book(run).redo(["standard"])
     assert run.method("standard").exists()
-    assert not run.old.exists()
+    assert set(run.old.rglob("*")) == old
     assert book(run).status("standard").state == "half done"
+
+
+def test_redo_of_a_half_done_stage_begins_it_anew(run):
+    carried_out(run, "labels", "standard")
+    book(run).begin("standard")
+    book(run).redo(["standard"])
+    assert not run.method("standard").exists()
+    assert book(run).status("standard").state == "to do"
 
 
 def test_redo_does_not_go_on_where_the_checkpoints_are_lost(run):

@@ -3,18 +3,21 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import trainer
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import ConfigError, InputError
+from shards.pack import PackStopped
 from trainer.config import STAGES, Recipe
 from trainer.recipe_file import load_recipe
 from trainer.report.summary import summary_table
 from trainer.run_directory import RunDirectory
 from trainer.stages import keys_hash, result_keys
+from trainer.stop_request import EXIT_STOPPED, StopRequest
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 
@@ -27,12 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # overrides may stand between options, which argparse alone does not take
         parsed.overrides += rest
+    if hasattr(parsed, "stop"):  # packing has no run directory; it obeys signals
+        parsed.stop = _signalled()
     try:
         code: int = parsed.func(parsed)
         return code
+    except PackStopped as stopped:
+        print(f"incv: {stopped}", file=sys.stderr)
+        return EXIT_STOPPED
     except InputError as error:
         print(f"incv: error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _signalled() -> Callable[[], bool]:
+    stop = StopRequest()
+    stop.listen()
+    return lambda: stop.reason() is not None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,10 +106,19 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
     """runs/<recipe>, with 8 digits of the result keys behind where one of them was overridden."""
-    keys = result_keys(recipe)
-    if redo or keys == result_keys(load_recipe(path)):
+    keys = _naming_keys(recipe)
+    try:
+        unchanged = keys == _naming_keys(load_recipe(path))
+    except ConfigError:  # the recipe is whole only with its overrides
+        unchanged = False
+    if redo or unchanged:
         return Path("runs") / path.stem
     return Path("runs") / f"{path.stem}-{keys_hash(keys)[:8]}"
+
+
+def _naming_keys(recipe: Recipe) -> dict[str, Any]:
+    """The result keys; the label file by its name, since its content is read later."""
+    return {**result_keys(recipe), "labels.file": recipe.labels.file}
 
 
 def recipe_path(given: str) -> Path:

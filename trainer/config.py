@@ -69,8 +69,15 @@ class LabelsConfig(Section):
 
     Its checksum stands for it among the result keys.
     """
-    source_is_true: bool = True
-    """Whether the source's own labels are the truth that selections are measured against."""
+    source_is_true: bool | None = None
+    """Whether the source's own labels are the truth that selections are measured against.
+
+    null: they are where this recipe makes them noisy, and nobody knows where it takes them from the web or a file.
+    """
+
+    @property
+    def truth_is_known(self) -> bool:
+        return self.noise != "none" if self.source_is_true is None else self.source_is_true
 
     @model_validator(mode="after")
     def _fits_together(self) -> "LabelsConfig":
@@ -114,7 +121,6 @@ class ModelConfig(Section):
 
 
 class BatchConfig(Section):
-    model_config = ConfigDict(populate_by_name=True)
     global_: Positive = Field(alias="global")
     """Rows of S in a step, over all ranks."""
 
@@ -131,6 +137,13 @@ class OptimizerConfig(Section):
     decay_scope: Literal["all", "residual_convs"] = "all"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD only."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "OptimizerConfig":
+        epochs = [epoch for epoch, _ in self.milestones]
+        if epochs != sorted(set(epochs)) or any(epoch < 0 or rate <= 0 for epoch, rate in self.milestones):
+            raise ValueError("optimizer.milestones are [epoch, learning rate], epochs rising, rates above 0")
+        return self
 
 
 class TrainingConfig(Section):

@@ -19,11 +19,12 @@ def hits(scores: torch.Tensor, labels: torch.Tensor) -> dict[str, int]:
 
 def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, Any]:
     """Counts over a forward pass; an image that cannot be read counts as missed by everyone."""
-    total = 0
+    total = unreadable = 0
     networks: list[dict[str, int]] = []
     ensemble = {"top1": 0, "top5": 0}
     for batch, logits in passes:
         total += int((batch.ids >= 0).sum())
+        unreadable += int(((batch.ids >= 0) & (batch.weights == 0)).sum())
         real = batch.weights > 0
         labels = batch.labels[real]
         networks = networks or [{"top1": 0, "top5": 0} for _ in logits]
@@ -31,7 +32,12 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
             _add(counted, hits(scores[real], labels))
         mean = torch.stack([scores[real].softmax(dim=1) for scores in logits]).mean(dim=0)
         _add(ensemble, hits(mean, labels))
-    return {"count": total, "networks": networks, "ensemble": ensemble if len(networks) > 1 else None}
+    return {
+        "count": total,
+        "unreadable": unreadable,
+        "networks": networks,
+        "ensemble": ensemble if len(networks) > 1 else None,
+    }
 
 
 def _add(counted: dict[str, int], more: dict[str, int]) -> None:

@@ -64,7 +64,7 @@ def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -
     if transition is not None:
         stream = stream_of(seed if config.seed is None else config.seed, "labels")
         labels = corrupted(source, ids, transition, stream)
-    return labels, source if config.source_is_true else None
+    return labels, source if config.truth_is_known else None
 
 
 def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:

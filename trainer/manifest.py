@@ -67,6 +67,8 @@ class Manifest:
 
     def end(self, how: str) -> None:
         self.start["ended"] = how
+        if how == "finished":
+            self.content["redo"] = None
         self.start["steps_executed"] = self._counted(len(self.content["starts"]) - 1)
         self.save()
 

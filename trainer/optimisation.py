@@ -1,7 +1,6 @@
-"""Learning rates as a pure function of the step, the paper's four schedules, and its two optimisers."""
+"""Learning rates as a pure function of the step, and the paper's two optimisers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,29 +9,6 @@ from torch import nn
 from trainer.models import DecayScope, weight_decay_groups
 
 OptimizerKind = Literal["adam", "sgd"]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A piecewise constant learning rate."""
-
-    base: float
-    """Learning rate from the first step on."""
-    milestones: tuple[tuple[int, float], ...]
-    """(epochs done, learning rate from there on), in rising order of epochs."""
-
-
-# Supp. A of the paper. "After 20 epochs" is taken literally: epochs 0..19 run at the rate before.
-PAPER_SCHEDULES: dict[str, Schedule] = {
-    # Adam, 50 epochs a round: halved after 20 and 30, "finally takes the value 1e-4 after 40"
-    "cifar10_incv": Schedule(1e-3, ((20, 5e-4), (30, 2.5e-4), (40, 1e-4))),
-    # Adam, 200 epochs: a tenth after 80, 120 and 160, half after 180
-    "cifar10_main": Schedule(1e-3, ((80, 1e-4), (120, 1e-5), (160, 1e-6), (180, 5e-7))),
-    # SGD, 50 epochs a round: halved after 20 and 30, 0.01 after 40
-    "webvision_incv": Schedule(0.1, ((20, 0.05), (30, 0.025), (40, 0.01))),
-    # SGD, 120 epochs: a tenth after 40 and 80
-    "webvision_main": Schedule(0.1, ((40, 0.01), (80, 0.001))),
-}
 
 
 def learning_rate_at(

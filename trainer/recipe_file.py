@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from shards.errors import ConfigError
 from trainer.config import Recipe
 
+_MOST_VALUES = 2_000_000  # a given noise matrix of 1000 classes is one million
+
 
 class _Loader(yaml.SafeLoader):
     """A SafeLoader for which `1e-3` is a number, as people mean it, and a key written twice is an error."""
@@ -64,7 +66,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_twins)
 
 
 def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
-    _require_plain(content, "", origin)
+    _require_plain(content, origin)
     try:
         # Through JSON: strict types, yet YAML's lists may become tuples.
         return Recipe.model_validate_json(json.dumps(content))
@@ -74,18 +76,23 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
         raise ConfigError(f"{origin}: {error}") from error
 
 
-def _require_plain(value: Any, key: str, origin: str) -> None:
-    """YAML also knows dates and the like, which no key takes."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _require_plain(inner, f"{key}.{name}".removeprefix("."), origin)
-    elif isinstance(value, list):
-        for inner in value:
-            _require_plain(inner, key, origin)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{origin}: `{key}`: {value} is not a finite number")
-    elif not isinstance(value, str | int | float | bool | None):
-        raise ConfigError(f"{origin}: `{key}`: {value!s} is a {type(value).__name__}, which no key takes; quote it")
+def _require_plain(content: dict[str, Any], origin: str) -> None:
+    """YAML also knows dates, endless numbers, and aliases that unfold without end; no recipe needs them."""
+    waiting: list[tuple[str, Any]] = [("", content)]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{key}.{name}".removeprefix("."), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, inner) for inner in value]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{origin}: `{key}`: {value} is not a finite number")
+        elif not isinstance(value, str | int | float | bool | None):
+            kind = type(value).__name__
+            raise ConfigError(f"{origin}: `{key}`: {value!s} is a {kind}, which no key takes; quote it")
+    raise ConfigError(f"{origin} unfolds to more than {_MOST_VALUES:,} values; a recipe has some hundreds")
 
 
 def recipe_yaml(recipe: Recipe) -> str:

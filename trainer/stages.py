@@ -172,13 +172,16 @@ class StageBook:
     def redo(self, stages: Sequence[str]) -> None:
         """Move the outputs of these stages and of all that follow from them to old/.
 
-        A stage that is only half done with these very keys goes on instead: this command was interrupted.
+        Where this very command was interrupted, what it has done since is kept and goes on.
         """
+        if not stages:
+            return
+        again = self._manifest.content.get("redo") == sorted(stages)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
         for stage in self._with_followers(stages):
             if stage not in self._manifest.stages:
                 continue
-            if self.status(stage).state == "half done" and self._can_go_on(stage):
+            if again and self._can_go_on(stage):
                 continue
             for output in outputs_of(stage, self._run):
                 if output.exists():
@@ -186,6 +189,7 @@ class StageBook:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.move(output, target)
             del self._manifest.stages[stage]
+        self._manifest.content["redo"] = sorted(stages)  # until the run comes to its end
         self._manifest.save()
 
     def require_inputs(self, stage: str) -> None:
@@ -231,18 +235,18 @@ class StageBook:
         return [stage for stage in STAGES if stage in chosen and stage != "pack"]
 
     def _can_go_on(self, stage: str) -> bool:
-        """Whether every training of the stage that has logged progress still has a checkpoint."""
-        folders = outputs_of(stage, self._run)
-        logged = [log.parent for folder in folders for log in folder.rglob("metrics.jsonl")]
-        saved = {checkpoint.parents[1] for folder in folders for checkpoint in folder.rglob("checkpoints/step-*")}
-        return bool(saved) and saved.issuperset(logged)
+        """Begun with these keys, and every training of it that has logged progress still has a checkpoint."""
+        logged = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
+        whole = all(any((training / "checkpoints").glob("step-*")) for training in logged)
+        return whole and self.status(stage).state in ("done", "half done")
 
 
 def _changes(old: Keys, new: Keys) -> list[str]:
     missing = object()
+    everywhere = old.keys() & new.keys()  # first, since a key that came or went follows from one of these
     return [
         f"{key} ({json.dumps(old.get(key))} -> {json.dumps(new.get(key))})"
-        for key in sorted(old.keys() | new.keys())
+        for key in [*sorted(everywhere), *sorted(old.keys() ^ new.keys())]
         if old.get(key, missing) != new.get(key, missing)
     ]
 

@@ -19,8 +19,8 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    def __init__(self, run_dir: Path) -> None:
-        self._file = run_dir / "STOP"
+    def __init__(self, run_dir: Path | None = None) -> None:
+        self._file = run_dir / "STOP" if run_dir is not None else None
         self._signal: str | None = None
         self._began = time.time()
 
@@ -34,7 +34,7 @@ class StopRequest:
 
     def forget_old_file(self) -> None:
         """A STOP file from before this start is no longer meant; call it once the directory is ours."""
-        if self._file.exists() and self._file.stat().st_mtime < self._began:
+        if self._file is not None and self._file.exists() and self._file.stat().st_mtime < self._began:
             print(f"warning: {self._file} is from before this start and was removed", file=sys.stderr)
             self._file.unlink()
 
@@ -42,9 +42,9 @@ class StopRequest:
         """Why to stop, or None."""
         if self._signal is not None:
             return self._signal
-        return "STOP file" if self._file.exists() else None
+        return "STOP file" if self._file is not None and self._file.exists() else None
 
     def settle(self) -> None:
         """After the stop is recorded: the STOP file has been obeyed."""
-        if self._file.exists():
+        if self._file is not None and self._file.exists():
             self._file.rename(self._file.with_name("STOP.obeyed"))

@@ -89,7 +89,9 @@ def train(
                 counter.add()
                 done = at.step + 1
                 finished = done == plan.total_steps
-                note = keeper.log(done) if finished or done % around.execution.log_every == 0 else ""
+                # The first step too: from then on a run without a checkpoint is known to have lost something.
+                due = done == 1 or finished or done % around.execution.log_every == 0
+                note = keeper.log(done) if due else ""
                 progress.advance(1, note)
                 if done % plan.steps_per_epoch == 0:
                     keeper.end_epoch(done)
@@ -128,7 +130,6 @@ class _Keeper:
         self._around.manifest.resumed(self._training.stage, self._training.round, self._training.fold, step)
         if not state.values["epoch_ended"]:
             self.end_epoch(step)
-            self.save(step, wait=True)
         return step
 
     def _refuse_to_start_over(self) -> None:

@@ -372,5 +372,5 @@ def test_merged_sorts_the_folds_rows():
 )
 def test_merged_refuses_rows_that_are_not_the_candidates_exactly_once(first, second):
     parts = [rows(first, [True] * len(first)), rows(second, [True] * len(second), fold=1)]
-    with pytest.raises(AssertionError, match="exactly once"):
+    with pytest.raises(DataError, match="exactly once"):
         merged(parts, np.array([2, 5, 9]))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def fabricate(run_dir: Path, *, names: list[str] | None = None) -> Path:
 
 def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, given: np.ndarray) -> None:
     inside = np.setdiff1d(np.arange(SAMPLES), OUTSIDE)
-    selection = SelectionIndex.of_candidates(SAMPLES, inside).with_states(np.array([UNREADABLE]), State.UNREADABLE)
+    selection = _in_state(SelectionIndex.of_candidates(SAMPLES, inside), np.array([UNREADABLE]), State.UNREADABLE)
     for index, skill in enumerate((0.72, 0.8, 0.84)):
         held_out = np.flatnonzero(np.isin(selection.state, (State.CANDIDATE, State.UNREADABLE)))
         right = rng.random(SAMPLES) < skill
@@ -54,7 +55,7 @@ def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, giv
         agreeing = usable[predicted[usable] == given[usable]]
         others = usable[predicted[usable] != given[usable]]
         worst = others[np.argsort(-loss[others])][: len(agreeing) // 10]
-        selection = selection.with_states(agreeing, State.SELECTED).with_states(worst, State.REMOVED)
+        selection = _in_state(_in_state(selection, agreeing, State.SELECTED), worst, State.REMOVED)
         selection.write(folder / "selection.parquet")
     selection.write(run_dir / "selection.parquet")
 
@@ -131,3 +132,9 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         return fabricate(tmp_path / "run", **options)
 
     return make
+
+
+def _in_state(index, ids, state):
+    states = index.state.copy()
+    states[ids] = state
+    return replace(index, state=states)

@@ -13,7 +13,6 @@ from trainer.incv.predictions import Predictions
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # where the released code changes its rules
 _MOST_CLASSES_KEPT = 100  # a million numbers are no longer a summary
-_MOST_CLASSES_KEPT = 100  # a million numbers are no longer a summary
 _LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 of 200 epochs: 80 or 40
 
 

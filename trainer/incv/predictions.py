@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 
 from shards.durable import read_parquet, write_parquet
+from shards.errors import DataError
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import Ids
 
@@ -68,7 +69,10 @@ def merged(parts: Iterable[Predictions], expected: Ids) -> Predictions:
     order = np.argsort(columns["sample_id"], kind="stable")
     whole = Predictions(**{name: column[order] for name, column in columns.items()})
     if not np.array_equal(whole.sample_id, np.sort(expected)):
-        raise AssertionError("predictions do not cover the candidates exactly once")
+        raise DataError(
+            "a round's predictions do not cover its candidates exactly once: its files are not of this run, or were "
+            "changed. Begin the stage again with `--redo incv`"
+        )
     return whole
 
 

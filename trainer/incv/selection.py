@@ -70,13 +70,12 @@ def fill_classes(
     """Give every class at least `least` selected samples, as far as it has judged ones."""
     state = index.state.copy()
     filled = []
-    for label in range(classes if least else 0):
-        of_class = np.flatnonzero((labels == label) & (index.state != State.OUTSIDE))
-        selected = int((state[of_class] == State.SELECTED).sum())
-        if selected >= least:
-            continue
+    inside = np.flatnonzero(index.state != State.OUTSIDE)
+    selected = np.bincount(labels[state == State.SELECTED], minlength=classes)
+    for label in np.flatnonzero(selected < least):
+        of_class = inside[labels[inside] == label]
         spare = of_class[np.isin(state[of_class], (State.CANDIDATE, State.REMOVED))]
-        easiest = spare[np.lexsort((spare, index.loss[spare]))][: least - selected]
+        easiest = spare[np.lexsort((spare, index.loss[spare]))][: least - selected[label]]
         state[easiest] = State.SELECTED
-        filled.append(FilledClass(label, selected, len(easiest)))
+        filled.append(FilledClass(int(label), int(selected[label]), len(easiest)))
     return replace(index, state=state), filled

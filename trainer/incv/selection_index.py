@@ -1,7 +1,7 @@
 """The global selection index: what INCV has decided about every sample, as dense arrays over sample_id."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -50,11 +50,6 @@ class SelectionIndex:
     def ids(self, state: State) -> npt.NDArray[np.int64]:
         """The sample_ids in a state, ascending."""
         return np.flatnonzero(self.state == state).astype(np.int64)
-
-    def with_states(self, ids: npt.NDArray[np.int64], state: State) -> "SelectionIndex":
-        states = self.state.copy()
-        states[ids] = state
-        return replace(self, state=states)
 
     def checksum(self) -> str:
         """SHA-256 over sample_id, state, round and predicted label: equal on all ranks and over restarts."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from shards.durable import read_json
 from shards.errors import DataError
 from trainer.checkpoint import load_module, newest_checkpoint
 from trainer.config import Recipe
@@ -30,11 +31,12 @@ def networks_of(module: nn.Module) -> list[nn.Module]:
 def trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
     """The networks of a finished training, on the CPU, in eval mode."""
     module = initial_module(recipe, method, classes)
+    last = read_json(folder / "training.json")["steps"]
     found = newest_checkpoint(folder / "checkpoints")
-    if found is None:
+    if found is None or found[0] != last:
         raise DataError(
-            f"{folder / 'checkpoints'} holds no readable checkpoint of {method}: train it again with "
-            f"`--redo {method}`"
+            f"{folder / 'checkpoints'} holds no readable checkpoint of {method}'s last step, {last}: train it again "
+            f"with `--redo {method}`"
         )
     load_module(module, found[1].tensors, "model.")
     return networks_of(module.eval())

@@ -6,10 +6,6 @@ METHOD_NAMES = {
     "standard": "Standard training",
     "coteaching": "Co-teaching",
     "coteaching_incv": "INCV + Co-teaching",
-    "forward_correction": "F-correction",
-    "decoupling": "Decoupling",
-    "mentornet": "MentorNet",
-    "d2l": "D2L",
 }
 WIDTH = 90
 
