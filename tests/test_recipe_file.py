@@ -351,3 +351,10 @@ def test_a_key_written_twice_is_refused(recipe):
 )
 def test_values_that_cannot_train_are_refused(recipe, override, key):
     assert key in refused(recipe, override)
+
+
+def test_aliases_that_unfold_without_end_are_refused(recipe):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    recipe.write_text("\n".join(lines))
+    assert "unfolds" in refused(recipe)

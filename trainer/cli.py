@@ -67,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     validate.set_defaults(func=_validate)
     commands.add_parser("ls", help="list the recipes").set_defaults(func=_list)
     copy = commands.add_parser("cp", help="copy a recipe to change it")
-    copy.add_argument("recipe")
-    copy.add_argument("target", type=Path)
+    copy.add_argument("recipe", help="a shipped recipe's name, or a file")
+    copy.add_argument("target", type=Path, help="the new file, mine.yaml")
     copy.set_defaults(func=_copy)
     return parser
 
@@ -94,7 +94,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from trainer.run import carry_out
 
     if parsed.dry_run:
-        print(planned(recipe, path.stem, root))
+        print(planned(recipe, path.stem, root, parsed.redo))
         return 0
     code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage)
     if code == 0 and parsed.stage in (None, "report"):

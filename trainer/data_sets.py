@@ -1,12 +1,14 @@
 """The packed splits of a recipe: found and checked, or packed from their sources."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shards.errors import DataError, InputError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
-from shards.sources import open_source
+from shards.sources import Source, open_source
 from shards.verify import require_verified
 from trainer.config import DataConfig, Recipe
 from trainer.stop_request import StopRequest
@@ -38,11 +40,26 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest | N
 
 def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest | None) -> SampleIndex:
     wants_stop = (lambda: stop.reason() is not None) if stop else (lambda: False)
-    try:
-        source = open_source(config.source, Path(config.root) if config.root else None, config.split)
+    source = source_of(key, config)
+    with _words_of_a_recipe(key):
         return pack(source, Path(config.shards), 1 if len(source) < _WORTH_PROCESSES else workers, stop=wants_stop)
-    except InputError as error:  # said in the words of `incv shards pack`; a recipe has keys instead
-        said = str(error).replace("--root", f"{key}.root").replace("--out", f"{key}.shards")
+
+
+def source_of(key: str, config: DataConfig) -> Source:
+    with _words_of_a_recipe(key):
+        return open_source(config.source, Path(config.root) if config.root else None, config.split)
+
+
+@contextmanager
+def _words_of_a_recipe(key: str) -> Iterator[None]:
+    """Errors of packing speak of the flags of `incv shards pack`; a recipe has keys instead."""
+    flags = {"--root": f"{key}.root", "--out": f"{key}.shards", "--split": f"{key}.split"}
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for flag, name in flags.items():
+            said = said.replace(flag, name)
         raise type(error)(said) from error
 
 

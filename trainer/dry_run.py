@@ -1,30 +1,47 @@
 """What a run would do: stages, their state, and how much work each is."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from shards.errors import InputError
 from shards.sample_index import SampleIndex
 from trainer.config import DataConfig, Recipe
+from trainer.data_sets import source_of
 from trainer.incv.noise_estimates import judged_by_best_epoch
 from trainer.loading.image_set import limited_ids
 from trainer.manifest import Manifest
+from trainer.preflight import preflight
 from trainer.run import facts_of
 from trainer.run_directory import RunDirectory
-from trainer.stages import StageBook, stages_of
+from trainer.stages import StageBook, require_stages, stages_of
 
 
-def planned(recipe: Recipe, name: str, root: Path) -> str:
-    """The plan as text; reads shards and run directory where they exist, writes nothing."""
-    run = RunDirectory(root)
+def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> str:
+    """The plan as text, with what would keep it from running; reads shards and run directory, writes nothing."""
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _packed(config) for split, config in splits.items()}
-    lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
-    states = _states(recipe, run, indices)
+    keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
+    states, obstacles = _states(recipe, RunDirectory(root), indices, redo)
     train = indices["train"]
     samples = len(limited_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
+    lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
-        work = _work(stage, recipe, samples, indices)
-        lines.append(f"  {stage:<16} {states.get(stage, 'to do'):<10} {work}")
-    return "\n".join(lines)
+        lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
+    if train is not None:
+        obstacles += _refusals(lambda: preflight(recipe, train))
+    for split, index in indices.items():
+        if index is None:
+            obstacles += _refusals(partial(source_of, keys[split], splits[split]))
+    return "\n".join([*lines, *(f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles))])
+
+
+def _refusals(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except InputError as error:
+        return [str(error)]
+    return []
 
 
 def _packed(config: DataConfig) -> SampleIndex | None:
@@ -32,19 +49,29 @@ def _packed(config: DataConfig) -> SampleIndex | None:
     return SampleIndex.load(folder) if (folder / "dataset.json").exists() else None
 
 
-def _states(recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None]) -> dict[str, str]:
+def _states(
+    recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None], redo: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The state of each stage, and why this directory would refuse the recipe."""
+    states = dict.fromkeys(stages_of(recipe), "to do")
+    states |= {"pack": "to do" if None in indices.values() else "done", "report": "made anew"}
+    obstacles = _refusals(run.require_ours)
     train = indices["train"]
+    if not run.manifest.exists() or train is None or obstacles:
+        return states, obstacles
     present = {name: index for name, index in indices.items() if index is not None and name != "train"}
-    if not run.manifest.exists() or train is None:
-        return {}
     book = StageBook(recipe, facts_of(recipe, train, present), run, Manifest(run))
-    return {stage: book.status(stage).state for stage in stages_of(recipe)}
+    states |= {stage: book.status(stage).state for stage in states if stage not in ("pack", "report")}
+    states |= {stage: "redo" for stage in book.with_followers(redo) if stage != "report"}
+    return states, _refusals(lambda: require_stages(redo, None, recipe)) or _refusals(
+        lambda: book.require_unchanged(redo)
+    )
 
 
 def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
     if stage == "pack":
         missing = [name for name, index in indices.items() if index is None]
-        return f"pack {', '.join(missing)}" if missing else "shards are there"
+        return f"pack {', '.join(missing)}" if missing else "the shards are there"
     if stage == "labels":
         ratio = f" {recipe.labels.ratio:g}" if recipe.labels.noise in ("symmetric", "asymmetric") else ""
         return f"file {recipe.labels.file}" if recipe.labels.file else f"noise {recipe.labels.noise}{ratio}"

@@ -38,8 +38,9 @@ def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, .
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")
 
 
-def load_network(folder: Path) -> nn.Module:
+def load_network(folder: Path | str) -> nn.Module:
     """An exported network, in eval mode, on the CPU."""
+    folder = Path(folder)
     description = read_json(folder / "config.json")
     network = create_model(
         description["architecture"], description["num_classes"], seed=0, **description["model_args"]

@@ -46,7 +46,7 @@ def _in_order(path: Path, lines: Lines, index: SampleIndex) -> npt.NDArray[np.in
             f"labels.file {path} has {len(lines)} labels, the data set {len(index)} samples: give one label "
             "a line in the source's order, or a CSV with the columns key,label"
         )
-    return np.asarray([_as_label(path, number, line) for number, line in lines], np.int64)
+    return np.asarray([_as_label(path, number, line, index) for number, line in lines], np.int64)
 
 
 def _by_key(path: Path, lines: Lines, index: SampleIndex) -> npt.NDArray[np.int64]:
@@ -62,11 +62,15 @@ def _by_key(path: Path, lines: Lines, index: SampleIndex) -> npt.NDArray[np.int6
         key, label = cells
         sample_id = id_of.get(key)
         if sample_id is None:
-            raise DataError(f"labels.file {path}, line {number}: the data set has no key {key[:80]!r}")
+            known = ", ".join(repr(each) for each in index.keys(np.arange(min(2, len(index)))))
+            raise DataError(
+                f"labels.file {path}, line {number}: the data set has no key {key[:80]!r}; keys look like {known} "
+                "(a header, if there is one, must be key,label)"
+            )
         if seen[sample_id]:
             raise DataError(f"labels.file {path}, line {number}: key {key!r} occurs twice")
         seen[sample_id] = True
-        labels[sample_id] = _as_label(path, number, label)
+        labels[sample_id] = _as_label(path, number, label, index)
     missing = np.flatnonzero(~seen)
     if len(missing):
         some = ", ".join(repr(key) for key in index.keys(missing[:3]))
@@ -81,7 +85,15 @@ def _cells(path: Path, number: int, line: str) -> list[str]:
         raise DataError(f"labels.file {path}, line {number}: not a line of CSV ({error})") from None
 
 
-def _as_label(path: Path, number: int, text: str) -> int:
-    if not _WHOLE_NUMBER.fullmatch(text.strip()):
-        raise DataError(f"labels.file {path}, line {number}: {text.strip()[:40]!r} is not a class number")
-    return int(text)
+def _as_label(path: Path, number: int, text: str, index: SampleIndex) -> int:
+    """A class by its number, or by its name where that is no number."""
+    text = text.strip()
+    if _WHOLE_NUMBER.fullmatch(text):
+        return int(text)
+    if text in index.class_names:
+        return index.class_names.index(text)
+    some = ", ".join(f"{label} = {name}" for label, name in enumerate(index.class_names[:5]))
+    raise DataError(
+        f"labels.file {path}, line {number}: {text[:40]!r} is not a class number nor a class name; "
+        f"classes are {some}{', ...' if index.num_classes > 5 else ''}"
+    )

@@ -223,5 +223,9 @@ class StageBodies:
 
     def _report(self) -> None:
         reader = ShardReader(self._index)
-        write_report(self._run.root, lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id))))
+        write_report(
+            self._run.root,
+            image_of=lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id))),
+            keys_of=lambda ids: self._index.keys(np.asarray(ids, np.int64)),
+        )
         reader.close()

@@ -150,7 +150,7 @@ class StageBook:
 
     def require_unchanged(self, redo: Sequence[str]) -> None:
         """Refuse keys that would redo a stage, unless the user asked for just that."""
-        redone = self._with_followers(redo)
+        redone = self.with_followers(redo)
         statuses = [self.status(stage) for stage in stages_of(self._recipe)]
         changed = [status for status in statuses if status.state == "changed" and status.stage not in redone]
         if not changed:
@@ -178,7 +178,7 @@ class StageBook:
             return
         again = self._manifest.content.get("redo") == sorted(stages)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        for stage in self._with_followers(stages):
+        for stage in self.with_followers(stages):
             if stage not in self._manifest.stages:
                 continue
             if again and self._can_go_on(stage):
@@ -227,7 +227,7 @@ class StageBook:
             record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
         self._manifest.save()
 
-    def _with_followers(self, stages: Sequence[str]) -> list[str]:
+    def with_followers(self, stages: Sequence[str]) -> list[str]:
         chosen = set(stages)
         for stage in stages_of(self._recipe):
             if chosen & set(inputs_of(stage, self._recipe)):

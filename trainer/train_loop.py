@@ -1,5 +1,6 @@
 """The one loop: fetch, task step, log, checkpoint, stop."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,8 @@ class _Keeper:
         load_random_state(state.tensors, self._around.world.device)
         self.metrics.load(state.values["metrics"], self._around.world.device)
         self.metrics.cut_back(step)
+        if 0 < step < self._plan.total_steps:
+            print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
         self._around.manifest.resumed(self._training.stage, self._training.round, self._training.fold, step)
         if not state.values["epoch_ended"]:
             self.end_epoch(step)

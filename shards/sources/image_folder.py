@@ -68,7 +68,10 @@ def _class_folders(root: Path, split: str) -> list[str]:
     folder = root / split
     if not folder.is_dir() or not folder.resolve().is_relative_to(root):
         known = [entry.name for entry in root.iterdir() if entry.is_dir()]
-        raise ConfigError(f"{root} has no split {split!r}; {did_you_mean(split, known)}")
+        raise ConfigError(
+            f"{root} has no folder {split!r}; {did_you_mean(split, known)}. If {root} holds the classes themselves, "
+            "the split is '' (empty)"
+        )
     prefix = folder.relative_to(root).as_posix()
     prefix = "" if prefix == "." else prefix + "/"
     names = [e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")]

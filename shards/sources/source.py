@@ -71,8 +71,7 @@ def require_root(source: str, root: Path | None, layout: str) -> Path:
         )
     if not root.is_dir():
         raise DataError(
-            f"{root} does not exist. Expected there: {layout}. "
-            f"Download {source}, unpack it, and give that folder as --root"
+            f"{root} does not exist. Expected there: {layout}. Give the folder of {source}'s images as --root"
         )
     return root.resolve()
 

@@ -33,7 +33,9 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(incv: Incv, workplace: Pat
     with unchanged(workplace):
         answer = incv("run", "-c", TINY, "--dry-run")
     assert answer.code == 0, answer.err
-    assert re.findall(r"^  (\w+) +to do", answer.out, re.MULTILINE) == list(STAGES)
+    assert re.findall(r"^  (\w+) +(?:to do|done|made anew)", answer.out, re.MULTILINE) == list(STAGES)
+    assert re.findall(r"^  (\w+) +to do", answer.out, re.MULTILINE) == list(STAGES[1:-1])
+    assert "refused" not in answer.out
     assert "2 rounds of 2 folds" in answer.out
     assert "25 steps" in answer.out  # 150 samples, batches of 32, 5 epochs
 
@@ -44,10 +46,16 @@ def test_a_dry_run_in_a_finished_directory_says_what_is_done(incv: Incv, finishe
         done = incv("run", "-c", TINY, "--dry-run", *HERE)
         changed = incv("run", "-c", TINY, "--dry-run", *HERE, "coteaching.epochs=6")
     assert times(finished) == before
-    assert re.findall(r"^  (\w+) +done", done.out, re.MULTILINE) == list(STAGES[1:-1])
+    assert re.findall(r"^  (\w+) +done", done.out, re.MULTILINE) == list(STAGES[:-1])
     states = dict(re.findall(r"^  (\w+) +(done|changed)", changed.out, re.MULTILINE))
     assert states["standard"] == "done"
     assert states["coteaching"] == states["coteaching_incv"] == "changed"
+    assert "would be refused" in changed.out
+    assert "coteaching.epochs" in changed.out
+    again = incv("run", "-c", TINY, "--dry-run", *HERE, "--redo", "evaluate")
+    assert re.findall(r"^  (\w+) +redo", again.out, re.MULTILINE) == ["evaluate"]
+    unknown = incv("run", "-c", TINY, "--dry-run", "model.name=resnet10x")
+    assert "would be refused: unknown model" in unknown.out
 
 
 # --- the directory ------------------------------------------------------------------------------------------
@@ -368,3 +376,53 @@ def test_the_command_and_the_module_are_the_same(program: list[str], tmp_path: P
     assert done.returncode == 2
     assert done.stderr.startswith("incv: error: no recipe 'tinny'")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- what lies in a directory, and what does not -------------------------------------------------------------
+
+
+def test_only_the_last_steps_weights_are_evaluated(incv: Incv, finished: Path) -> None:
+    """A damaged last checkpoint has an older, readable one behind it, which is not the result of the training."""
+    newest = max((finished / "methods/coteaching_incv/checkpoints").glob("step-*"))
+    tensors = newest / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+    answer = incv("run", "-c", TINY, *HERE, "--redo", "evaluate")
+    assert answer.code == 3
+    assert "--redo coteaching_incv" in answer.err
+    shutil.rmtree(newest)
+    assert incv("run", "-c", TINY, *HERE, "--redo", "evaluate").code == 3
+    assert incv("run", "-c", TINY, *HERE, "--redo", "coteaching_incv").code == 0
+
+
+def test_a_file_torn_by_a_kill_is_swept_away(incv: Incv, finished: Path) -> None:
+    torn = [finished / ".manifest.json.tmp4711", finished / "rounds/0/.selection.parquet.tmp4711"]
+    for file in torn:
+        file.write_bytes(b"half")
+    assert incv("run", "-c", TINY, *HERE).code == 0
+    assert not any(file.exists() for file in torn)
+
+
+def test_a_directory_with_nothing_but_a_torn_manifest_is_a_new_one(incv: Incv, workplace: Path) -> None:
+    (workplace / "run").mkdir()
+    (workplace / "run" / ".manifest.json.tmp4711").write_bytes(b"half")
+    assert incv("labels", "-c", TINY, *HERE).code == 0
+
+
+def test_packing_stops_on_a_signal_and_goes_on(incv: Incv, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter([False, True])
+    monkeypatch.setattr("trainer.cli._signalled", lambda: lambda: next(asked, True))
+    pack = ("shards", "pack", "digits", "--out", "mine", "--workers", "1", "--samples-per-shard", "300")
+    answer = incv(*pack)
+    assert answer.code == 75
+    assert not (workplace / "mine/dataset.json").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(workplace)
+    assert incv(*pack).code == 0
+    assert incv("shards", "verify", "mine").code == 0
+
+
+def test_the_report_names_suspicious_samples_by_their_keys(finished: Path) -> None:
+    suspects = read_json(finished / "report.json")["suspicious"]
+    assert suspects
+    assert all(re.fullmatch(r"digits/train/\d+", suspect["key"]) for suspect in suspects)
+    assert suspects[0]["key"] in (finished / "report.html").read_text()

@@ -237,7 +237,7 @@ def test_wrong_names_list_near_matches(tmp_path):
         open_source("digits", None, "trian")
     with pytest.raises(ConfigError, match="did you mean train"):
         open_source("image_folder", image_tree(tmp_path), "tran")
-    with pytest.raises(ConfigError, match="no split"):
+    with pytest.raises(ConfigError, match="no folder"):
         open_source("image_folder", tmp_path / "train", "..")
 
 

@@ -101,7 +101,7 @@ def confident_joint(
     empty = counts.sum(axis=1) == 0
     counts[empty] = np.eye(classes)[empty]  # no evidence against these labels
     counts *= (held / counts.sum(axis=1))[:, None]
-    return np.asarray(counts / max(held.sum(), 1))
+    return np.asarray(counts / max(int(held.sum()), 1))
 
 
 def remove_ratio(config: IncvConfig, noise: float) -> float:

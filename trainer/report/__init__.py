@@ -14,10 +14,21 @@ from trainer.report.suspects import thumbnails
 __all__ = ["write_report"]
 
 
-def write_report(run_dir: Path, image_of: Callable[[int], Image.Image] | None = None) -> dict[str, Any]:
-    """Write report.json and report.html of a finished or unfinished run; `image_of` gives its pictures."""
+def write_report(
+    run_dir: Path,
+    image_of: Callable[[int], Image.Image] | None = None,
+    keys_of: Callable[[list[int]], list[str]] | None = None,
+) -> dict[str, Any]:
+    """Write report.json and report.html of a finished or unfinished run.
+
+    image_of, keys_of: the pictures and the source's names of samples, by sample_id.
+    """
     report = collect(run_dir)
-    page = render_page(report, thumbnails(report["suspicious"] or (), image_of))
+    suspects = report["suspicious"] or []
+    ids = [suspect["sample_id"] for suspect in suspects]
+    for suspect, key in zip(suspects, keys_of(ids) if keys_of else [None] * len(ids), strict=True):
+        suspect["key"] = key
+    page = render_page(report, thumbnails(suspects, image_of))
     write_json(run_dir / "report.json", report)
     write_bytes(run_dir / "report.html", page.encode())
     return report

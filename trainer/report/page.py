@@ -36,6 +36,10 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
     )
 
 
+def _beside_standard(ahead: float) -> str:
+    return f"{abs(ahead):.1f} points {'above' if ahead >= 0 else 'below'} standard training"
+
+
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
     """The key figures: value, label, and a line that puts the value beside another."""
     noise = _noise_tile(report)
@@ -55,7 +59,7 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
     method = best_method(evaluated[1]) if evaluated else None
     if evaluated and method:
         ahead = gain(evaluated[1], method)
-        note = method_name(method) if ahead is None else f"{ahead:+.1f} over standard training"
+        note = method_name(method) if ahead is None else _beside_standard(ahead)
         found.append(_tile(points(evaluated[1][method]["top1"]), f"top-1 on {evaluated[0]}", note))
     seconds = [value for value in report["time_s"].values() if value is not None]
     if seconds:
