@@ -366,3 +366,14 @@ def test_a_mark_of_a_spreadsheet_and_blank_lines_are_passed_over(index, label_fi
 def test_an_endless_cell_is_an_error_of_the_file(index, label_file):
     with pytest.raises(DataError, match="line 13"):
         labels_of_file(label_file(by_key(index, GIVEN).rstrip() + "\n" + "x" * 200_000 + ",1"), index)
+
+
+def test_a_label_may_be_a_class_by_name(index, label_file):
+    names = [index.class_names[label] for label in GIVEN]
+    assert labels_of_file(label_file(by_key(index, names)), index).tolist() == GIVEN
+    assert labels_of_file(label_file("\n".join(names)), index).tolist() == GIVEN
+
+
+def test_an_unknown_key_is_answered_with_known_ones(index, label_file):
+    with pytest.raises(DataError, match=r"no key 'filename'; keys look like 'photo/00'.*must be key,label"):
+        labels_of_file(label_file("filename,class\n" + by_key(index, GIVEN)), index)
