@@ -20,7 +20,8 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         lstrip_blocks=True,
     )
     environment.filters |= {"share": share, "points": points, "duration": duration, "method": method_name}
-    environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%")  # no line ends before the sign
+    # No line ends before a percent sign or inside Co-teaching.
+    environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
     return environment.get_template("page.html").render(
         report=report,
         verdict=verdict(report),
@@ -37,7 +38,9 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
 
 
 def _beside_standard(ahead: float) -> str:
-    return f"{abs(ahead):.1f} points {'above' if ahead >= 0 else 'below'} standard training"
+    if abs(ahead) < 0.05:
+        return "level with standard training"
+    return f"{abs(ahead):.1f} points {'above' if ahead > 0 else 'below'} standard training"
 
 
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:

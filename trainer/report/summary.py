@@ -115,7 +115,7 @@ def summary_table(report: dict[str, Any]) -> str:
             "",
             f"{_cut('accuracy on ' + name, 30):<30}{'top-1':>8}{'top-5':>10}{'ensemble':>11}   each network",
         ]
-        lines += [_method_line(method, result) for method, result in results.items()]
+        lines += [_method_line(method, result, report["classes"]) for method, result in results.items()]
     lines += ["", *report["missing"].values()]
     return "\n".join(piece for line in lines for piece in _wrapped(line)).rstrip()
 
@@ -132,10 +132,11 @@ def _round_line(entry: dict[str, Any]) -> str:
     return columns[0] + columns[1] + columns[2] + columns[3]
 
 
-def _method_line(method: str, result: dict[str, Any]) -> str:
+def _method_line(method: str, result: dict[str, Any], classes: int) -> str:
     each = " ".join(points(value).removesuffix(" %") for value in result["top1_each"])
     name = _cut(method_name(method), 30)
-    top = f"{points(result['top1']):>8}{points(result['top5']):>10}{points(result['top1_ensemble']):>11}"
+    top5 = points(result["top5"] if classes > 5 else None)  # of five classes any answer is among the first five
+    top = f"{points(result['top1']):>8}{top5:>10}{points(result['top1_ensemble']):>11}"
     return f"{name:<30}{top}   {_cut(each, 28)}"
 
 
