@@ -23,9 +23,9 @@ def packed_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, packed_digits: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def playground(tmp_path: Path, packed_digits: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: recipes/tiny.yaml finds its shards there, and nothing else is in it."""
-    folder = tmp_path / "workplace"
+    folder = tmp_path / "playground"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "shards").symlink_to(packed_digits)
     monkeypatch.chdir(folder)
@@ -64,8 +64,8 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, packed_digits: Path)
 
 
 @pytest.fixture
-def finished(finished_once: Path, workplace: Path) -> Path:
-    """A finished run of one's own, with the times of its files; the current folder is `workplace`."""
-    folder = workplace / "run"
+def finished(finished_once: Path, playground: Path) -> Path:
+    """A finished run of one's own, with the times of its files; the current folder is `playground`."""
+    folder = playground / "run"
     shutil.copytree(finished_once, folder)
     return folder

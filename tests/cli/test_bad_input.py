@@ -89,11 +89,11 @@ CONFIG_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", CONFIG_MISTAKES)
-def test_a_wrong_recipe_is_refused(mistake: str, incv: Incv, workplace: Path) -> None:
+def test_a_wrong_recipe_is_refused(mistake: str, incv: Incv, playground: Path) -> None:
     if mistake == "no_gpu" and _has_gpu():
         pytest.skip("this machine has a GPU")
     arguments, named = CONFIG_MISTAKES[mistake]
-    with unchanged(workplace):
+    with unchanged(playground):
         refused(incv(*RUN, *arguments), 2, *named)
 
 
@@ -115,29 +115,29 @@ RECIPE_FILES: dict[str, tuple[bytes | None, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", RECIPE_FILES)
-def test_a_recipe_that_cannot_be_read_is_refused(kind: str, incv: Incv, workplace: Path) -> None:
+def test_a_recipe_that_cannot_be_read_is_refused(kind: str, incv: Incv, playground: Path) -> None:
     content, named = RECIPE_FILES[kind]
     if content is not None:
-        (workplace / "mine.yaml").write_bytes(content)
-    with unchanged(workplace):
+        (playground / "mine.yaml").write_bytes(content)
+    with unchanged(playground):
         refused(incv("run", "-c", "mine.yaml"), 2, "mine.yaml", *named)
 
 
-def test_the_name_of_no_recipe_lists_the_shipped_ones(incv: Incv, workplace: Path) -> None:
-    with unchanged(workplace):
+def test_the_name_of_no_recipe_lists_the_shipped_ones(incv: Incv, playground: Path) -> None:
+    with unchanged(playground):
         refused(incv("run", "-c", "tinny"), 2, "'tinny'", "tiny", "demo")
 
 
-def test_a_folder_is_no_recipe(incv: Incv, workplace: Path) -> None:
+def test_a_folder_is_no_recipe(incv: Incv, playground: Path) -> None:
     refused(incv("run", "-c", "data"), 2, "data")
 
 
 # --- run directories: exit code 2 ---------------------------------------------------------------------------
 
 
-def test_a_run_directory_of_another_recipe_is_refused(incv: Incv, finished: Path, workplace: Path) -> None:
-    shutil.copyfile(TINY, workplace / "mine.yaml")
-    with unchanged(workplace):
+def test_a_run_directory_of_another_recipe_is_refused(incv: Incv, finished: Path, playground: Path) -> None:
+    shutil.copyfile(TINY, playground / "mine.yaml")
+    with unchanged(playground):
         refused(incv("run", "-c", "mine.yaml", "--run-dir", "run"), 2, "run", "'tiny'", "'mine'", "--run-dir")
 
 
@@ -146,27 +146,29 @@ def test_a_run_directory_of_another_recipe_is_refused(incv: Incv, finished: Path
     [{"notes.txt": "mine"}, {"STOP": ""}, {"manifest.json": '{"name": "app"}'}, {"manifest.json": "[1]"}],
     ids=["notes", "file_named_STOP", "manifest_of_something_else", "manifest_that_is_a_list"],
 )
-def test_a_folder_of_other_things_is_no_run_directory(files: dict[str, str], incv: Incv, workplace: Path) -> None:
-    (workplace / "other").mkdir()
+def test_a_folder_of_other_things_is_no_run_directory(files: dict[str, str], incv: Incv, playground: Path) -> None:
+    (playground / "other").mkdir()
     for name, text in files.items():
-        (workplace / "other" / name).write_text(text)
-    with unchanged(workplace):
+        (playground / "other" / name).write_text(text)
+    with unchanged(playground):
         answer = incv(*RUN, "--run-dir", "other")
     assert answer.code in (2, 3), answer.err  # 3 where a file in it claims to be ours and cannot be read
     assert "other" in answer.err
 
 
 @pytest.mark.parametrize("run_dir", ["notes.txt", "notes.txt/run", "/proc/run"])
-def test_a_run_directory_that_cannot_be_made_is_refused(run_dir: str, incv: Incv, workplace: Path) -> None:
-    (workplace / "notes.txt").write_text("mine")
-    with unchanged(workplace):
+def test_a_run_directory_that_cannot_be_made_is_refused(run_dir: str, incv: Incv, playground: Path) -> None:
+    (playground / "notes.txt").write_text("mine")
+    with unchanged(playground):
         answer = incv(*RUN, "--run-dir", run_dir)
     assert answer.code in (2, 3), answer.err
     assert run_dir in answer.err
 
 
-def test_an_override_that_would_redo_a_finished_stage_is_refused(incv: Incv, finished: Path, workplace: Path) -> None:
-    with unchanged(workplace):
+def test_an_override_that_would_redo_a_finished_stage_is_refused(
+    incv: Incv, finished: Path, playground: Path
+) -> None:
+    with unchanged(playground):
         answer = incv(*RUN, "--run-dir", "run", "labels.ratio=0.2")
     refused(answer, 2, "labels.ratio", "0.3 -> 0.2", "labels, incv, standard", "--redo labels", "--run-dir")
 
@@ -175,11 +177,11 @@ def test_an_override_that_would_redo_a_finished_stage_is_refused(incv: Incv, fin
 
 
 @pytest.fixture
-def own_shards(workplace: Path, packed_digits: Path) -> Path:
+def own_shards(playground: Path, packed_digits: Path) -> Path:
     """Shards of one's own to damage, in the place of the shared ones."""
-    (workplace / "data" / "shards").unlink()
-    shutil.copytree(packed_digits, workplace / "data" / "shards")
-    return workplace / "data" / "shards" / "digits-train"
+    (playground / "data" / "shards").unlink()
+    shutil.copytree(packed_digits, playground / "data" / "shards")
+    return playground / "data" / "shards" / "digits-train"
 
 
 def _flip_a_byte(folder: Path) -> None:
@@ -213,18 +215,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_shards_are_refused(damage: str, incv: Incv, workplace: Path, own_shards: Path) -> None:
+def test_damaged_shards_are_refused(damage: str, incv: Incv, playground: Path, own_shards: Path) -> None:
     harm, named = DAMAGES[damage]
     harm(own_shards)
-    with unchanged(workplace):
+    with unchanged(playground):
         refused(incv(*RUN), 3, "data/shards/digits-train", *named)
 
 
 def test_damaged_shards_of_a_finished_run_are_refused(
-    incv: Incv, finished: Path, workplace: Path, own_shards: Path
+    incv: Incv, finished: Path, playground: Path, own_shards: Path
 ) -> None:
     _flip_a_byte(own_shards)
-    with unchanged(workplace):
+    with unchanged(playground):
         refused(incv(*RUN, "--run-dir", "run"), 3, "digits-train", ".tar")
 
 
@@ -253,18 +255,18 @@ DATA_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", DATA_MISTAKES)
-def test_data_that_cannot_be_used_is_refused(mistake: str, incv: Incv, workplace: Path) -> None:
+def test_data_that_cannot_be_used_is_refused(mistake: str, incv: Incv, playground: Path) -> None:
     arguments, named = DATA_MISTAKES[mistake]
-    with unchanged(workplace):
+    with unchanged(playground):
         refused(incv(*RUN, *arguments), 3, *named)
 
 
 @pytest.mark.parametrize("place", ["notes.txt", "other"])
-def test_a_shard_folder_that_is_something_else_is_refused(place: str, incv: Incv, workplace: Path) -> None:
-    (workplace / "notes.txt").write_text("mine")
-    (workplace / "other").mkdir()
-    (workplace / "other" / "notes.txt").write_text("mine")
-    with unchanged(workplace):
+def test_a_shard_folder_that_is_something_else_is_refused(place: str, incv: Incv, playground: Path) -> None:
+    (playground / "notes.txt").write_text("mine")
+    (playground / "other").mkdir()
+    (playground / "other" / "notes.txt").write_text("mine")
+    with unchanged(playground):
         answer = incv(*RUN, f"data.train.shards={place}")
     assert answer.code in (2, 3), answer.err
     assert place in answer.err
@@ -292,10 +294,10 @@ LABEL_FILES: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", LABEL_FILES)
-def test_a_wrong_label_file_is_refused(kind: str, incv: Incv, workplace: Path, packed_digits: Path) -> None:
+def test_a_wrong_label_file_is_refused(kind: str, incv: Incv, playground: Path, packed_digits: Path) -> None:
     change, named = LABEL_FILES[kind]
-    (workplace / "mine.csv").write_text("\n".join(change(_label_rows(packed_digits))))
-    with unchanged(workplace):
+    (playground / "mine.csv").write_text("\n".join(change(_label_rows(packed_digits))))
+    with unchanged(playground):
         answer = incv(*RUN, "labels.noise=none", "labels.ratio=0", "labels.file=mine.csv", "data.train.limit=null")
         refused(answer, 3, *named, *([] if kind == "one_class_only" else ["mine.csv"]))
 
@@ -312,42 +314,42 @@ def _pictures(root: Path, **classes: int) -> list[str]:
     return [*overrides, f"data.train.root={root}", f"data.train.shards={root}-shards"]
 
 
-def _nothing_but(shards: str, workplace: Path, before: set[str]) -> Iterator[str]:
-    yield from (path for path in contents(workplace).keys() - before if not path.startswith(shards))
+def _nothing_but(shards: str, playground: Path, before: set[str]) -> Iterator[str]:
+    yield from (path for path in contents(playground).keys() - before if not path.startswith(shards))
 
 
-def test_one_sample_cannot_be_halved(incv: Incv, workplace: Path) -> None:
+def test_one_sample_cannot_be_halved(incv: Incv, playground: Path) -> None:
     overrides = _pictures(Path("pictures"), cat=1)
-    before = set(contents(workplace))
+    before = set(contents(playground))
     clean = ["labels.noise=none", "labels.ratio=0"]
     refused(incv(*RUN, *overrides, *clean, "batch.global=1"), 3, "1 usable sample", "half", "empty", "INCV needs")
-    assert list(_nothing_but("pictures-shards", workplace, before)) == []
+    assert list(_nothing_but("pictures-shards", playground, before)) == []
 
 
-def test_label_noise_needs_two_classes(incv: Incv, workplace: Path) -> None:
+def test_label_noise_needs_two_classes(incv: Incv, playground: Path) -> None:
     overrides = _pictures(Path("pictures"), cat=4)
-    before = set(contents(workplace))
+    before = set(contents(playground))
     answer = incv(*RUN, *overrides, "batch.global=2")
     assert answer.code in (2, 3), answer.err
     assert "labels.noise" in answer.err
-    assert list(_nothing_but("pictures-shards", workplace, before)) == []
+    assert list(_nothing_but("pictures-shards", playground, before)) == []
 
 
-def test_a_class_folder_without_images_is_refused(incv: Incv, workplace: Path) -> None:
+def test_a_class_folder_without_images_is_refused(incv: Incv, playground: Path) -> None:
     overrides = _pictures(Path("pictures"), cat=3, dog=0)
-    with unchanged(workplace):
+    with unchanged(playground):
         refused(incv(*RUN, *overrides, "batch.global=2"), 3, "train/dog", "no .jpg")
 
 
-def test_an_evaluation_set_of_other_classes_is_refused(incv: Incv, workplace: Path) -> None:
+def test_an_evaluation_set_of_other_classes_is_refused(incv: Incv, playground: Path) -> None:
     overrides = _pictures(Path("pictures"), cat=3, dog=3)
-    before = set(contents(workplace))
+    before = set(contents(playground))
     answer = incv(*RUN, *overrides[1:], "batch.global=2")  # evaluates on digits all the same
     refused(answer, 3, "test", "other classes", "digits-test")
-    assert list(_nothing_but("pictures-shards", workplace, before)) == []
+    assert list(_nothing_but("pictures-shards", playground, before)) == []
 
 
-def test_a_broken_image_is_refused_by_name(incv: Incv, workplace: Path) -> None:
+def test_a_broken_image_is_refused_by_name(incv: Incv, playground: Path) -> None:
     overrides = _pictures(Path("pictures"), cat=3, dog=3)
     Path("pictures/train/dog/1.png").write_bytes(b"not an image")
     answer = incv(*RUN, *overrides, "batch.global=2")

@@ -29,8 +29,8 @@ def last_weights(run_dir: Path, training: str) -> bytes:
 # --- the plan -----------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(incv: Incv, workplace: Path) -> None:
-    with unchanged(workplace):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(incv: Incv, playground: Path) -> None:
+    with unchanged(playground):
         answer = incv("run", "-c", TINY, "--dry-run")
     assert answer.code == 0, answer.err
     assert re.findall(r"^  (\w+) +(?:to do|done|made anew)", answer.out, re.MULTILINE) == list(STAGES)
@@ -74,21 +74,21 @@ def test_a_dry_run_in_a_finished_directory_says_what_is_done(incv: Incv, finishe
         (["coteaching.epochs=6", "--run-dir", "mine"], r"mine"),
     ],
 )
-def test_the_default_directory(arguments: list[str], directory: str, incv: Incv, workplace: Path) -> None:
+def test_the_default_directory(arguments: list[str], directory: str, incv: Incv, playground: Path) -> None:
     answer = incv("run", "-c", TINY, "--dry-run", *arguments)
     assert re.search(rf"into {directory}$", answer.out, re.MULTILINE), answer.out
 
 
-def test_runs_of_other_keys_do_not_meet(incv: Incv, workplace: Path) -> None:
+def test_runs_of_other_keys_do_not_meet(incv: Incv, playground: Path) -> None:
     for overrides in ([], ["seed=1"], ["seed=2"], ["seed=2", "execution.workers=1"]):
         assert incv("labels", "-c", TINY, *overrides).code == 0
-    folders = sorted(path.name for path in (workplace / "runs").iterdir())
+    folders = sorted(path.name for path in (playground / "runs").iterdir())
     assert folders[0] == "tiny"
     assert len(folders) == 3
     assert all(re.fullmatch(r"tiny-[0-9a-f]{8}", name) for name in folders[1:])
 
 
-def test_overrides_may_stand_between_options(incv: Incv, workplace: Path) -> None:
+def test_overrides_may_stand_between_options(incv: Incv, playground: Path) -> None:
     orders = [
         ["incv.epochs=7", "--dry-run", "-c", TINY, "standard.epochs=8", "--run-dir", "mine"],
         ["-c", TINY, "--dry-run", "incv.epochs=7", "--run-dir", "mine", "standard.epochs=8"],
@@ -102,7 +102,7 @@ def test_overrides_may_stand_between_options(incv: Incv, workplace: Path) -> Non
     assert "8 epochs" in plan
 
 
-def test_a_shipped_recipe_goes_by_its_name(incv: Incv, workplace: Path) -> None:
+def test_a_shipped_recipe_goes_by_its_name(incv: Incv, playground: Path) -> None:
     assert incv("run", "-c", "tiny", "--dry-run").out == incv("run", "-c", TINY, "--dry-run").out
 
 
@@ -121,21 +121,21 @@ def test_a_shipped_recipe_goes_by_its_name(incv: Incv, workplace: Path) -> None:
         ("report", "labels"),
     ],
 )
-def test_a_stage_alone_needs_its_inputs(stage: str, missing: str, incv: Incv, workplace: Path) -> None:
+def test_a_stage_alone_needs_its_inputs(stage: str, missing: str, incv: Incv, playground: Path) -> None:
     answer = incv(stage, "-c", TINY, *HERE)
     assert answer.code == 2
     assert f"stage {stage} needs {missing}" in answer.err
     assert f"incv {missing}" in answer.err
 
 
-def test_a_stage_that_the_recipe_does_not_have_is_refused(incv: Incv, workplace: Path) -> None:
+def test_a_stage_that_the_recipe_does_not_have_is_refused(incv: Incv, playground: Path) -> None:
     answer = incv("coteaching", "-c", TINY, "methods=[standard]")
     assert answer.code == 2, "it was not carried out, and nothing said so"
     assert "coteaching" in answer.err
     assert "methods" in answer.err
 
 
-def test_stages_one_by_one_are_the_whole_run(incv: Incv, workplace: Path, finished_once: Path) -> None:
+def test_stages_one_by_one_are_the_whole_run(incv: Incv, playground: Path, finished_once: Path) -> None:
     for stage in STAGES[1:]:
         answer = incv(stage, "-c", TINY, *HERE)
         assert answer.code == 0, answer.err
@@ -297,25 +297,25 @@ def test_the_report_has_its_schema(finished_once: Path) -> None:
     assert report["ended_early"] is None
 
 
-def test_rounds_that_end_early_are_said_in_the_report(incv: Incv, workplace: Path) -> None:
+def test_rounds_that_end_early_are_said_in_the_report(incv: Incv, playground: Path) -> None:
     """Removing twice as many as are selected leaves nothing to judge."""
     answer = incv(
         *("run", "-c", TINY, *HERE, "incv.remove_ratio=2", "incv.rounds=6", "incv.epochs=4"),
         *("methods=[standard]", "standard.epochs=1"),
     )
     assert answer.code == 0, answer.err
-    report = read_json(workplace / "run" / "report.json")
+    report = read_json(playground / "run" / "report.json")
     done = len(report["rounds"])
     assert 1 <= done < 6
     assert f"after {done} of 6 rounds" in report["ended_early"]
     assert report["rounds"][-1]["candidates"] < 2
-    assert report["ended_early"] in (workplace / "run" / "report.html").read_text()
+    assert report["ended_early"] in (playground / "run" / "report.html").read_text()
 
 
 # --- ls, cp, validate ---------------------------------------------------------------------------------------
 
 
-def test_ls_lists_every_recipe_with_its_first_line(incv: Incv, workplace: Path) -> None:
+def test_ls_lists_every_recipe_with_its_first_line(incv: Incv, playground: Path) -> None:
     answer = incv("ls")
     assert answer.code == 0
     names = [line.split()[0] for line in answer.out.splitlines()]
@@ -323,7 +323,7 @@ def test_ls_lists_every_recipe_with_its_first_line(incv: Incv, workplace: Path) 
     assert re.search(r"^tiny +\S.+", answer.out, re.MULTILINE)
 
 
-def test_cp_copies_a_recipe_and_never_overwrites(incv: Incv, workplace: Path) -> None:
+def test_cp_copies_a_recipe_and_never_overwrites(incv: Incv, playground: Path) -> None:
     answer = incv("cp", "tiny", "mine.yaml")
     assert answer.code == 0
     assert "incv run -c mine.yaml" in answer.out
@@ -339,15 +339,15 @@ def test_cp_copies_a_recipe_and_never_overwrites(incv: Incv, workplace: Path) ->
     ("arguments", "named"),
     [(["tinny", "mine.yaml"], "tinny"), (["tiny", "no/such/folder/mine.yaml"], "no/such/folder")],
 )
-def test_cp_that_cannot_be_done_is_refused(arguments: list[str], named: str, incv: Incv, workplace: Path) -> None:
-    with unchanged(workplace):
+def test_cp_that_cannot_be_done_is_refused(arguments: list[str], named: str, incv: Incv, playground: Path) -> None:
+    with unchanged(playground):
         answer = incv("cp", *arguments)
     assert answer.code in (2, 3)
     assert named in answer.err
 
 
-def test_validate(incv: Incv, workplace: Path) -> None:
-    with unchanged(workplace):
+def test_validate(incv: Incv, playground: Path) -> None:
+    with unchanged(playground):
         good = incv("validate", "-c", "tiny", "batch.global=8")
         bad = incv("validate", "-c", "tiny", "batch.globl=8")
     assert good.code == 0
@@ -357,8 +357,8 @@ def test_validate(incv: Incv, workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["rum"], ["run"], ["run", "-c", "tiny", "--fast"], ["ls", "seed=1"]])
-def test_a_command_line_that_is_none_is_refused(arguments: list[str], incv: Incv, workplace: Path) -> None:
-    with unchanged(workplace):
+def test_a_command_line_that_is_none_is_refused(arguments: list[str], incv: Incv, playground: Path) -> None:
+    with unchanged(playground):
         answer = incv(*arguments)
     assert answer.code == 2
     assert "usage: incv" in answer.err
@@ -402,21 +402,21 @@ def test_a_file_torn_by_a_kill_is_swept_away(incv: Incv, finished: Path) -> None
     assert not any(file.exists() for file in torn)
 
 
-def test_a_directory_with_nothing_but_a_torn_manifest_is_a_new_one(incv: Incv, workplace: Path) -> None:
-    (workplace / "run").mkdir()
-    (workplace / "run" / ".manifest.json.tmp4711").write_bytes(b"half")
+def test_a_directory_with_nothing_but_a_torn_manifest_is_a_new_one(incv: Incv, playground: Path) -> None:
+    (playground / "run").mkdir()
+    (playground / "run" / ".manifest.json.tmp4711").write_bytes(b"half")
     assert incv("labels", "-c", TINY, *HERE).code == 0
 
 
-def test_packing_stops_on_a_signal_and_goes_on(incv: Incv, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_stops_on_a_signal_and_goes_on(incv: Incv, playground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter([False, True])
     monkeypatch.setattr("trainer.cli._signalled", lambda: lambda: next(asked, True))
     pack = ("shards", "pack", "digits", "--out", "mine", "--workers", "1", "--samples-per-shard", "300")
     answer = incv(*pack)
     assert answer.code == 75
-    assert not (workplace / "mine/dataset.json").exists()
+    assert not (playground / "mine/dataset.json").exists()
     monkeypatch.undo()
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     assert incv(*pack).code == 0
     assert incv("shards", "verify", "mine").code == 0
 

@@ -10,18 +10,18 @@ from shards.sources import open_source
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to start commands in: recipes/tiny.yaml finds its shards there."""
-    folder = tmp_path_factory.mktemp("workplace")
+    folder = tmp_path_factory.mktemp("playground")
     for split in ("train", "test"):
         pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
     return folder
 
 
 @pytest.fixture(scope="session")
-def undisturbed(workplace: Path) -> Path:
+def undisturbed(playground: Path) -> Path:
     """A run that nothing interrupted."""
-    run_dir = workplace / "undisturbed"
-    log = workplace / "undisturbed.log"
-    assert processes.finish(processes.start(workplace, run_dir, log)) == 0, log.read_text()
+    run_dir = playground / "undisturbed"
+    log = playground / "undisturbed.log"
+    assert processes.finish(processes.start(playground, run_dir, log)) == 0, log.read_text()
     return run_dir

@@ -29,10 +29,10 @@ def _mount(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_run_goes_on_once_there_is_room(
-    small_disk: Path, workplace: Path, undisturbed: Path, tmp_path: Path
+    small_disk: Path, playground: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run_dir, log = small_disk / "run", tmp_path / "log"
-    code = processes.finish(processes.start(workplace, run_dir, log))
+    code = processes.finish(processes.start(playground, run_dir, log))
     output = log.read_text()
     assert code == 3, output
     assert "the disk is full" in output
@@ -41,15 +41,15 @@ def test_a_run_goes_on_once_there_is_room(
     processes.require_whole(run_dir)
 
     assert _mount("-o", "remount,size=200m", str(small_disk)).returncode == 0
-    code = processes.finish(processes.start(workplace, run_dir, log))
+    code = processes.finish(processes.start(playground, run_dir, log))
     assert code == 0, log.read_text()
     processes.require_same_results(run_dir, undisturbed)
     processes.require_whole(run_dir)
 
 
-def test_a_disk_without_any_room(small_disk: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_any_room(small_disk: Path, playground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small_disk / "filler").write_bytes(bytes(2**20))
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(small_disk / "run"))
     assert code == 3, error
     assert "the disk is full" in error
@@ -57,7 +57,7 @@ def test_a_disk_without_any_room(small_disk: Path, workplace: Path, monkeypatch:
 
 
 def test_a_disk_that_fills_up_under_the_step_counter(
-    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smallest of all writes is the likeliest to find the last block taken."""
 
@@ -65,7 +65,7 @@ def test_a_disk_that_fills_up_under_the_step_counter(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(tmp_path / "run"))
     assert code == 3, error
     assert "the disk is full" in error

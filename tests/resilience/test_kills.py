@@ -32,18 +32,18 @@ class KilledRun:
 
 
 @pytest.fixture(scope="module")
-def killed(workplace: Path) -> KilledRun:
+def killed(playground: Path) -> KilledRun:
     """One run, killed five times, started six times with the same command."""
-    run_dir = workplace / "killed"
+    run_dir = playground / "killed"
     corpses, exit_codes = {}, []
     for point in POINTS:
-        log = workplace / f"killed_{point}.log"
-        exit_codes.append(processes.finish(processes.start(workplace, run_dir, log, killed_at=point)))
+        log = playground / f"killed_{point}.log"
+        exit_codes.append(processes.finish(processes.start(playground, run_dir, log, killed_at=point)))
         assert exit_codes[-1] == -signal.SIGKILL, log.read_text()
-        corpses[point] = workplace / "corpses" / point
+        corpses[point] = playground / "corpses" / point
         shutil.copytree(run_dir, corpses[point])
-    log = workplace / "killed_finished.log"
-    exit_codes.append(processes.finish(processes.start(workplace, run_dir, log)))
+    log = playground / "killed_finished.log"
+    exit_codes.append(processes.finish(processes.start(playground, run_dir, log)))
     assert exit_codes[-1] == 0, log.read_text()
     return KilledRun(run_dir, corpses, exit_codes)
 
@@ -113,14 +113,14 @@ def test_nothing_torn_is_left(killed: KilledRun) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_without_its_checkpoints_a_run_does_not_start_over(
-    point: str, killed: KilledRun, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    point: str, killed: KilledRun, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(killed.corpses[point], run_dir)
     checkpoints = run_dir / RUNNING[point] / "checkpoints"
     shutil.rmtree(checkpoints)
     metrics = (run_dir / RUNNING[point] / "metrics.jsonl").read_bytes()
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 3, error
     assert str(checkpoints) in error
@@ -130,13 +130,13 @@ def test_without_its_checkpoints_a_run_does_not_start_over(
 
 
 def test_the_advice_to_redo_a_stage_that_lost_its_checkpoints_works(
-    killed: KilledRun, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: KilledRun, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other fold still has its checkpoints; the stage has to begin again all the same."""
     run_dir = tmp_path / "run"
     shutil.copytree(killed.corpses["fold_training"], run_dir)
     shutil.rmtree(run_dir / "rounds/0/fold1/checkpoints")
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     alone = ["incv", *processes.command(run_dir)[1:], "--redo", "incv"]
     code, error = processes.run_here(alone)
     assert code == 0, error
@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     damaged: str,
     killed: KilledRun,
     undisturbed: Path,
-    workplace: Path,
+    playground: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     training = run_dir / "methods/coteaching_incv"
     *_, older, newest = processes.step_folders(training)
     (newest / damaged).write_bytes((newest / damaged).read_bytes()[:-20])
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(["coteaching_incv", *processes.command(run_dir)[1:]])
     assert code == 0, error
     assert f"{newest} is damaged" in error

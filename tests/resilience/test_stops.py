@@ -40,27 +40,27 @@ class StoppedRun:
 
 
 @pytest.fixture(scope="module")
-def stopped(workplace: Path) -> StoppedRun:
+def stopped(playground: Path) -> StoppedRun:
     """One run, stopped once by each kind of request, started five times with the same command."""
-    run_dir = workplace / "stopped"
+    run_dir = playground / "stopped"
     left, output = {}, {}
     for request, training in REQUESTS.items():
-        log = workplace / f"stopped_{request.replace(' ', '_')}.log"
-        process = processes.start(workplace, run_dir, log)
+        log = playground / f"stopped_{request.replace(' ', '_')}.log"
+        process = processes.start(playground, run_dir, log)
         metrics = run_dir / training / "metrics.jsonl"
         processes.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)  # noqa: B023
         if request == "SIGTERM":  # the first holds still meanwhile, so that it is stopped where it should be
             process.send_signal(signal.SIGSTOP)
-            refused = (*_second_process(workplace, run_dir), read_json(run_dir / "manifest.json"))
+            refused = (*_second_process(playground, run_dir), read_json(run_dir / "manifest.json"))
             process.send_signal(signal.SIGCONT)
         _ask(process, run_dir, request)
         code = processes.finish(process)
         output[request] = log.read_text()
         assert code == 75, output[request]
-        left[request] = workplace / "stops" / request
+        left[request] = playground / "stops" / request
         shutil.copytree(run_dir, left[request])
-    log = workplace / "stopped_finished.log"
-    assert processes.finish(processes.start(workplace, run_dir, log)) == 0, log.read_text()
+    log = playground / "stopped_finished.log"
+    assert processes.finish(processes.start(playground, run_dir, log)) == 0, log.read_text()
     return StoppedRun(run_dir, left, output, refused)
 
 
@@ -71,9 +71,9 @@ def _ask(process: "subprocess.Popen[bytes]", run_dir: Path, request: str) -> Non
         process.send_signal(signal.Signals[request])
 
 
-def _second_process(workplace: Path, run_dir: Path) -> tuple[int, str]:
+def _second_process(playground: Path, run_dir: Path) -> tuple[int, str]:
     with processes.own_process_state():
-        os.chdir(workplace)
+        os.chdir(playground)
         return processes.run_here(processes.command(run_dir))
 
 
@@ -134,14 +134,14 @@ def test_a_second_process_in_the_same_directory_is_refused(stopped: StoppedRun) 
 
 
 def test_a_refused_process_leaves_the_stop_file_to_the_one_that_runs(
-    undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(undisturbed, run_dir)
     holder = RunDirectory(run_dir)
     holder.take()
     (run_dir / "STOP").touch()
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     holder.release()
     assert code == 2, error
@@ -149,12 +149,12 @@ def test_a_refused_process_leaves_the_stop_file_to_the_one_that_runs(
 
 
 def test_a_stop_file_from_before_the_start_is_no_longer_meant(
-    undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(undisturbed, run_dir)
     (run_dir / "STOP").touch()
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 0, error
     assert not (run_dir / "STOP").exists()
@@ -163,7 +163,7 @@ def test_a_stop_file_from_before_the_start_is_no_longer_meant(
 
 @pytest.mark.parametrize("number_of_pass", [1, 6], ids=["at_the_end_of_an_epoch", "after_the_training"])
 def test_a_predict_pass_can_be_stopped(
-    number_of_pass: int, undisturbed: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number_of_pass: int, undisturbed: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round 1 judges after each of its five epochs, and once more with the best network."""
     run_dir = tmp_path / "run"
@@ -175,7 +175,7 @@ def test_a_predict_pass_can_be_stopped(
         return forward_pass(*arguments)
 
     monkeypatch.setattr(trainer.incv.rounds, "forward_pass", asked)
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 75, error
     marker = read_json(run_dir / "stopped.json")
