@@ -39,6 +39,7 @@ def test_the_confident_estimate_is_near_the_truth(noise, shards, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_three_seeds_of_the_demo_meet_their_figures(shards, tmp_path):
     gains = []
     for seed in (0, 1, 2):
