@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,11 +41,33 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+_LEFTOVER = re.compile(r"\..*\.tmp\d+(\.old)?")
+
+
+def _temporary(path: Path) -> Path:
+    """Where `path` is written first: hidden, beside it, and of this process alone."""
+    return path.with_name(f".{path.name}.tmp{os.getpid()}")
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether the name is a temporary one; without a writer at work, its writer was killed."""
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Sweep away, at any depth, what killed processes left half-written; the caller is the only writer."""
+    for path in [path for path in folder.rglob(".*") if is_leftover(path)]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then put it in place in one step."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+        temporary = _temporary(path)
         try:
             write(temporary)
             sync(temporary)
@@ -76,7 +99,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A folder that appears under `path` with all its files, or not at all."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+        temporary = _temporary(path)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
@@ -85,7 +108,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
                 if file.is_file():
                     sync(file)
             sync(temporary)
-            replaced = path.with_name(f".{path.name}.tmp{os.getpid()}.old")
+            replaced = temporary.with_name(f"{temporary.name}.old")
             if path.exists():
                 os.replace(path, replaced)
             os.replace(temporary, path)
@@ -105,9 +128,9 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not readable JSON ({error}); it was not written by incv") from error
 
 
-def read_parquet(path: Path, what: str) -> pa.Table:
-    """A table we wrote; `what` names it in the error."""
+def read_parquet(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
+    """A table we wrote, or some of its columns; `what` names it in the error."""
     try:
-        return pq.read_table(path)
+        return pq.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} is not a readable {what}: {error}") from error

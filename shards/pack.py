@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.durable import disk_errors, read_json, write_json
+from shards.durable import disk_errors, read_json, remove_leftovers, write_json
 from shards.errors import ConfigError, DataError
 from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex, ShardFile, write_index
@@ -148,9 +148,7 @@ def _begin(out: Path, plan: Plan) -> None:
         if strangers:
             raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
         write_json(plan_path, asdict(plan))
-    for folder in (out, out / ".parts"):
-        for leftover in folder.glob(".*.tmp*"):  # of a process that was killed
-            leftover.unlink()
+    remove_leftovers(out)
 
 
 def _write_shards(

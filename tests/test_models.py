@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from shards.errors import ConfigError
@@ -237,8 +238,7 @@ def test_residual_convs_needs_our_residual_blocks():
 
 
 def test_the_digits_network_learns_the_digits():
-    datasets = pytest.importorskip("sklearn.datasets")
-    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x = torch.tensor(images[order], dtype=torch.float32).reshape(-1, 1, 8, 8).repeat(1, 3, 1, 1) / 16
     y = torch.tensor(labels[order])

@@ -9,7 +9,6 @@ checkpoints/
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from shards.durable import whole_folder, write_bytes
+from shards.durable import remove_leftovers, whole_folder, write_bytes
 
 _KEPT = 2
 
@@ -75,10 +74,7 @@ class Checkpointer:
     def _prune(self) -> None:
         for old in _step_folders(self._folder)[:-_KEPT]:
             shutil.rmtree(old)
-        own = f".tmp{os.getpid()}"
-        for leftover in self._folder.glob(".step-*.tmp*"):  # of a process that was killed while writing
-            if not leftover.name.endswith(own):
-                shutil.rmtree(leftover, ignore_errors=True)
+        remove_leftovers(self._folder)
 
 
 def newest_checkpoint(folder: Path) -> tuple[int, TrainState] | None:

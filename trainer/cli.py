@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _signalled() -> Callable[[], bool]:
     stop = StopRequest()
     stop.listen()
-    return lambda: stop.reason() is not None
+    return stop.requested
 
 
 def _parser() -> argparse.ArgumentParser:

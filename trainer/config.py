@@ -3,26 +3,16 @@
 A result key changes what is computed; an execution key only where, how fast and how often it is saved.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
-STAGES = (
-    "pack",
-    "labels",
-    "incv",
-    "standard",
-    "coteaching",
-    "coteaching_incv",
-    "evaluate",
-    "export",
-    "report",
-)
-"""In order, named alike in the command line, the manifest and the report."""
-
 Method = Literal["standard", "coteaching", "coteaching_incv"]
+METHODS: tuple[str, ...] = get_args(Method)
+STAGES = ("pack", "labels", "incv", *METHODS, "evaluate", "export", "report")
+"""In order, named alike in the command line, the manifest and the report."""
 
 
 def execution(default: Any, **limits: Any) -> Any:

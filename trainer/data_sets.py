@@ -16,7 +16,7 @@ from trainer.stop_request import StopRequest
 _WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
 
-def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest | None = None) -> SampleIndex:
+def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
     """The split's index; packs it where its folder does not exist, checks it where it does.
 
     key: where the recipe says it, `data.train` or `data.eval.NAME`, for the errors.
@@ -38,11 +38,12 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest | N
     return index
 
 
-def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest | None) -> SampleIndex:
-    wants_stop = (lambda: stop.reason() is not None) if stop else (lambda: False)
+def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
     source = source_of(key, config)
     with _words_of_a_recipe(key):
-        return pack(source, Path(config.shards), 1 if len(source) < _WORTH_PROCESSES else workers, stop=wants_stop)
+        return pack(
+            source, Path(config.shards), 1 if len(source) < _WORTH_PROCESSES else workers, stop=stop.requested
+        )
 
 
 def source_of(key: str, config: DataConfig) -> Source:
@@ -63,7 +64,7 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
         raise type(error)(said) from error
 
 
-def open_splits(recipe: Recipe, stop: StopRequest | None = None) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:
     """The training split and the evaluation sets, all with the same classes."""
     workers = recipe.execution.workers
     train = open_split("data.train", recipe.data.train, workers, stop)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shards.errors import InputError
 from shards.sample_index import SampleIndex
-from trainer.config import DataConfig, Recipe
+from trainer.config import METHODS, DataConfig, Recipe
 from trainer.data_sets import source_of
 from trainer.incv.noise_estimates import judged_by_best_epoch
 from trainer.loading.image_set import limited_ids
@@ -80,7 +80,7 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
         extra = ", a predict pass an epoch while the best epoch judges" if each_epoch else ""
         steps = _steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
         return f"{recipe.incv.rounds} rounds of 2 folds, {recipe.incv.epochs} epochs, {steps} a fold{extra}"
-    if stage in ("standard", "coteaching", "coteaching_incv"):
+    if stage in METHODS:
         config = recipe.standard if stage == "standard" else recipe.coteaching
         assert config is not None
         networks = "1 network" if stage == "standard" else "2 networks"

@@ -30,8 +30,9 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
         networks = networks or [{"top1": 0, "top5": 0} for _ in logits]
         for counted, scores in zip(networks, logits, strict=True):
             _add(counted, hits(scores[real], labels))
-        mean = torch.stack([scores[real].softmax(dim=1) for scores in logits]).mean(dim=0)
-        _add(ensemble, hits(mean, labels))
+        if len(logits) > 1:
+            mean = torch.stack([scores[real].softmax(dim=1) for scores in logits]).mean(dim=0)
+            _add(ensemble, hits(mean, labels))
     return {
         "count": total,
         "unreadable": unreadable,

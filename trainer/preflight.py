@@ -1,5 +1,7 @@
 """Find at once what would otherwise end a run hours later."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shards.errors import ConfigError, DataError
@@ -7,22 +9,32 @@ from shards.sample_index import SampleIndex
 from trainer.config import Recipe
 from trainer.labels import Labels, make_labels, require_every_class
 from trainer.loading.image_set import limited_ids, require_loader
+from trainer.loading.sample_order import Ids
 from trainer.methods.networks import initial_module
 from trainer.optimisation import make_optimizer
 
 
-def preflight(recipe: Recipe, index: SampleIndex) -> None:
+@dataclass(frozen=True)
+class RunLabels:
+    """The samples of a run, ascending, with their labels in the same order."""
+
+    ids: Ids
+    given: Labels
+    true: Labels | None
+    """None where nobody knows."""
+
+
+def preflight(recipe: Recipe, index: SampleIndex) -> RunLabels:
     """Labels, network and optimisers of the recipe fit this data set, or an error says why not."""
     ids = limited_ids(index, recipe.data.train.limit)
     require_loader(index, ids, recipe.image, recipe.execution)
-    checked_labels(recipe, index)
+    labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(ids))
     _check_network(recipe, index.num_classes)
+    return labels
 
 
-def checked_labels(recipe: Recipe, index: SampleIndex) -> tuple[Labels, Labels | None]:
-    """The labels of the run's samples: given, and true where known."""
-    ids = limited_ids(index, recipe.data.train.limit)
+def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
     if len(ids) < recipe.batch.global_:
         raise DataError(
             f"the data set has {len(ids)} training samples, fewer than batch.global = {recipe.batch.global_}: "
@@ -30,7 +42,7 @@ def checked_labels(recipe: Recipe, index: SampleIndex) -> tuple[Labels, Labels |
         )
     given, true = make_labels(recipe.labels, recipe.seed, index, ids)
     require_every_class(given, index.class_names)
-    return given, true
+    return RunLabels(ids, given, true)
 
 
 def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from shards.durable import write_bytes, write_json
 from shards.errors import ConfigError, InputError
-from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
 from trainer.data_sets import open_splits
@@ -26,7 +25,7 @@ from trainer.world import join_world
 
 
 def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), only: str | None = None) -> int:
-    """Run all stages, or `only` one; returns the exit code of the command.
+    """Run all stages, or `only` one; returns the exit code of the command. A stopped packing raises PackStopped.
 
     Nothing is written to the run directory before recipe, shards and labels have been found good.
     """
@@ -36,13 +35,9 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     stop.listen()
     world = join_world(recipe.execution)
     began = time.monotonic()
-    try:
-        index, eval_indices = open_splits(recipe, stop)
-    except PackStopped as stopped:
-        print(f"incv: {stopped}", file=sys.stderr)
-        return EXIT_STOPPED
+    index, eval_indices = open_splits(recipe, stop)
     packing = time.monotonic() - began
-    preflight(recipe, index)
+    labels = preflight(recipe, index)
     run.take()
     try:
         manifest = Manifest(run)
@@ -59,7 +54,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         book.begin("pack")
         book.finish("pack", packing, done=True)
         around = Surroundings(world, recipe.execution, manifest, stop)
-        bodies = StageBodies(recipe, run, around, index, eval_indices)
+        bodies = StageBodies(recipe, run, around, index, eval_indices, labels)
         return _to_the_end(recipe, run, around, bodies, book, only)
     finally:
         run.release()

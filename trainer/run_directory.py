@@ -2,18 +2,11 @@
 
 import fcntl
 import json
-import re
-import shutil
 from pathlib import Path
 from typing import IO
 
+from shards.durable import is_leftover, remove_leftovers
 from shards.errors import ConfigError
-
-_LEFTOVER = re.compile(r"\..*\.tmp\d+(\.old)?")
-
-
-def _is_leftover(path: Path) -> bool:
-    return _LEFTOVER.fullmatch(path.name) is not None
 
 
 class RunDirectory:
@@ -62,7 +55,7 @@ class RunDirectory:
             return
         if not self.root.is_dir():
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
-        content = [path for path in self.root.iterdir() if path.name != ".lock" and not _is_leftover(path)]
+        content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_leftover(path)]
         if content and not self._has_our_manifest():
             raise ConfigError(f"{self.root} is not empty and not a run directory: choose another --run-dir")
 
@@ -83,8 +76,7 @@ class RunDirectory:
             raise ConfigError(f"{self.root} cannot be made or written: {error}; choose another --run-dir") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for leftover in filter(_is_leftover, self.root.rglob(".*")):  # of a process that was killed while writing
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+            remove_leftovers(self.root)
         except BlockingIOError:
             raise ConfigError(
                 f"another process is running in {self.root}: wait for it, stop it "

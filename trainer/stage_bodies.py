@@ -1,6 +1,7 @@
 """What each stage does: a function from files of the run directory to files of the run directory."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,20 @@ from trainer.export import export_network
 from trainer.incv.noise_estimates import NoiseEstimates, forget_rate, noise_of_selected, warmup_epochs
 from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.labels import read_labels, write_labels
+from trainer.labels import Labels, read_labels, write_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import Ids, TrainingPlan, stream_of
 from trainer.loading.shard_reader import ShardReader
 from trainer.methods.coteaching import CoteachingTask
 from trainer.methods.networks import initial_module, trained_networks
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 from trainer.predicting import forward_pass
-from trainer.preflight import checked_labels
+from trainer.preflight import RunLabels
 from trainer.report import write_report
 from trainer.run_directory import RunDirectory
 from trainer.stop_request import Stopped
 from trainer.train_loop import Surroundings, Task, Training, train
-
-_NOTHING = np.empty(0, np.int64)
 
 
 class StageBodies:
@@ -44,9 +43,10 @@ class StageBodies:
         around: Surroundings,
         index: SampleIndex,
         eval_indices: Mapping[str, SampleIndex],
+        labels: RunLabels,
     ) -> None:
         self._recipe, self._run, self._around = recipe, run, around
-        self._index, self._eval_indices = index, eval_indices
+        self._index, self._eval_indices, self._run_labels = index, eval_indices, labels
         self._opened: ImageSet | None = None
 
     def carry_out(self, stage: str) -> None:
@@ -69,18 +69,22 @@ class StageBodies:
     def _training_set(self) -> ImageSet:
         if self._opened is None:
             ids, labels = read_labels(self._run.labels, len(self._index))
-            recipe = self._recipe
-            self._opened = open_image_set(
-                self._index, ids, labels, recipe.image, recipe.execution, self._around.world.device
-            )
+            self._opened = self._image_set(self._index, ids, labels)
         return self._opened
 
+    def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
+        ids = limited_ids(index, self._recipe.data.eval[name].limit)
+        return self._image_set(index, ids, index.label.astype(np.int64))
+
+    def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels) -> ImageSet:
+        recipe = self._recipe
+        return open_image_set(index, ids, labels, recipe.image, recipe.execution, self._around.world.device)
+
     def _labels(self) -> None:
-        ids = limited_ids(self._index, self._recipe.data.train.limit)
-        given, true = checked_labels(self._recipe, self._index)
-        if true is not None:
-            write_labels(self._run.true_labels, ids, true)
-        write_labels(self._run.labels, ids, given)
+        labels = self._run_labels
+        if labels.true is not None:
+            write_labels(self._run.true_labels, labels.ids, labels.true)
+        write_labels(self._run.labels, labels.ids, labels.given)
 
     def _incv(self) -> None:
         Incv(self._recipe, self._training_set(), self._run, self._around).run()
@@ -109,30 +113,19 @@ class StageBodies:
         assert incv is not None
         estimates = self._estimates()
         selection = SelectionIndex.read(self._run.selection)
-        plan = self._plan(
-            "coteaching_incv",
-            config,
-            selected=selection.ids(State.SELECTED),
+        plan = replace(
+            self._plan("coteaching_incv", config, selection.ids(State.SELECTED)),
             candidates=selection.ids(State.CANDIDATE),
             candidates_from=warmup_epochs(config, incv, estimates.chosen(incv)),
         )
         self._train_pair("coteaching_incv", plan, noise_of_selected(config, incv, estimates))
 
-    def _plan(
-        self,
-        method: str,
-        config: TrainingConfig,
-        selected: np.ndarray,
-        candidates: np.ndarray = _NOTHING,
-        candidates_from: int = 0,
-    ) -> TrainingPlan:
+    def _plan(self, method: str, config: TrainingConfig, selected: Ids) -> TrainingPlan:
         return TrainingPlan(
             stream=stream_of(self._recipe.seed, method),
             selected=selected,
             batch=self._recipe.batch.global_,
             epochs=config.epochs,
-            candidates=candidates,
-            candidates_from=candidates_from,
         )
 
     def _train_pair(self, method: str, plan: TrainingPlan, rate: float) -> None:
@@ -193,12 +186,6 @@ class StageBodies:
             data.close()
         write_json(self._run.evaluation, counts)
         partial.unlink(missing_ok=True)
-
-    def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
-        ids = limited_ids(index, self._recipe.data.eval[name].limit)
-        labels = index.label.astype(np.int64)
-        recipe = self._recipe
-        return open_image_set(index, ids, labels, recipe.image, recipe.execution, self._around.world.device)
 
     def _evaluate_one(self, method: str, name: str, data: ImageSet) -> dict[str, Any]:
         around = self._around

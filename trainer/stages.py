@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from shards.errors import ConfigError, DataError
-from trainer.config import STAGES, Recipe
-from trainer.manifest import Manifest
+from trainer.config import METHODS, STAGES, Recipe
+from trainer.manifest import Manifest, now
 from trainer.run_directory import RunDirectory
 
 _NETWORK_KEYS = ("model", "image", "batch", "precision")
@@ -63,7 +63,7 @@ def stages_of(recipe: Recipe) -> list[str]:
     return [
         stage
         for stage in STAGES
-        if (stage not in ("standard", "coteaching", "coteaching_incv") or stage in recipe.methods)
+        if (stage not in METHODS or stage in recipe.methods)
         and (stage != "incv" or recipe.incv is not None)
         and (stage != "evaluate" or recipe.data.eval)
     ]
@@ -143,9 +143,9 @@ class StageBook:
         recorded = self._manifest.stages.get(stage)
         if recorded is None or stage in _ALWAYS_RUN:
             return StageStatus(stage, "to do")
-        now = self._keys[stage]
-        if recorded["hash"] != keys_hash(now):
-            return StageStatus(stage, "changed", tuple(_changes(recorded["keys"], now)))
+        keys = self._keys[stage]
+        if recorded["hash"] != keys_hash(keys):
+            return StageStatus(stage, "changed", tuple(_changes(recorded["keys"], keys)))
         return StageStatus(stage, "done" if recorded["state"] == "done" else "half done")
 
     def require_unchanged(self, redo: Sequence[str]) -> None:
@@ -224,7 +224,7 @@ class StageBook:
         record["seconds"] = round(record["seconds"] + seconds, 3)
         if done:
             record["state"] = "done"
-            record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+            record["finished"] = now()
         self._manifest.save()
 
     def with_followers(self, stages: Sequence[str]) -> list[str]:
@@ -257,7 +257,7 @@ def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path
         return [run.labels] if needed else [run.labels, run.true_labels]
     if stage == "incv":
         return [run.selection, run.incv] if needed else [run.rounds, run.selection, run.incv]
-    if stage in ("standard", "coteaching", "coteaching_incv"):
+    if stage in METHODS:
         return [run.method(stage)]
     if stage == "evaluate":
         return [run.evaluation] if needed else [run.evaluation, run.evaluation_progress]

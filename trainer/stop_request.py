@@ -44,6 +44,9 @@ class StopRequest:
             return self._signal
         return "STOP file" if self._file is not None and self._file.exists() else None
 
+    def requested(self) -> bool:
+        return self.reason() is not None
+
     def settle(self) -> None:
         """After the stop is recorded: the STOP file has been obeyed."""
         if self._file is not None and self._file.exists():

@@ -30,7 +30,6 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    pytest.importorskip("sklearn")
     index = pack(open_source("digits", None, "train"), tmp_path_factory.mktemp("digits") / "shards")
     image = ImageConfig(size=8, pad=1, flip=False, mean=(0.3, 0.3, 0.3), std=(0.35, 0.35, 0.35))
     ids = index.usable_ids()

@@ -27,8 +27,6 @@ from trainer.predicting import forward_pass
 from trainer.run_directory import RunDirectory
 from trainer.train_loop import Surroundings, Training, train
 
-_NOTHING = np.empty(0, np.int64)
-
 
 class Incv:
     """One run of Algorithm 2 over the samples of a training set."""
@@ -118,7 +116,6 @@ class Incv:
             selected=np.sort(trained_on),
             batch=recipe.batch.global_,
             epochs=self._config.epochs,
-            candidates=_NOTHING,
         )
         torch.manual_seed(plan.stream)
         task = FoldTask(

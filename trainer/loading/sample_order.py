@@ -5,8 +5,8 @@ Nothing here reads a library's random generator: those change between versions, 
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +41,20 @@ def _as_uint64(word: int) -> npt.NDArray[np.uint64]:
     return np.asarray(word % 2**64, dtype=np.uint64)
 
 
+@cache
+def _word(name: str) -> int:
+    """A name as one of mix64's words."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
 def stream_of(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
     """The key of one training's draws; different stages, rounds and folds never share one."""
-    name = int.from_bytes(hashlib.sha256(stage.encode()).digest()[:8], "little")
-    return int(mix64(seed, name, round_, fold))
+    return int(mix64(seed, _word(stage), round_, fold))
 
 
 def uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
     """One number in [0, 1) a sample for the purpose `what`; float64 [len(ids)]."""
-    purpose = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "little")
-    return (mix64(stream, epoch, purpose, ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (mix64(stream, epoch, _word(what), ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
@@ -91,7 +95,7 @@ class TrainingPlan:
     selected: Ids
     batch: int
     epochs: int
-    candidates: Ids
+    candidates: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     candidates_from: int = 0
     """First epoch that draws from C (the warm-up E0 of Algorithm 3)."""
 
@@ -111,23 +115,17 @@ class TrainingPlan:
 
     def step(self, step: int) -> StepIds:
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = self._selected_order(epoch)
+        order = _cached_order(self, epoch, "selected")
         selected = order[position * self.batch : (position + 1) * self.batch]
-        if epoch < self.candidates_from or len(self.candidates) == 0:
-            return StepIds(step, epoch, selected, np.empty(0, np.int64))
-        # All steps before this one in the epoch were full, so their share of C is known.
-        before = position * candidate_rows(self.batch, len(self.selected), len(self.candidates))
+        _, full = self.rows_at(epoch)
+        if full == 0:
+            return StepIds(step, epoch, selected, self.candidates[:0])
+        before = position * full  # all steps before this one in the epoch were full
         count = candidate_rows(len(selected), len(self.selected), len(self.candidates))
-        return StepIds(step, epoch, selected, self._candidate_order(epoch)[before : before + count])
+        return StepIds(step, epoch, selected, _cached_order(self, epoch, "candidates")[before : before + count])
 
     def steps(self, first: int = 0) -> Iterator[StepIds]:
         return (self.step(step) for step in range(first, self.total_steps))
-
-    def _selected_order(self, epoch: int) -> Ids:
-        return _cached_order(self, epoch, "selected")
-
-    def _candidate_order(self, epoch: int) -> Ids:
-        return _cached_order(self, epoch, "candidates")
 
 
 @lru_cache(maxsize=4)

@@ -1,6 +1,5 @@
 """Step one of the report: everything a run directory knows, as one JSON-ready mapping of numbers."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -129,4 +128,4 @@ def _class_names(manifest: dict[str, Any]) -> list[str]:
 
 
 def _optional(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_json(path) if path.exists() else None

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from shards.durable import read_parquet
 from trainer.incv import measure, theory
 from trainer.incv.selection_index import SelectionIndex, State
 
@@ -208,7 +208,7 @@ def _states(selection: SelectionIndex, size: int) -> NDArray[np.int8]:
 
 
 def _columns(path: Path, *names: str) -> list[NDArray]:
-    table = pq.read_table(path, columns=list(names))
+    table = read_parquet(path, "table of this run", list(names))
     return [table[name].to_numpy() for name in names]
 
 

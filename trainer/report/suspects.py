@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from PIL import Image
 
+from shards.durable import read_parquet
 from shards.errors import InputError
 from trainer.incv.selection_index import State
 from trainer.report.measured import Samples, last_selection, round_files
@@ -31,7 +31,7 @@ def find_suspects(run_dir: Path, samples: Samples, most: int = MOST) -> list[dic
         name: np.full(size, -1, np.float32) for name in ("predicted", "given_probability", "predicted_probability")
     }
     for path in paths.values():
-        table = pq.read_table(path, columns=["sample_id", "loss", "status", *latest])
+        table = read_parquet(path, "table of predictions", ["sample_id", "loss", "status", *latest])
         usable = (table["status"].to_numpy() == 0) & np.isfinite(table["loss"].to_numpy())
         ids = table["sample_id"].to_numpy()[usable]
         loss[ids] = table["loss"].to_numpy()[usable]
