@@ -28,8 +28,14 @@ class DataConfig(Section):
     """One packed split of a data set."""
 
     source: str
-    """Name of a source in shards/sources: digits, cifar10, image_folder."""
+    """Name of a source in shards/sources: webvision, ilsvrc12, image_folder, cifar10, digits."""
     split: str = "train"
+    subset: str | None = None
+    """A part the source knows by name (webvision: google, flickr or all); null: the source's default."""
+    classes: Positive | None = None
+    """Only the first so many classes of the source; null: all."""
+    resize: Positive | None = None
+    """Shorter side of the images as packed; null: packed as they are."""
     shards: str = execution(...)
     """Folder of the packed split; made by the `pack` stage where it does not exist."""
     root: str | None = execution(None)
@@ -186,7 +192,7 @@ class ExecutionConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     threads: Positive | None = execution(None)
     """CPU threads of torch; null: one a core."""
-    loader: Literal["auto", "cpu", "resident"] = execution("auto")
+    loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")
     workers: Positive = execution(2)
     """Threads that decode, processes that pack."""
     predict_batch: Positive = execution(256)
