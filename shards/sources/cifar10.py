@@ -26,6 +26,7 @@ class Cifar10:
     """50,000 `train` and 10,000 `test` images in the order of the official files."""
 
     name = "cifar10"
+    subset = ""
 
     def __init__(self, root: Path | None, split: str) -> None:
         require_split(self.name, split, tuple(_BATCHES))
@@ -52,6 +53,9 @@ class Cifar10:
 
     def label(self, row: int) -> int:
         return int(self._batch(row // _ROWS)[0][row % _ROWS])
+
+    def origin(self, row: int) -> str:
+        return f"{self._files[row // _ROWS].name} image {row % _ROWS}"
 
     def sample(self, row: int) -> RawSample:
         planes = self._batch(row // _ROWS)[1][row % _ROWS].reshape(3, 32, 32)

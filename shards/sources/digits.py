@@ -15,6 +15,7 @@ class Digits:
     """`train` has 1,397 digits; `test` a fixed 400, 40 of each class. There is no root to give."""
 
     name = "digits"
+    subset = ""
     class_names = tuple(str(digit) for digit in range(10))
 
     def __init__(self, root: Path | None, split: str) -> None:
@@ -34,6 +35,9 @@ class Digits:
 
     def label(self, row: int) -> int:
         return int(self._labels[row])
+
+    def origin(self, row: int) -> str:
+        return f"image {self._rows[row]} of scikit-learn's digits"
 
     def sample(self, row: int) -> RawSample:
         return RawSample(self.key(row), self.label(row), "png", png(self._pixels[row]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES
+from shards.sources.inside import refuse_undecodable_name
 from shards.sources.source import RawSample, did_you_mean, require_root
 
 _SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
@@ -17,6 +18,7 @@ class ImageFolder:
     """Classes are the split's sub-folders, sorted; a row's key is its path under ROOT, suffix included."""
 
     name = "image_folder"
+    subset = ""
 
     def __init__(self, root: Path | None, split: str) -> None:
         self.split = split
@@ -47,6 +49,9 @@ class ImageFolder:
 
     def label(self, row: int) -> int:
         return self._labels[row]
+
+    def origin(self, row: int) -> str:
+        return self._paths[row]
 
     def sample(self, row: int) -> RawSample:
         path = self._root / self._paths[row]
@@ -86,7 +91,7 @@ def _files(folder: str, root: Path) -> Iterator[str]:
     with os.scandir(root / folder) as entries:
         for entry in entries:
             path = f"{folder}/{entry.name}"
-            _refuse_undecodable_name(path, root)
+            refuse_undecodable_name(path, root)
             if entry.is_dir():
                 if not entry.name.startswith("."):
                     yield from _files(path, root)
@@ -95,13 +100,6 @@ def _files(folder: str, root: Path) -> Iterator[str]:
                 _refuse_bad_link(path, root)
             if entry.is_file():
                 yield path
-
-
-def _refuse_undecodable_name(path: str, root: Path) -> None:
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        raise DataError(f"{root} holds a file whose name is not UTF-8: {path!r}; rename it") from None
 
 
 def _refuse_bad_link(path: str, root: Path) -> None:

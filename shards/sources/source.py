@@ -33,6 +33,10 @@ class Source(Protocol):
     def split(self) -> str: ...
 
     @property
+    def subset(self) -> str:
+        """The part of the split that was asked for, "" for a source that has no such parts."""
+
+    @property
     def class_names(self) -> tuple[str, ...]: ...
 
     def __len__(self) -> int: ...
@@ -43,7 +47,16 @@ class Source(Protocol):
     def label(self, row: int) -> int:
         """The class of a row, without reading its pixels."""
 
+    def origin(self, row: int) -> str:
+        """Where the source says that the row is, for errors: a line of a list, or a file."""
+
     def sample(self, row: int) -> RawSample: ...
+
+
+class Images(Protocol):
+    """The image files behind a list: a folder finds them by path, a tar by row; `origin` is for errors."""
+
+    def read(self, row: int, path: str, origin: str) -> bytes: ...
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -60,15 +73,19 @@ def require_split(source: str, split: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{source} has no split {split!r}; {did_you_mean(split, known)}")
 
 
-def require_root(source: str, root: Path | None, layout: str) -> Path:
+def require_root(source: str, root: Path | None, layout: str, reads_tars: bool = False) -> Path:
     """`root` as an absolute folder, or an error that says what should be in it."""
     if root is None:
         raise DataError(f"{source} needs --root, the folder of its images. Expected there: {layout}")
+    try:
+        root.stat()
+    except PermissionError as error:
+        raise DataError(f"{root} cannot be read: {error.strerror}") from error
+    except OSError:
+        pass  # said better below
     if root.is_file():
-        raise DataError(
-            f"{root} is a file, not a folder. Unpack it (tar -xf {root}) and give the folder. "
-            f"Expected there: {layout}"
-        )
+        advice = "Give the folder it lies in" if reads_tars else f"Unpack it (tar -xf {root}) and give the folder"
+        raise DataError(f"{root} is a file, not a folder. {advice}. Expected there: {layout}")
     if not root.is_dir():
         raise DataError(
             f"{root} does not exist. Expected there: {layout}. Give the folder of {source}'s images as --root"

@@ -68,6 +68,7 @@ def test_cifar10_train_runs_over_the_five_files_and_travels_light(cifar):
     assert len(source) == 5 * ROWS
     assert source.sample(3 * ROWS + 5).data == source.sample(5).data
     assert source.key(3 * ROWS + 5) == "cifar10/train/30005"
+    assert source.origin(3 * ROWS + 5) == "data_batch_4.bin image 5"
     assert len(pickle.dumps(source)) < 10_000
     assert pickle.loads(pickle.dumps(source)).sample(5) == source.sample(5)
 
@@ -241,7 +242,36 @@ def test_wrong_names_list_near_matches(tmp_path):
         open_source("image_folder", tmp_path / "train", "..")
 
 
-@pytest.mark.parametrize("name", ["cifar10", "image_folder"])
+def test_the_first_classes_are_a_source_of_their_own(tmp_path):
+    root = image_tree(tmp_path, classes=4, per_class=3)
+    (root / "train/class0").rename(
+        root / "train/x_last"
+    )  # so that the classes kept are not the first rows of the disk
+    whole, cut = (open_source("image_folder", root, "train", classes=count) for count in (None, 3))
+    assert (cut.name, cut.split, cut.subset, cut.class_names) == ("image_folder", "train", "", whole.class_names[:3])
+    rows = [row for row in range(len(whole)) if whole.label(row) < 3]
+    for facts in ("key", "label", "origin", "sample"):
+        assert [getattr(cut, facts)(row) for row in range(len(cut))] == [getattr(whole, facts)(row) for row in rows]
+    assert pickle.loads(pickle.dumps(cut)).sample(5) == cut.sample(5)
+
+
+def test_digits_cut_to_classes_keep_their_keys_in_order():
+    whole, cut = open_source("digits", None, "test"), open_source("digits", None, "test", classes=4)
+    assert len(cut) == 160
+    assert [cut.key(row) for row in range(160)] == [whole.key(row) for row in range(400) if whole.label(row) < 4]
+    assert open_source("digits", None, "test", classes=10).class_names == whole.class_names
+    assert cut.origin(0).endswith("of scikit-learn's digits")
+    for classes in (0, -1, 11):
+        with pytest.raises(ConfigError, match=rf"--classes {classes}: digits has 10 classes"):
+            open_source("digits", None, "test", classes=classes)
+
+
+def test_subsets_are_for_sources_that_have_them():
+    with pytest.raises(ConfigError, match=r"digits has no subsets.*leave --subset google out"):
+        open_source("digits", None, "train", subset="google")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "image_folder", "webvision"])
 def test_a_missing_root_says_what_is_expected(name, tmp_path):
     for root in (None, tmp_path / "nowhere", tmp_path / "archive.tar.gz"):
         (tmp_path / "archive.tar.gz").touch()

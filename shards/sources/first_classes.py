@@ -1,0 +1,40 @@
+"""The first classes of a data set alone, such as the 50 classes of WebVision that papers compare on."""
+
+import numpy as np
+
+from shards.errors import ConfigError
+from shards.sources.source import RawSample, Source
+
+
+def first_classes(source: Source, classes: int) -> Source:
+    """The rows of `source` with a label below `classes`, in its order, numbered anew."""
+    known = len(source.class_names)
+    if not 1 <= classes <= known:
+        raise ConfigError(f"--classes {classes}: {source.name} has {known} classes; give a number from 1 to {known}")
+    return source if classes == known else FirstClasses(source, classes)
+
+
+class FirstClasses:
+    """A source of fewer classes, that says everything else as the one it was cut from."""
+
+    def __init__(self, source: Source, classes: int) -> None:
+        self.name, self.split, self.subset = source.name, source.split, source.subset
+        self.class_names = source.class_names[:classes]
+        self._source = source
+        labels = np.fromiter((source.label(row) for row in range(len(source))), np.int32, len(source))
+        self._rows = np.flatnonzero(labels < classes)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def key(self, row: int) -> str:
+        return self._source.key(int(self._rows[row]))
+
+    def label(self, row: int) -> int:
+        return self._source.label(int(self._rows[row]))
+
+    def origin(self, row: int) -> str:
+        return self._source.origin(int(self._rows[row]))
+
+    def sample(self, row: int) -> RawSample:
+        return self._source.sample(int(self._rows[row]))

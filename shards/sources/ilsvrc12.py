@@ -1,0 +1,207 @@
+"""The validation set of ILSVRC12: folders by WordNet id, or a flat folder or the official tar with a list."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.errors import DataError
+from shards.sources.file_list import SUFFIXES, TextFile, refusal, stem, text_file, text_lines
+from shards.sources.inside import FolderImages, is_there, refuse_undecodable_name
+from shards.sources.source import Images, RawSample, require_root, require_split
+from shards.sources.synsets import imagenet_synsets, is_wnid, read_synsets, wnid
+from shards.sources.tar_members import TarImages, locate
+
+_TAR = "ILSVRC2012_img_val.tar"
+_BASES = ("", "val", "ILSVRC2012_img_val")
+_LISTS = ("ILSVRC2012_val_label.txt", "LOC_val_solution.csv")
+_SYNSETS = ("synsets.txt", "info/synsets.txt")
+_LAYOUT = (
+    "folders by WordNet id (n01440764/*.JPEG, also below val/), or all images in one folder (also val/ or "
+    f"ILSVRC2012_img_val/) or {_TAR}, with {_LISTS[0]} (lines `NAME NUMBER WNID` or `NAME WNID`) or {_LISTS[1]}"
+)
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str  # of the file: what rows are sorted by, and their key without its suffix
+    path: str  # under the root, or in the tar
+    label: int
+    origin: str
+
+
+class Ilsvrc12:
+    """`val`, sorted by file name, so that folders, flat folder and tar give the same rows.
+
+    Labels go through the WordNet id alone: the devkit numbers classes otherwise, and class names repeat. The classes
+    are WebVision's, whichever of them have images here.
+    """
+
+    name = "ilsvrc12"
+    subset = ""
+
+    def __init__(self, root: Path | None, split: str) -> None:
+        require_split(self.name, split, ("val",))
+        self.split = split
+        folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
+        synsets = next((path for path in _SYNSETS if is_there(folder / path)), None)
+        self.class_names = read_synsets(text_file(folder, synsets)) if synsets else imagenet_synsets()
+        labels = {wnid(name): label for label, name in enumerate(self.class_names)}
+        self._rows, self._images = _opened(folder, labels)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def key(self, row: int) -> str:
+        return f"val/{stem(self._rows[row].name)}"
+
+    def label(self, row: int) -> int:
+        return self._rows[row].label
+
+    def origin(self, row: int) -> str:
+        return self._rows[row].origin
+
+    def sample(self, row: int) -> RawSample:
+        found = self._rows[row]
+        data = self._images.read(row, found.path, found.origin)
+        return RawSample(self.key(row), found.label, SUFFIXES[_suffix(found.name)], data)
+
+
+def _opened(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
+    for base in _BASES:
+        folders, files = _entries(root / base)
+        if any(is_wnid(name) for name in folders):
+            return _folder_rows(root, base, sorted(filter(is_wnid, folders)), labels), FolderImages(root)
+        images = {name for name in files if _is_image(name)}
+        if images:
+            text = _list(root, f"{root / base} holds images without their classes")
+            before = f"{base}/" if base else ""
+            rows = [_Row(row.name, before + row.name, row.label, row.origin) for row in _listed(text, labels)]
+            return _present(rows, images, root / base), FolderImages(root)
+    if is_there(root / _TAR):
+        return _tar_rows(root / _TAR, _listed(_list(root, f"{_TAR} holds images without their classes"), labels))
+    raise DataError(f"there is no validation set of ILSVRC12 under {root}. Expected there: {_LAYOUT}")
+
+
+def _entries(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the folders and of the files in `folder`; none where it does not exist."""
+    folders: list[str] = []
+    files: list[str] = []
+    if is_there(folder):
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    (folders if entry.is_dir() else files).append(entry.name)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be read: {error.strerror}") from error
+    return folders, files
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and _suffix(name) in SUFFIXES
+
+
+def _folder_rows(root: Path, base: str, wnids: list[str], labels: dict[str, int]) -> list[_Row]:
+    rows: list[_Row] = []
+    for name in wnids:
+        folder = f"{base}/{name}" if base else name
+        if name not in labels:
+            raise DataError(f"the folder {root / folder} is none of the {len(labels):,} classes; remove it")
+        images = [file for file in _entries(root / folder)[1] if _is_image(file)]
+        if not images:
+            raise DataError(f"the class folder {root / folder} holds no .jpg, .jpeg or .png image")
+        for file in images:
+            refuse_undecodable_name(f"{folder}/{file}", root)
+        rows += [_Row(file, f"{folder}/{file}", labels[name], f"{folder}/{file}") for file in images]
+    return _sorted(rows)
+
+
+def _list(root: Path, problem: str) -> TextFile:
+    for folder in ("", "info/"):
+        for name in _LISTS:
+            if is_there(root / folder / name):
+                return text_file(root, folder + name)
+    raise DataError(
+        f"{problem}: neither {_LISTS[0]} nor {_LISTS[1]} is in {root}. Bring one (the devkit's "
+        "ILSVRC2012_validation_ground_truth.txt does not do: its numbers are not labels), or sort the images into "
+        "folders by WordNet id"
+    )
+
+
+def _listed(text: TextFile, labels: dict[str, int]) -> list[_Row]:
+    """The rows of a list, sorted by name."""
+    is_table = text.path.endswith(".csv")
+    rows = []
+    for number, line in enumerate(text_lines(text), start=1):
+        if is_table and number == 1 and line.startswith("ImageId,"):
+            continue
+        name, found = _table_line(line) if is_table else _plain_line(line)
+        if not is_wnid(found):
+            form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is no label"
+            raise refusal(text, number, line, f"no image and WordNet id ({form})")
+        if "/" in name or not _is_image(name):
+            raise refusal(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
+        if found not in labels:
+            raise refusal(text, number, line, f"{found} is none of the {len(labels):,} classes")
+        rows.append(_Row(name, name, labels[found], f"{text.name} line {number}"))
+    if not rows:
+        raise DataError(f"{text.name} in {text.root} is empty; bring the whole list")
+    return _sorted(rows)
+
+
+def _plain_line(line: str) -> tuple[str, str]:
+    """(name, wnid), either of them empty where the line has another form."""
+    words = line.split()
+    is_known = len(words) == 2 or (len(words) == 3 and words[1].isdecimal())
+    return (words[0], words[-1]) if is_known else ("", "")
+
+
+def _table_line(line: str) -> tuple[str, str]:
+    """The first box of a prediction string has the class of the image; names have no suffix there."""
+    name, _, boxes = line.partition(",")
+    words = boxes.split()
+    return f"{name}.JPEG", words[0] if words else ""
+
+
+def _sorted(rows: list[_Row]) -> list[_Row]:
+    """By file name; two of one name would share their key."""
+    rows = sorted(rows, key=lambda row: (row.name, row.path))
+    first: dict[str, _Row] = {}
+    for row in rows:
+        other = first.setdefault(stem(row.name), row)
+        if other is not row:
+            raise DataError(f"the image {row.name} is there twice: {other.origin} and {row.origin}; remove one")
+    return rows
+
+
+def _present(rows: list[_Row], names: Iterable[str], place: Path) -> list[_Row]:
+    """Without the classes that have no image at all, for a thinned set; a class with holes is an error."""
+    present = set(names)
+    found = Counter(row.label for row in rows if row.name in present)
+    kept = [row for row in rows if found[row.label]]
+    missing = [row for row in kept if row.name not in present]
+    if missing:
+        raise DataError(
+            f"{place} lacks {len(missing):,} of its {len(kept):,} images, the first {missing[0].name} "
+            f"({missing[0].origin}); bring them"
+        )
+    if not kept:
+        raise DataError(f"{place} holds none of the {len(rows):,} images of the list ({rows[0].origin} and on)")
+    unlisted = len(present) - len(kept)
+    if unlisted:
+        logging.getLogger(__name__).warning("%s: %d images are in no list and were ignored", place, unlisted)
+    return kept
+
+
+def _tar_rows(tar: Path, rows: list[_Row]) -> tuple[list[_Row], Images]:
+    places = locate(tar, {row.name: number for number, row in enumerate(rows)})
+    numbers = {row.name: number for number, row in enumerate(rows) if places.offsets[number] >= 0}
+    kept = _present(rows, numbers, tar)
+    chosen = [numbers[row.name] for row in kept]
+    return kept, TarImages(tar, places.state, places.offsets[chosen], places.nbytes[chosen])

@@ -1,0 +1,42 @@
+"""The classes of WebVision and ILSVRC12: one line each, a WordNet id and its names, in the order of the labels."""
+
+import re
+
+from shards.errors import DataError
+from shards.sources.file_list import TextFile, refusal, text_lines
+
+_WNID = re.compile(r"n\d{8}")
+
+
+def is_wnid(word: str) -> bool:
+    return _WNID.fullmatch(word) is not None
+
+
+def wnid(class_name: str) -> str:
+    """`n01440764` of `n01440764 tench, Tinca tinca`: names repeat (crane, maillot), wnids do not."""
+    return class_name.split(" ")[0]
+
+
+def read_synsets(text: TextFile) -> tuple[str, ...]:
+    """The lines of synsets.txt; line i is class i."""
+    names: list[str] = []
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text_lines(text), start=1):
+        name = line.strip()
+        if not is_wnid(wnid(name)):
+            raise refusal(text, number, line, "not a WordNet id (n and eight digits) and the names of a class")
+        first = lines.setdefault(wnid(name), number)
+        if first != number:
+            raise refusal(text, number, line, f"the same class as line {first}")
+        names.append(name)
+    if not names:
+        raise DataError(f"{text.shown} in {text.root} is empty; bring the whole list")
+    return tuple(names)
+
+
+def imagenet_synsets() -> tuple[str, ...]:
+    """The 1000 classes as timm knows them: the very lines of WebVision's synsets.txt."""
+    from timm.data import ImageNetInfo  # here, because it imports torch: seconds that few have to wait
+
+    info = ImageNetInfo("imagenet-1k")
+    return tuple(f"{name} {info.label_name_to_description(name, detailed=False)}" for name in info.label_names())

@@ -1,0 +1,119 @@
+"""The headers of a plain tar (ustar, GNU and pax long names), without a look at the data between them."""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_BLOCK = 512
+_LARGEST_EXTRA = 2**20  # bytes of a long name or of the attributes of one member
+_ZEROS = bytes(_BLOCK)
+_LONG_NAME, _LONG_LINK, _ATTRIBUTES, _GLOBAL_ATTRIBUTES = b"L", b"K", b"x", b"g"
+_REGULAR, _OLD_REGULAR, _CONTIGUOUS, _FOLDER = b"0", b"\0", b"7", b"5"
+_KINDS = {b"1": "a hard link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a named pipe"}
+
+
+class BadTar(Exception):
+    """Bytes that are no tar, or a tar that is not whole; says what and where."""
+
+
+class Header(NamedTuple):
+    """One member. kind: "file", "folder", or in words what else it is."""
+
+    kind: str
+    name: bytes
+    offset: int  # of its data
+    nbytes: int
+
+
+def tar_headers(descriptor: int) -> Iterator[Header]:
+    """The members of an open tar in order, up to the mark of its end, without which it is not whole."""
+    size, place = os.fstat(descriptor).st_size, 0
+    long_name: bytes | None = None
+    attributes: dict[bytes, bytes] = {}
+    while place < size:
+        block = os.pread(descriptor, _BLOCK, place)
+        if block == _ZEROS:
+            return
+        kind, name, nbytes = _read_block(block, place)
+        data = place + _BLOCK
+        if kind in (_LONG_NAME, _ATTRIBUTES, _GLOBAL_ATTRIBUTES):
+            extra = _extra(descriptor, data, nbytes, size)
+            if kind == _LONG_NAME:
+                long_name = extra.split(b"\0")[0]
+            elif kind == _ATTRIBUTES:
+                attributes = _records(extra, place)
+            elif {b"path", b"size"} & _records(extra, place).keys():
+                raise BadTar(f"one path or size for all members at byte {place:,}")
+        elif kind != _LONG_LINK:
+            nbytes = _number(attributes[b"size"], 10, place) if b"size" in attributes else nbytes
+            name = attributes.get(b"path", name if long_name is None else long_name)
+            what = _kind(kind, name, attributes)
+            nbytes = 0 if what == "folder" else nbytes  # whatever it says: no data follow
+            if data + nbytes > size:
+                raise BadTar(f"it ends inside its member {name.decode('utf-8', 'backslashreplace')!r}")
+            yield Header(what, name, data, nbytes)
+            long_name, attributes = None, {}
+        place = data + -(-nbytes // _BLOCK) * _BLOCK
+    raise BadTar("it ends without the mark of its end")
+
+
+def _read_block(block: bytes, place: int) -> tuple[bytes, bytes, int]:
+    """(type, name, size) of a header block, its checksum proved."""
+    if len(block) < _BLOCK:
+        raise BadTar("it ends inside a header")
+    checksum = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    if checksum != _number(block[148:156], 8, place):
+        raise BadTar(f"a checksum is wrong at byte {place:,}")
+    name = block[:100].split(b"\0")[0]
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = block[345:500].split(b"\0")[0] + b"/" + name
+    size = block[124:136]
+    # GNU: sizes from 8 GiB on are binary, with the top bit set
+    nbytes = int.from_bytes(size[1:], "big") if size[0] == 0x80 else _number(size, 8, place)
+    return block[156:157], name, nbytes
+
+
+def _number(field: bytes, base: int, place: int) -> int:
+    digits = field.split(b"\0")[0].strip(b" ")
+    if not digits:
+        return 0
+    if not digits.isdigit():
+        raise BadTar(f"a number is wrong at byte {place:,}")
+    try:
+        return int(digits[:20], base)
+    except ValueError:
+        raise BadTar(f"a number is wrong at byte {place:,}") from None
+
+
+def _extra(descriptor: int, place: int, nbytes: int, size: int) -> bytes:
+    """The data of a header that speaks of the next member."""
+    if nbytes > _LARGEST_EXTRA:
+        raise BadTar(f"a header of {nbytes:,} bytes at byte {place:,}")
+    if place + nbytes > size:
+        raise BadTar("it ends inside a header")
+    return os.pread(descriptor, nbytes, place)
+
+
+def _records(data: bytes, place: int) -> dict[bytes, bytes]:
+    """The pax records of a header, each `LENGTH KEY=VALUE` with a line end, the length that of the whole record."""
+    records: dict[bytes, bytes] = {}
+    while data:
+        length, _, rest = data.partition(b" ")
+        if not length.isdigit() or len(length) > 7:
+            raise BadTar(f"attributes cannot be read at byte {place:,}")
+        content, data = rest[: max(int(length) - len(length) - 1, 0)], data[int(length) :]
+        key, equals, value = content.partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise BadTar(f"attributes cannot be read at byte {place:,}")
+        records[key] = value[:-1]
+    return records
+
+
+def _kind(flag: bytes, name: bytes, attributes: dict[bytes, bytes]) -> str:
+    if any(key.startswith(b"GNU.sparse") for key in attributes):
+        return "a sparse file"
+    if flag == _FOLDER or (flag == _OLD_REGULAR and name.endswith(b"/")):
+        return "folder"
+    if flag in (_REGULAR, _OLD_REGULAR, _CONTIGUOUS):
+        return "file"
+    return _KINDS.get(flag, f"of the unknown type {flag!r}")

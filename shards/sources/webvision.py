@@ -1,0 +1,146 @@
+"""WebVision 1.0: images with the labels of the searches that found them, from folders or the official tars."""
+
+import os
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from shards.errors import ConfigError, DataError
+from shards.sources.file_list import SUFFIXES, FileList, TextFile, stem, text_file, text_files_in_tar
+from shards.sources.inside import FolderImages, is_there
+from shards.sources.source import Images, RawSample, did_you_mean, require_root, require_split
+from shards.sources.synsets import read_synsets
+from shards.sources.tar_members import TarImages, locate
+
+_SUBSETS = {"google": ("google",), "flickr": ("flickr",), "all": ("google", "flickr")}
+_LAYOUT = (
+    "info/ (synsets.txt, train_filelist_google.txt, train_filelist_flickr.txt, val_filelist.txt) or info.tar; "
+    "google/ or google_resized_256.tar; flickr/ or flickr_resized_256.tar; val_images_256/ or val_images_256.tar"
+)
+
+
+@dataclass(frozen=True)
+class _PartNames:
+    """What the publishers call the files of one part."""
+
+    file_list: str
+    folder: str  # of the images, under the root
+    tar: str
+    prefix: str  # that every path of the list has
+    key_prefix: str  # that a key has and a path of the list has not
+
+
+_PARTS = {
+    "google": _PartNames("info/train_filelist_google.txt", "google", "google_resized_256.tar", "google/", ""),
+    "flickr": _PartNames("info/train_filelist_flickr.txt", "flickr", "flickr_resized_256.tar", "flickr/", ""),
+    "val": _PartNames("info/val_filelist.txt", "val_images_256", "val_images_256.tar", "", "val/"),
+}
+
+
+@dataclass(frozen=True)
+class _Part:
+    names: _PartNames
+    files: FileList
+    images: Images
+
+
+class WebVision:
+    """`train` (subsets google, flickr, all: Google first) and `val`, in the order of the official lists.
+
+    A key is the path of the list without its suffix, such as `google/q0001/name`: base names repeat under several
+    queries, and a path with another suffix would be the same image again, which the check of a list refuses.
+    """
+
+    name = "webvision"
+
+    def __init__(self, root: Path | None, split: str, subset: str | None = None) -> None:
+        require_split(self.name, split, ("train", "val"))
+        self.split, self.subset = split, _require_subset(split, subset)
+        folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
+        parts = [_PARTS[name] for name in (_SUBSETS[self.subset] if self.subset else ("val",))]
+        texts = _texts(folder, ["info/synsets.txt", *(part.file_list for part in parts)])
+        self.class_names = read_synsets(texts["info/synsets.txt"])
+        self._parts = [_opened_part(folder, part, texts[part.file_list], len(self.class_names)) for part in parts]
+        self._ends = list(accumulate(len(part.files) for part in self._parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def key(self, row: int) -> str:
+        part, line = self._place(row)
+        return part.names.key_prefix + stem(part.files.path(line))
+
+    def label(self, row: int) -> int:
+        part, line = self._place(row)
+        return int(part.files.labels[line])
+
+    def origin(self, row: int) -> str:
+        part, line = self._place(row)
+        return part.files.origin(line)
+
+    def sample(self, row: int) -> RawSample:
+        part, line = self._place(row)
+        path = part.files.path(line)
+        suffix = SUFFIXES["." + path.rpartition(".")[2].lower()]
+        data = part.images.read(line, path, part.files.origin(line))
+        return RawSample(self.key(row), self.label(row), suffix, data)
+
+    def _place(self, row: int) -> tuple[_Part, int]:
+        """The part of a row, and its row there."""
+        if not 0 <= row < self._ends[-1]:
+            raise IndexError(f"row {row} of {self._ends[-1]}")
+        number = bisect_right(self._ends, row)
+        return self._parts[number], row - (self._ends[number - 1] if number else 0)
+
+
+def _require_subset(split: str, subset: str | None) -> str:
+    if split == "val":
+        if subset is not None:
+            raise ConfigError(f"the val split of webvision has no subsets; leave --subset {subset} out")
+        return ""
+    if subset is not None and subset not in _SUBSETS:
+        raise ConfigError(f"webvision has no subset {subset!r}; {did_you_mean(subset, _SUBSETS)}")
+    return subset or "all"
+
+
+def _texts(root: Path, paths: list[str]) -> dict[str, TextFile]:
+    """The lists by name: extracted ones first, the others from info.tar."""
+    texts = {path: text_file(root, path) for path in paths if is_there(root / path)}
+    missing = [path for path in paths if path not in texts]
+    if missing and is_there(root / "info.tar"):
+        texts |= text_files_in_tar(root, "info.tar", missing, "info")
+        missing = [path for path in paths if path not in texts]
+    if missing:
+        raise DataError(
+            f"{root} has no {missing[0]}, neither as a file nor in info.tar. Expected there: {_LAYOUT}. "
+            "Download info.tar from WebVision's page into it"
+        )
+    return texts
+
+
+def _opened_part(root: Path, names: _PartNames, text: TextFile, classes: int) -> _Part:
+    files = FileList(text)
+    files.check(names.prefix, classes)
+    return _Part(names, files, _images(root, names, files))
+
+
+def _images(root: Path, names: _PartNames, files: FileList) -> Images:
+    folder = "" if names.prefix else names.folder
+    if os.path.isdir(root / names.folder):
+        return FolderImages(root, folder)
+    tar = root / names.tar
+    if not is_there(tar):
+        compressed = sorted(path.name for path in root.glob(f"{tar.stem}.t*") if path.is_file())
+        hint = f"; {compressed[0]} has to be unpacked to {names.tar} first" if compressed else ""
+        raise DataError(f"{root} has neither {names.folder}/ nor {names.tar}{hint}. Expected there: {_LAYOUT}")
+    before = f"{folder}/" if folder else ""
+    places = locate(tar, {before + files.path(row): row for row in range(len(files))}, folder)
+    missing = places.missing()
+    if len(missing):
+        first = int(missing[0])
+        raise DataError(
+            f"{tar} lacks {len(missing):,} of the {len(files):,} images of its list, the first "
+            f"{files.path(first)} ({files.origin(first)}). Download it again, or extract it and bring the images"
+        )
+    return TarImages(tar, places.state, places.offsets, places.nbytes)
