@@ -1,0 +1,38 @@
+"""Which files of a folder were found good, so that a file that has not changed need not be hashed again."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from shards.durable import disk_errors
+
+
+class GoodFiles:
+    """One line for each file that was found good, with size and time of change: it need not be hashed again."""
+
+    def __init__(self, folder: Path, notes: str) -> None:
+        self._folder, self._notes = folder, folder / notes
+        self._known: dict[str, list[object]] = {}
+        with suppress(FileNotFoundError):
+            for line in self._notes.read_text(errors="replace").splitlines():
+                with suppress(ValueError, TypeError):  # the last line of a killed process may be torn
+                    name, *facts = json.loads(line)
+                    self._known[name] = facts
+
+    def vouch(self, name: str, checksum: str) -> bool:
+        """Whether the file is there, unchanged since it was found to be what `checksum` stands for."""
+        return name in self._known and self._known[name] == self._facts(name, checksum)
+
+    def add(self, name: str, checksum: str) -> None:
+        facts = self._facts(name, checksum)
+        if facts is not None:
+            self._known[name] = facts
+            with disk_errors(self._notes), self._notes.open("a") as file:
+                file.write("\n" + json.dumps([name, *facts]))  # in front: the last line may be a torn one
+
+    def _facts(self, name: str, checksum: str) -> list[object] | None:
+        try:
+            status = (self._folder / name).stat()
+        except FileNotFoundError:
+            return None
+        return [status.st_size, status.st_mtime_ns, checksum]
