@@ -21,6 +21,7 @@ class Pictures:
     class_names: tuple[str, ...]
     name: str = "pictures"
     split: str = "train"
+    subset: str = ""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -30,6 +31,9 @@ class Pictures:
 
     def label(self, row: int) -> int:
         return self.samples[row].label
+
+    def origin(self, row: int) -> str:
+        return f"picture {row}"
 
     def sample(self, row: int) -> RawSample:
         return self.samples[row]

@@ -1,4 +1,7 @@
-"""Both loaders give the same bits, in order, with short batches filled and damaged images set aside."""
+"""All loaders give the same bits, in order, with short batches filled and damaged images set aside.
+
+(From lossless pictures cut as they are; test_dali_loader.py holds scaled JPEGs against each other.)
+"""
 
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ from trainer.config import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import BatchRequest
 from trainer.loading.cpu_loader import CpuLoader
+from trainer.loading.dali_loader import DaliLoader
 from trainer.loading.image_set import limited_ids, open_image_set
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
@@ -62,6 +66,16 @@ def cpu_batches(index, geometry, requests, workers=2):
     return batches
 
 
+def dali_batches(index, geometry, requests, workers=2, scales=False):
+    loader = DaliLoader(index, geometry, NORMALISE, CPU, workers, scales)
+    batches = list(loader.batches(requests))
+    loader.close()
+    return batches
+
+
+LOADS = [resident_batches, cpu_batches, dali_batches]
+
+
 def assert_same(batches, others):
     assert len(batches) == len(others)
     for batch, other in zip(batches, others, strict=True):
@@ -88,7 +102,7 @@ def shown(pixels, box, flip, fill):
 
 @pytest.mark.parametrize("fill", ["zero", "edge"])
 @pytest.mark.parametrize(("pad", "flip"), [(0, False), (2, True), (3, False)])
-def test_both_loaders_give_the_same_bits(equal_index, fill, pad, flip):
+def test_all_loaders_give_the_same_bits(equal_index, fill, pad, flip):
     geometry = geometry_of(pad, flip, fill)
     ids = equal_index.usable_ids()
     requests = training_of(equal_index, geometry, ids[:29], candidates=ids[29:]) + predicting_of(
@@ -96,6 +110,8 @@ def test_both_loaders_give_the_same_bits(equal_index, fill, pad, flip):
     )
     resident = resident_batches(equal_index, geometry, requests)
     assert_same(resident, cpu_batches(equal_index, geometry, requests))
+    if fill == "zero" or pad == 0:  # DALI cannot pad with edges
+        assert_same(resident, dali_batches(equal_index, geometry, requests))
     for request, batch in zip(requests, resident, strict=True):
         n = len(request.ids)
         assert batch.images.shape == (request.rows, 3, 8, 8)
@@ -114,12 +130,13 @@ def test_the_epoch_shows_both_mirrored_and_plain_images(equal_index):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_both_loaders_agree_on_every_rank(equal_index, world):
+def test_all_loaders_agree_on_every_rank(equal_index, world):
     geometry, ids = geometry_of(), equal_index.usable_ids()
     for rank in range(world):
         requests = training_of(equal_index, geometry, ids, rank, world)
         resident = resident_batches(equal_index, geometry, requests)
         assert_same(resident, cpu_batches(equal_index, geometry, requests))
+        assert_same(resident, dali_batches(equal_index, geometry, requests))
 
 
 @pytest.mark.parametrize("resize", [None, 20])
@@ -162,10 +179,7 @@ def test_training_fills_with_its_own_rows_at_weight_0(equal_index):
 def test_a_predict_pass_fills_with_zeros(equal_index):
     geometry = geometry_of()
     requests = predicting_of(equal_index, geometry, np.arange(11))
-    for batches in (
-        resident_batches(equal_index, geometry, requests),
-        cpu_batches(equal_index, geometry, requests),
-    ):
+    for batches in (load(equal_index, geometry, requests) for load in LOADS):
         assert batches[1].ids.tolist() == [8, 9, 10, -1, -1, -1, -1, -1]
         assert batches[1].weights.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
         assert not batches[1].images[3:].any()
@@ -176,7 +190,7 @@ def test_a_rank_without_work_shows_the_steps_images_at_weight_0(equal_index):
     geometry = geometry_of()
     whole = training_of(equal_index, geometry, np.arange(10))[1]  # two rows, dealt to ranks 1 and 3 of 4
     idle = training_of(equal_index, geometry, np.arange(10), rank=0, world=4)[1]
-    for load in (resident_batches, cpu_batches):
+    for load in LOADS:
         batch = load(equal_index, geometry, [idle])[0]
         step = load(equal_index, geometry, [whole])[0]
         assert batch.ids.tolist() == [-1, -1]
@@ -189,7 +203,7 @@ def damaged(equal_index, tmp_path):
     return with_damage(equal_index, tmp_path / "shards", [3, 17])
 
 
-@pytest.mark.parametrize("load", [resident_batches, cpu_batches])
+@pytest.mark.parametrize("load", LOADS)
 def test_a_damaged_image_is_returned_once_as_unreadable(damaged, load):
     geometry, ids = geometry_of(), damaged.usable_ids()
     batches = load(damaged, geometry, predicting_of(damaged, geometry, ids))
@@ -206,6 +220,7 @@ def test_training_shows_a_readable_image_in_its_place(damaged, equal_index):
     requests = training_of(damaged, geometry, ids)
     resident = resident_batches(damaged, geometry, requests)
     assert_same(resident, cpu_batches(damaged, geometry, requests))
+    assert_same(resident, dali_batches(damaged, geometry, requests))
     whole = resident_batches(equal_index, geometry, requests)
     for batch, request, undamaged in zip(resident, requests, whole, strict=True):
         lost = [row for row, sample in enumerate(request.ids.tolist()) if sample in (3, 17)]
@@ -223,7 +238,7 @@ def test_training_shows_a_readable_image_in_its_place(damaged, equal_index):
         assert sorted(unreadable_in(of_epoch)) == [3, 17]
 
 
-@pytest.mark.parametrize("load", [resident_batches, cpu_batches])
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_batch_of_damaged_images_alone_still_comes(damaged, load, training):
     request = BatchRequest(
@@ -253,34 +268,62 @@ def test_an_image_that_decodes_but_is_not_what_was_packed_is_unreadable(mixed_in
     assert batch.weights.tolist() == [1, 1, 1, 1, 0, 1, 1, 1]
 
 
-def test_a_missing_shard_is_an_error_that_names_it(equal_index, tmp_path):
+@pytest.mark.parametrize("load", LOADS)
+def test_a_missing_shard_is_an_error_that_names_it(equal_index, tmp_path, load):
     broken = with_damage(equal_index, tmp_path / "shards", [])
     broken.shard_path(1).unlink()
     with pytest.raises(DataError, match=r"shard-000001\.tar.*incv shards verify"):
-        cpu_batches(broken, geometry_of(), predicting_of(broken, geometry_of(), np.arange(37)))
+        load(broken, geometry_of(), predicting_of(broken, geometry_of(), np.arange(37)))
 
 
-def test_a_truncated_shard_loses_its_last_images_only(equal_index, tmp_path):
+@pytest.mark.parametrize("load", LOADS)
+def test_a_truncated_shard_loses_its_last_images_only(equal_index, tmp_path, load):
     cut_off = with_damage(equal_index, tmp_path / "shards", [])
     path = cut_off.shard_path(0)
     path.write_bytes(path.read_bytes()[: int(cut_off.offset[9]) + 5])
-    batches = cpu_batches(cut_off, geometry_of(), predicting_of(cut_off, geometry_of(), np.arange(12)))
+    batches = load(cut_off, geometry_of(), predicting_of(cut_off, geometry_of(), np.arange(12)))
     assert unreadable_in(batches) == [9]
 
 
-def test_an_abandoned_epoch_leaves_the_loader_usable(mixed_index):
+def decoding_loader(kind, index, geometry):
+    if kind == "cpu":
+        return CpuLoader(index, geometry, NORMALISE, CPU, 2)
+    return DaliLoader(index, geometry, NORMALISE, CPU, 2, scales=True)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "dali"])
+def test_an_abandoned_epoch_leaves_the_loader_usable(mixed_index, kind):
     geometry = geometry_of(pad=0, size=16)
     requests = predicting_of(mixed_index, geometry, mixed_index.usable_ids(), batch=4)
-    loader = CpuLoader(mixed_index, geometry, NORMALISE, CPU, 2)
+    undisturbed = decoding_loader(kind, mixed_index, geometry)
+    expected = list(undisturbed.batches(requests))
+    undisturbed.close()
+    loader = decoding_loader(kind, mixed_index, geometry)
     begun = loader.batches(iter(requests))
     next(begun)
     begun.close()
     again = list(loader.batches(requests))
     loader.close()
-    assert_same(again, cpu_batches(mixed_index, geometry, requests))
+    assert_same(again, expected)
 
 
-def test_requests_are_not_all_taken_at_once(mixed_index):
+@pytest.mark.parametrize("kind", ["cpu", "dali"])
+def test_a_predict_pass_may_run_while_a_training_waits_half_way(mixed_index, kind):
+    """INCV judges the held-out half at the end of an epoch, between two steps of the training."""
+    geometry, ids = geometry_of(pad=0, size=16), mixed_index.usable_ids()
+    training, predicting = training_of(mixed_index, geometry, ids), predicting_of(mixed_index, geometry, ids, batch=5)
+    loader = decoding_loader(kind, mixed_index, geometry)
+    alone = list(loader.batches(training)), list(loader.batches(predicting))
+    begun = loader.batches(iter(training))
+    first = [next(begun) for _ in range(3)]
+    judged = list(loader.batches(predicting))
+    assert_same(first + list(begun), alone[0])
+    assert_same(judged, alone[1])
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "dali"])
+def test_requests_are_not_all_taken_at_once(mixed_index, kind):
     """An epoch of a million steps must not be laid out before its first batch."""
     geometry, taken = geometry_of(pad=0, size=16), []
 
@@ -289,7 +332,7 @@ def test_requests_are_not_all_taken_at_once(mixed_index):
             taken.append(1)
             yield from predicting_of(mixed_index, geometry, mixed_index.usable_ids()[:4], batch=4)
 
-    loader = CpuLoader(mixed_index, geometry, NORMALISE, CPU, 2)
+    loader = decoding_loader(kind, mixed_index, geometry)
     batches = loader.batches(endless())
     for _ in range(5):
         next(batches)

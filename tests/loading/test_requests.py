@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainer.loading.augment import Geometry, training_boxes
 from trainer.loading.requests import predict_requests, training_requests
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, Windows, stream_of
 
 GEOMETRY = Geometry(size=8, resize=None, pad=2, flip=True, fill="zero")
 INDEX = SimpleNamespace(
@@ -23,32 +23,64 @@ def requests_of(plan, first=0, rank=0, world=1):
     return list(training_requests(plan, INDEX, LABELS, GEOMETRY, first, rank, world))
 
 
-@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 60), st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
-def test_the_ranks_together_ask_for_what_one_rank_would(selected, batch, candidates, world):
-    plan = TrainingPlan(
-        stream_of(0, "x"), np.arange(selected), batch, 2, np.arange(100, 100 + candidates), candidates_from=1
+@st.composite
+def plans(draw):
+    """Any subset S of the index, any C beside it, in either order."""
+    scattered = draw(st.permutations(range(200)))[: draw(st.integers(1, 90))]
+    selected = draw(st.integers(1, len(scattered)))
+    return TrainingPlan(
+        stream_of(draw(st.integers(0, 9)), "x"),
+        np.array(scattered[:selected]),
+        draw(st.integers(1, 20)),
+        2,
+        np.array(scattered[selected:], np.int64),
+        candidates_from=draw(st.integers(0, 2)),
+        windows=draw(st.none() | st.builds(Windows, st.just(np.arange(200) // 9), st.integers(1, 6))),
     )
-    alone = requests_of(plan)
-    ranks = [requests_of(plan, rank=rank, world=world) for rank in range(world)]
+
+
+def own_rows(requests):
+    """What the ranks of a step really learn from: id, crop box, flip and label, rank after rank."""
+    return [
+        (int(sample), tuple(request.boxes[row].tolist()), bool(request.flips[row]), int(request.labels[row]))
+        for request in requests
+        for row, sample in enumerate(request.ids[: request.real_rows])
+    ]
+
+
+@given(plans(), st.integers(1, 8), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_ranks_together_ask_for_what_one_rank_would(plan, world, data):
+    """The same global batches, crop boxes and flips at any world size, from any restart point on."""
+    first = data.draw(st.integers(0, plan.total_steps - 1))
+    alone = requests_of(plan)[first:]
+    ranks = [requests_of(plan, first, rank, world) for rank in range(world)]
+    assert {len(requests) for requests in ranks} == {len(alone)}  # no rank waits for another at the end
     for number, whole in enumerate(alone):
         parts = [requests[number] for requests in ranks]
-        own = [
-            (int(sample), tuple(part.boxes[row].tolist()), bool(part.flips[row]), int(part.labels[row]))
-            for part in parts
-            for row, sample in enumerate(part.ids[: part.real_rows])
-        ]
-        expected = [
-            (int(sample), tuple(whole.boxes[row].tolist()), bool(whole.flips[row]), int(LABELS[sample]))
-            for row, sample in enumerate(whole.ids)
-        ]
-        assert sorted(own) == sorted(expected)
+        own = own_rows(parts)
+        assert sorted(own) == sorted(own_rows([whole]))
         for part in ("selected", "candidates"):
-            listed = getattr(plan.step(number), part).tolist()
+            listed = getattr(plan.step(first + number), part).tolist()
             assert [row[0] for row in own if row[0] in set(listed)] == listed
+        assert len({request.rows for request in parts}) == 1
         for request in parts:
             assert request.fill_with_images
+            assert request.real_rows <= request.rows
             assert len(request.ids) > 0  # a rank without work still has something to show
+
+
+@given(plans(), st.integers(1, 8))
+@settings(max_examples=60, deadline=None)
+def test_the_ranks_of_an_epoch_ask_for_the_subset_once(plan, world):
+    """Each id of S exactly once, each id of C at most once, nothing else."""
+    ranks = [requests_of(plan, 0, rank, world) for rank in range(world)]
+    steps = plan.steps_per_epoch
+    for epoch in range(plan.epochs):
+        of_epoch = [request for requests in ranks for request in requests[epoch * steps : (epoch + 1) * steps]]
+        asked = [row[0] for row in own_rows(of_epoch)]
+        assert len(set(asked)) == len(asked)
+        assert set(asked) - set(plan.candidates.tolist()) == set(plan.selected.tolist())
 
 
 def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():

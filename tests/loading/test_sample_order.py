@@ -1,6 +1,7 @@
 """Orders: golden values against plain Python integers, exactly-once dealing, the same at any world size."""
 
 import hashlib
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.loading.sample_order import (
     TrainingPlan,
+    Windows,
     candidate_rows,
     deal,
     epoch_order,
@@ -155,6 +157,8 @@ def test_dealt_parts_are_contiguous_disjoint_and_near_equal(count, world):
 def plans(draw):
     selected, candidates = draw(st.integers(1, 80)), draw(st.integers(0, 80))
     scattered = epoch_order(draw(st.integers(0, WORD)), 0, np.arange(selected + candidates)) * 7
+    shards = np.arange(7 * (selected + candidates)) // draw(st.integers(1, 200))
+    windows = st.builds(Windows, st.just(shards), st.integers(1, 8))
     return TrainingPlan(
         stream=draw(st.integers(0, WORD)),
         selected=scattered[:selected],
@@ -162,6 +166,7 @@ def plans(draw):
         epochs=draw(st.integers(1, 3)),
         candidates=scattered[selected:],
         candidates_from=draw(st.integers(0, 2)),
+        windows=draw(st.none() | windows),
     )
 
 
@@ -217,9 +222,7 @@ def test_candidates_are_drawn_afresh_in_each_epoch():
 def test_a_step_is_the_same_from_wherever_one_starts(plan, data):
     steps = list(plan.steps())
     number = data.draw(st.integers(0, plan.total_steps - 1))
-    fresh = TrainingPlan(
-        plan.stream, plan.selected[::-1].copy(), plan.batch, plan.epochs, plan.candidates, plan.candidates_from
-    )
+    fresh = replace(plan, selected=plan.selected[::-1].copy())
     for other in (plan.step(number), next(fresh.steps(number))):
         assert (other.step, other.epoch) == (number, steps[number].epoch)
         assert other.selected.tolist() == steps[number].selected.tolist()

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shards.image_check import UndecodableImage, decode_rgb
+from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, BatchRequest, assemble
-from trainer.loading.pixels import Normalise, Pixels, cut
-from trainer.loading.shard_reader import ChangedBytes, ShardReader
+from trainer.loading.pixels import Normalise, Pixels, cut, decode
+from trainer.loading.shard_reader import ShardReader
 
 _BATCHES_AHEAD = 2  # a worker, so that the network never waits for one slow image
 
@@ -30,8 +30,9 @@ class CpuLoader:
         normalise: Normalise,
         device: torch.device,
         workers: int,
+        whole_shards: bool = False,
     ) -> None:
-        self._reader = ShardReader(index)
+        self._reader = ShardReader(index, whole_shards)
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -53,18 +54,7 @@ class CpuLoader:
                 decoding.cancel()
 
     def _decode(self, request: BatchRequest) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """Pixels of the request's rows, and the row numbers of images that could not be decoded."""
-        size = self._geometry.size
-        pixels = np.zeros((len(request.ids), size, size, 3), np.uint8)
-        failed = []
-        for row, sample_id in enumerate(request.ids):
-            try:
-                image = decode_rgb(self._reader.read(int(sample_id)))
-            except (UndecodableImage, ChangedBytes):
-                failed.append(row)
-                continue
-            pixels[row] = cut(image, request.boxes[row], request.flips[row], size, self._geometry.fill)
-        return pixels, np.asarray(failed, np.int64)
+        return decode_rows(request, (self._reader.bytes_of(int(sample)) for sample in request.ids), self._geometry)
 
     def _show(self, pixels: Pixels, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         return self._normalise(torch.from_numpy(pixels[rows]).to(self._device, non_blocking=True))
@@ -72,3 +62,20 @@ class CpuLoader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
+
+
+def decode_rows(
+    request: BatchRequest, images: Iterable[bytes | None], geometry: Geometry
+) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    """Pixels of the request's rows, and the row numbers of images that cannot be decoded (or are None)."""
+    size = geometry.size
+    pixels = np.zeros((len(request.ids), size, size, 3), np.uint8)
+    failed = []
+    for row, data in enumerate(images):
+        try:
+            image = decode(data or b"")
+        except UndecodableImage:
+            failed.append(row)
+            continue
+        pixels[row] = cut(image, request.boxes[row], request.flips[row], size, geometry.fill)
+    return pixels, np.asarray(failed, np.int64)

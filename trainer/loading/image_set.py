@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
@@ -54,25 +55,57 @@ def open_image_set(
     image: ImageConfig,
     execution: ExecutionConfig,
     device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    whole_shards: bool = False,
 ) -> ImageSet:
-    """Choose the loader and open it; `auto` keeps small sets of equal-sized images on the device."""
+    """Choose the loader and open it. dtype: of the images; whole_shards: as in ShardReader."""
     geometry = _geometry(image)
-    normalise = Normalise(image.mean, image.std, device)
-    require_loader(index, ids, image, execution)
+    normalise = Normalise(image.mean, image.std, device, dtype)
+    kind = loader_kind(index, ids, image, execution, device)
     loader: Loader
-    if execution.loader != "cpu" and can_be_resident(index, ids, geometry):
+    if kind == "resident":
         loader = ResidentLoader(index, ids, geometry, normalise, device)
+    elif kind == "dali":
+        from trainer.loading.dali_loader import DaliLoader  # here, because DALI need not be installed
+
+        scales = bool((geometry.side(index.width[ids], index.height[ids], geometry.pad) != geometry.size).any())
+        loader = DaliLoader(index, geometry, normalise, device, execution.workers, scales, whole_shards)
     else:
-        loader = CpuLoader(index, geometry, normalise, device, execution.workers)
+        loader = CpuLoader(index, geometry, normalise, device, execution.workers, whole_shards)
     return ImageSet(index, ids, labels, geometry, loader)
 
 
+def loader_kind(
+    index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig, device: torch.device
+) -> str:
+    """`resident`, `dali` or `cpu`; auto keeps small sets on the device and decodes others on the GPU, if it can."""
+    require_loader(index, ids, image, execution)
+    if execution.loader != "auto":
+        return execution.loader
+    if can_be_resident(index, ids, _geometry(image)):
+        return "resident"
+    return "dali" if device.type == "cuda" and _dali_installed() and _dali_can_pad(image) else "cpu"
+
+
 def require_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
+    """Raises where the loader that the recipe names cannot load these images."""
     if execution.loader == "resident" and not can_be_resident(index, ids, _geometry(image)):
         raise ConfigError(
             "execution.loader: resident needs images of one size, no scaling, and at most 2 GiB of pixels; "
             "set it to auto or cpu"
         )
+    if execution.loader == "dali" and not _dali_can_pad(image):
+        raise ConfigError("execution.loader: dali cannot pad with image.fill: edge; set it to auto, cpu or resident")
+    if execution.loader == "dali" and not _dali_installed():
+        raise ConfigError("execution.loader is dali, and DALI is not installed here: pip install 'incv[dali]'")
+
+
+def _dali_can_pad(image: ImageConfig) -> bool:
+    return image.pad == 0 or image.fill == "zero"
+
+
+def _dali_installed() -> bool:
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def _geometry(image: ImageConfig) -> Geometry:

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from shards.image_check import UndecodableImage, decode_rgb
+from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, BatchRequest, assemble
-from trainer.loading.pixels import Normalise
+from trainer.loading.pixels import Normalise, decode
 from trainer.loading.sample_order import Ids
-from trainer.loading.shard_reader import ChangedBytes, ShardReader
+from trainer.loading.shard_reader import ShardReader
 
 _MOST_BYTES = 2 * 1024**3
 
@@ -43,8 +43,8 @@ class ResidentLoader:
         reader = ShardReader(index)
         for row, sample_id in enumerate(ids):
             try:
-                pixels[row] = decode_rgb(reader.read(int(sample_id)))
-            except (UndecodableImage, ChangedBytes):
+                pixels[row] = decode(reader.bytes_of(int(sample_id)) or b"")
+            except UndecodableImage:
                 self._failed[row] = True
         reader.close()
         self._stored = torch.from_numpy(pixels).to(device)

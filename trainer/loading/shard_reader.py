@@ -1,48 +1,82 @@
-"""The bytes of any sample, by offset, from memory-mapped shards."""
+"""The bytes of any sample, by offset, from the shards on disk."""
 
-import mmap
+import os
 import threading
 import zlib
+from collections import OrderedDict
+from io import FileIO
 
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 
+_SWEEP = 2**17  # a longer wish is cut to the device's read-ahead, often these 128 KiB
+_OPEN_SHARDS = 512  # well under the 1024 files that most systems allow a process
 
-class ChangedBytes(Exception):
+
+class ChangedBytes(ValueError):
     """A sample's bytes are not those that were packed."""
 
 
 class ShardReader:
-    """Maps each shard once; reads are copies of a slice and safe from any thread."""
+    """Reads are safe from any thread.
 
-    def __init__(self, index: SampleIndex) -> None:
-        self._index = index
-        self._maps: dict[int, mmap.mmap] = {}
+    By pread and not through a memory map: a shard that is cut short or a storage that fails is then an error of
+    one sample, where a map would end the whole process (SIGBUS).
+    whole_shards: fetch a shard in one sweep when its first sample is asked for; it serves the windowed order, in
+    which all samples of a few shards are wanted soon. Otherwise exactly the samples asked for are fetched.
+    """
+
+    def __init__(self, index: SampleIndex, whole_shards: bool = False) -> None:
+        self._index, self._whole_shards = index, whole_shards
+        self._files: OrderedDict[int, FileIO] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, sample_id: int) -> bytes:
         """The encoded image; raises ChangedBytes where it is not what was packed."""
-        shard = int(self._index.shard[sample_id])
-        offset, nbytes = int(self._index.offset[sample_id]), int(self._index.nbytes[sample_id])
-        data = self._map(shard)[offset : offset + nbytes]
-        if len(data) != nbytes or zlib.crc32(data) != int(self._index.crc32[sample_id]):
-            raise ChangedBytes(f"sample {sample_id} in {self._index.shard_path(shard)}")
+        data = self.bytes_of(sample_id)
+        if data is None:
+            path = self._index.shard_path(int(self._index.shard[sample_id]))
+            raise ChangedBytes(f"sample {sample_id} in {path} is not what was packed: run `incv shards verify`")
         return data
 
-    def _map(self, shard: int) -> mmap.mmap:
+    def bytes_of(self, sample_id: int) -> bytes | None:
+        """The encoded image, or None where it is not what was packed."""
+        file = self._file(int(self._index.shard[sample_id]))
+        nbytes = int(self._index.nbytes[sample_id])
+        try:
+            data = os.pread(file.fileno(), nbytes, int(self._index.offset[sample_id]))
+        except OSError:
+            return None
+        whole = len(data) == nbytes and zlib.crc32(data) == int(self._index.crc32[sample_id])
+        return data if whole else None
+
+    def _file(self, shard: int) -> FileIO:
+        """The open shard; the least recently used one is let go, and closed once no thread reads it any more."""
         with self._lock:
-            if shard not in self._maps:
-                path = self._index.shard_path(shard)
-                try:
-                    with path.open("rb") as file:
-                        self._maps[shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                except (OSError, ValueError) as error:
-                    raise DataError(
-                        f"shard {path} cannot be read ({error}); run `incv shards verify {path.parent}`"
-                    ) from error
-            return self._maps[shard]
+            file = self._files.get(shard)
+            if file is None:
+                file = self._files[shard] = self._open(shard)
+                if len(self._files) > _OPEN_SHARDS:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(shard)
+            return file
+
+    def _open(self, shard: int) -> FileIO:
+        path = self._index.shard_path(shard)
+        try:
+            file = FileIO(path)
+        except OSError as error:
+            raise DataError(
+                f"shard {path} cannot be read ({error}); run `incv shards verify {path.parent}`"
+            ) from error
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            if self._whole_shards:
+                for first in range(0, self._index.dataset.shards[shard].nbytes, _SWEEP):
+                    os.posix_fadvise(file.fileno(), first, _SWEEP, os.POSIX_FADV_WILLNEED)
+        return file
 
     def close(self) -> None:
-        for shard in self._maps.values():
-            shard.close()
-        self._maps.clear()
+        with self._lock:
+            self._files.clear()

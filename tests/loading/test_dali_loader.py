@@ -1,0 +1,150 @@
+"""DALI against the CPU loader on photographs, and what happens when DALI itself cannot decode an image."""
+
+import io
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from packed_pictures import Pictures, packed, with_damage
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from shards.errors import ConfigError
+from shards.sample_index import SampleIndex
+from shards.sources.source import RawSample
+from trainer.config import ExecutionConfig, ImageConfig
+from trainer.loading.augment import Geometry
+from trainer.loading.cpu_loader import CpuLoader
+from trainer.loading.dali_loader import DaliLoader
+from trainer.loading.image_set import open_image_set
+from trainer.loading.pixels import Normalise
+from trainer.loading.requests import predict_requests, training_requests
+from trainer.loading.sample_order import TrainingPlan, stream_of
+
+CPU = torch.device("cpu")
+GRAY_LEVELS = Normalise((0.0,) * 3, (1 / 255,) * 3, CPU)
+
+
+def photograph(row: int) -> bytes:
+    """A part of a real photograph: 4:2:0 and 4:4:4, colour and gray, sequential and progressive, many sizes."""
+    image = Image.fromarray(load_sample_images().images[row % 2])
+    left, top = 7 * row % 200, 5 * row % 150
+    part = image.crop((left, top, left + 180 + 13 * (row % 11), top + 150 + 17 * (row % 7)))
+    if row % 5 == 4:
+        part = part.convert("L")
+    stream = io.BytesIO()
+    sampling = {} if part.mode == "L" else {"subsampling": 2 if row % 3 else 0}
+    part.save(stream, "JPEG", quality=90, progressive=row % 4 == 3, **sampling)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> SampleIndex:
+    samples = tuple(RawSample(f"p{row}", row % 3, "jpg", photograph(row)) for row in range(30))
+    source = Pictures(samples, ("a", "b", "c"))
+    return packed(source, tmp_path_factory.mktemp("photographs") / "shards")
+
+
+def requests_of(index, geometry, batch=8, epochs=2, candidates_from=1):
+    ids, labels = index.usable_ids(), index.label.astype(np.int64)
+    plan = TrainingPlan(stream_of(3, "standard"), ids[:20], batch, epochs, ids[20:], candidates_from)
+    training = list(training_requests(plan, index, labels, geometry))
+    return training + list(predict_requests(ids, batch, index, labels, geometry))
+
+
+def both(index, geometry, requests, scales=True):
+    loaders = (
+        CpuLoader(index, geometry, GRAY_LEVELS, CPU, 2),
+        DaliLoader(index, geometry, GRAY_LEVELS, CPU, 2, scales),
+    )
+    batches = tuple(list(loader.batches(requests)) for loader in loaders)
+    for loader in loaders:
+        loader.close()
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("geometry", "mean", "most"),
+    [
+        (Geometry(75, 100, 0, True, "zero"), 0.3, 24.0),  # shrunk
+        (Geometry(227, 256, 0, True, "zero"), 0.3, 24.0),  # enlarged
+        (Geometry(64, None, 0, True, "zero"), 0.1, 48.0),  # cut as it is: only chroma at the rim of the box differs
+    ],
+)
+def test_pixels_differ_from_the_cpu_loaders_by_less_than_is_visible(photographs, geometry, mean, most):
+    """In gray levels of 255; the ids, the crops and the flips are the very same."""
+    cpu, dali = both(photographs, geometry, requests_of(photographs, geometry), geometry.resize is not None)
+    assert len(cpu) == len(dali)
+    for ours, theirs in zip(cpu, dali, strict=True):
+        for field in ("ids", "labels", "weights"):
+            assert torch.equal(getattr(ours, field), getattr(theirs, field))
+        difference = (ours.images - theirs.images).abs()
+        assert difference.mean() < mean
+        assert difference.max() < most
+        mirrored = (ours.images - theirs.images.flip(3)).abs()
+        assert mirrored.mean() > 10 * difference.mean() + 1  # so the bound would notice a wrong flip
+
+
+def test_pictures_are_channels_last_in_the_type_asked_for(photographs):
+    geometry = Geometry(75, 100, 0, True, "zero")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        normalise = Normalise((0.5,) * 3, (0.5,) * 3, CPU, dtype)
+        loader = DaliLoader(photographs, geometry, normalise, CPU, 2, scales=True)
+        batch = next(iter(loader.batches(requests_of(photographs, geometry))))
+        loader.close()
+        assert batch.images.dtype == dtype
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def undecodable(index: SampleIndex, folder, ids) -> SampleIndex:
+    """Images that are what the index says they are, and no decoder takes."""
+    damaged = with_damage(index, folder, [])
+    crc32 = np.array(damaged.crc32)
+    for sample in ids:
+        with damaged.shard_path(int(damaged.shard[sample])).open("r+b") as file:
+            file.seek(int(damaged.offset[sample]))
+            nonsense = b"\xff\xd8\xff" + bytes(int(damaged.nbytes[sample]) - 3)
+            file.write(nonsense)
+            crc32[sample] = zlib.crc32(nonsense)
+    return replace(damaged, crc32=crc32)
+
+
+@pytest.mark.parametrize("ids", [[0], [5, 6, 29], list(range(30))])
+def test_an_image_that_dali_cannot_decode_costs_no_step(photographs, tmp_path, ids):
+    broken = undecodable(photographs, tmp_path / "shards", ids)
+    geometry = Geometry(75, 100, 0, True, "zero")
+    requests = requests_of(broken, geometry)
+    cpu, dali = both(broken, geometry, requests)
+    assert len(dali) == len(requests)
+    for ours, theirs in zip(cpu, dali, strict=True):
+        for field in ("ids", "labels", "weights"):
+            assert torch.equal(getattr(ours, field), getattr(theirs, field))
+        assert ours.unreadable == theirs.unreadable
+        assert (ours.images - theirs.images).abs().mean() < 0.3
+    predicted = [sample for batch in dali[-4:] for sample in batch.unreadable]
+    assert sorted(predicted) == ids
+
+
+def test_steps_that_grow_get_a_larger_pipeline(photographs):
+    """The rows of C join after the warm-up."""
+    geometry = Geometry(75, 100, 0, True, "zero")
+    rows = [request.rows for request in requests_of(photographs, geometry)]
+    assert len(set(rows)) > 1
+    cpu, dali = both(photographs, geometry, requests_of(photographs, geometry))
+    assert [len(batch.ids) for batch in dali] == [len(batch.ids) for batch in cpu] == rows
+
+
+def test_the_recipe_chooses_dali(photographs):
+    execution = ExecutionConfig(loader="dali")
+    labels = photographs.label.astype(np.int64)
+    data = open_image_set(
+        photographs, photographs.usable_ids(), labels, ImageConfig(size=75, resize=100), execution, CPU
+    )
+    assert isinstance(data.loader, DaliLoader)
+    assert len(list(data.loader.batches(data.predict_requests(data.ids, 16)))) == 2
+    data.close()
+    padded = ImageConfig(size=64, pad=4, fill="edge")
+    with pytest.raises(ConfigError, match=r"dali cannot pad with image\.fill: edge"):
+        open_image_set(photographs, photographs.usable_ids(), labels, padded, execution, CPU)

@@ -1,0 +1,196 @@
+"""Decodes shards with NVIDIA DALI: JPEGs on the GPU's own decoder, or on CPU threads where there is no GPU."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, islice
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shards.sample_index import SampleIndex
+from trainer.loading.augment import Geometry
+from trainer.loading.batch import Batch, BatchRequest, assemble
+from trainer.loading.cpu_loader import decode_rows
+from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
+from trainer.loading.pixels import Normalise
+from trainer.loading.shard_reader import ShardReader
+
+_REQUESTS_AHEAD = 8  # read from disk before DALI wants them
+_BATCHES_READY = 2  # decoded before the network wants them
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """The bytes of a request's rows; a row that cannot be read has none."""
+
+    request: BatchRequest
+    images: list[bytes | None]
+
+    @property
+    def failed(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero([image is None for image in self.images])
+
+
+class DaliLoader:
+    """Threads read ahead, one thread feeds DALI and hands finished batches over; the training loop only fetches.
+
+    Crops and flips are those of the request, so that every loader cuts the same pixels.
+    """
+
+    def __init__(
+        self,
+        index: SampleIndex,
+        geometry: Geometry,
+        normalise: Normalise,
+        device: torch.device,
+        workers: int,
+        scales: bool,
+        whole_shards: bool = False,
+    ) -> None:
+        """scales: whether some box has to be scaled to the network's size."""
+        self._reader = ShardReader(index, whole_shards)
+        self._geometry, self._normalise, self._device = geometry, normalise, device
+        self._workers, self._scales = workers, scales
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
+        self._idle: list[DecodingPipeline] = []
+
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        feeder = _Feeder(self._decoded(iter(requests)), self._device)
+        try:
+            yield from feeder
+        finally:
+            feeder.close()
+
+    def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
+        """Batches in order; runs in the feeding thread."""
+        with closing(self._read_ahead(requests)) as encoded:
+            for rows, group in groupby(encoded, key=lambda one: one.request.rows):
+                yield from self._decoded_group(rows, group)
+
+    def _decoded_group(self, rows: int, group: Iterator[_Encoded]) -> Iterator[Batch]:
+        """Steps of one shape through one pipeline; a new one takes over where DALI could not decode an image."""
+        while True:
+            pipeline = self._pipeline(rows)
+            decoding: deque[_Encoded] = deque()
+            try:
+                with closing(pipeline.decode(_fed(group, decoding))) as pictures:
+                    for pixels in pictures:
+                        yield self._batch(decoding.popleft(), pixels)
+            except DecodingFailed:
+                yield from self._slowly(decoding)
+            else:
+                self._idle.append(pipeline)
+                return
+
+    def _pipeline(self, rows: int) -> DecodingPipeline:
+        """An idle one that is large enough, or a new one: a predict pass may run while a training waits half-way."""
+        for pipeline in self._idle:
+            if pipeline.rows >= rows:
+                self._idle.remove(pipeline)
+                return pipeline
+        return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers)
+
+    def _read_ahead(self, requests: Iterator[BatchRequest]) -> Generator[_Encoded, None, None]:
+        reading = deque(self._pool.submit(self._read, request) for request in islice(requests, _REQUESTS_AHEAD))
+        try:
+            while reading:
+                encoded = reading.popleft().result()
+                reading.extend(self._pool.submit(self._read, request) for request in islice(requests, 1))
+                yield encoded
+        finally:
+            for waiting in reading:
+                waiting.cancel()
+
+    def _read(self, request: BatchRequest) -> _Encoded:
+        return _Encoded(request, [self._reader.bytes_of(int(sample)) for sample in request.ids])
+
+    def _batch(self, encoded: _Encoded, pixels: torch.Tensor) -> Batch:
+        return assemble(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
+
+    def _slowly(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
+        """What was under way when DALI met an image it cannot decode, one image at a time by the CPU's decoder."""
+        while decoding:
+            encoded = decoding.popleft()
+            pixels, failed = decode_rows(encoded.request, encoded.images, self._geometry)
+            show = partial(self._show, torch.from_numpy(pixels).to(self._device))
+            yield assemble(encoded.request, failed, show, self._device)
+
+    def _show(self, pixels: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        if not np.array_equal(rows, np.arange(len(pixels))):
+            pixels = pixels[torch.from_numpy(rows).to(self._device)]
+        return self._normalise(pixels)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._idle.clear()
+        self._reader.close()
+
+
+def _fed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[Fed]:
+    """What the pipeline is given; `decoding` remembers what is under way."""
+    for encoded in group:
+        decoding.append(encoded)
+        yield Fed(encoded.images, encoded.request.boxes, encoded.request.flips)
+
+
+class _Feeder:
+    """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
+
+    def __init__(self, batches: Generator[Batch, None, None], device: torch.device) -> None:
+        self._batches = batches
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
+            _BATCHES_READY
+        )
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (item := self._ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            batch, event = item
+            if event is not None:
+                self._hand_over(batch, event)
+            yield batch
+
+    def _hand_over(self, batch: Batch, event: torch.cuda.Event) -> None:
+        """The consumer's stream waits for the batch; its memory is not reused before that stream is done with it."""
+        stream = torch.cuda.current_stream(batch.images.device)
+        stream.wait_event(event)
+        for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
+            tensor.record_stream(stream)
+
+    def _draw(self) -> None:
+        try:
+            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+                for batch in self._batches:
+                    if not self._put((batch, self._stream.record_event() if self._stream is not None else None)):
+                        break
+            self._put(None)
+        except BaseException as error:  # it belongs to the consumer
+            self._put(error)
+        finally:
+            self._batches.close()
+
+    def _put(self, item: tuple[Batch, torch.cuda.Event | None] | BaseException | None) -> bool:
+        """Whether the consumer still wants more."""
+        while not self._closed.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
