@@ -310,7 +310,7 @@ def test_a_resolved_recipe_is_the_recipe(recipe, tmp_path):
     (tmp_path / "resolved.yaml").write_text(text)
     assert load_recipe(tmp_path / "resolved.yaml") == loaded
     content = yaml.safe_load(text)
-    assert content["batch"] == {"global": 32}
+    assert content["batch"] == {"global": 32, "micro": None}
     assert content["execution"]["log_every"] == 20  # defaults are written out
     assert recipe_yaml(load_recipe(tmp_path / "resolved.yaml")) == text
 

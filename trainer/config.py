@@ -48,6 +48,8 @@ class DataSections(Section):
     train: DataConfig
     eval: dict[str, DataConfig] = Field(default_factory=dict)
     """Evaluation sets by the name they have in the report."""
+    max_unreadable: Ratio = execution(0.01)
+    """More unreadable images than this share of the training samples, met in training, end the run with an error."""
 
 
 class LabelsConfig(Section):
@@ -119,6 +121,20 @@ class ModelConfig(Section):
 class BatchConfig(Section):
     global_: Positive = Field(alias="global")
     """Rows of S in a step, over all ranks."""
+    micro: Positive | None = execution(None)
+    """Most rows a GPU holds at once; gradients of the parts of a batch are added up. null: all its rows at once.
+
+    BatchNorm sees a part at a time: manifest.json records how many rows that were.
+    """
+
+
+class OrderConfig(Section):
+    """In which order an epoch goes through its samples."""
+
+    kind: Literal["shuffled", "windowed"] = "shuffled"
+    """windowed: shards in random order, a few at a time, samples shuffled inside; for storage that reads slowly."""
+    window: Positive = 16
+    """Shards in a window. Where a source lists its samples class by class, a window knows only a few classes."""
 
 
 class OptimizerConfig(Section):
@@ -213,6 +229,7 @@ class Recipe(Section):
     image: ImageConfig
     model: ModelConfig
     batch: BatchConfig
+    order: OrderConfig = OrderConfig()
     precision: Literal["fp32", "bf16"] = "fp32"
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
     incv: IncvConfig | None = None

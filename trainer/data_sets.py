@@ -29,32 +29,59 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) ->
     else:
         print(f"packing {config.source} {config.split} into {folder}", file=sys.stderr)
         index = _packed(key, config, workers, stop)
-    found = (index.dataset.source, index.dataset.split)
-    if found != (config.source, config.split):
-        raise DataError(
-            f"{folder} holds {found[0]} {found[1]}, the recipe asks for {config.source} {config.split}: "
-            f"change {key}.shards to another folder"
-        )
+    _require_as_asked(key, config, index)
     return index
+
+
+def _require_as_asked(key: str, config: DataConfig, index: SampleIndex) -> None:
+    """A folder that was packed otherwise than the recipe says is never used instead."""
+    dataset = index.dataset
+    pairs = {
+        "source": (dataset.source, config.source),
+        "split": (dataset.split, config.split),
+        "resize": (dataset.resize, config.resize),
+        "subset": (dataset.subset, ("all" if dataset.subset else "") if config.subset is None else config.subset),
+        # null: all classes of the source, however many those are
+        "classes": (index.num_classes, index.num_classes if config.classes is None else config.classes),
+    }
+    for name, (found, asked) in pairs.items():
+        if found != asked:
+            raise DataError(
+                f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_said(found)}; "
+                f"the recipe asks for {_said(asked)}: "
+                f"change {key}.{name}, or {key}.shards to another folder"
+            )
+
+
+def _said(value: object) -> str:
+    return "null" if value is None else str(value) or "''"
 
 
 def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
     source = source_of(key, config)
     with _words_of_a_recipe(key):
-        return pack(
-            source, Path(config.shards), 1 if len(source) < _WORTH_PROCESSES else workers, stop=stop.requested
+        index = pack(
+            source,
+            Path(config.shards),
+            1 if len(source) < _WORTH_PROCESSES else workers,
+            stop=stop.requested,
+            resize=config.resize,
         )
+    assert index is not None, "only a task of an array returns without an index"
+    return index
 
 
 def source_of(key: str, config: DataConfig) -> Source:
     with _words_of_a_recipe(key):
-        return open_source(config.source, Path(config.root) if config.root else None, config.split)
+        root = Path(config.root) if config.root else None
+        return open_source(config.source, root, config.split, subset=config.subset, classes=config.classes)
 
 
 @contextmanager
 def _words_of_a_recipe(key: str) -> Iterator[None]:
     """Errors of packing speak of the flags of `incv shards pack`; a recipe has keys instead."""
-    flags = {"--root": f"{key}.root", "--out": f"{key}.shards", "--split": f"{key}.split"}
+    flags = {f"--{name}": f"{key}.{name}" for name in ("root", "split", "subset", "classes", "resize")}
+    flags["--out"] = f"{key}.shards"
     try:
         yield
     except InputError as error:

@@ -11,7 +11,7 @@ from trainer.data_sets import source_of
 from trainer.incv.noise_estimates import judged_by_best_epoch
 from trainer.loading.image_set import limited_ids
 from trainer.manifest import Manifest
-from trainer.preflight import preflight
+from trainer.preflight import preflight, require_rows_of_one_pass
 from trainer.run import facts_of
 from trainer.run_directory import RunDirectory
 from trainer.stages import StageBook, require_stages, stages_of
@@ -28,6 +28,7 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> 
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
+    obstacles += _refusals(lambda: require_rows_of_one_pass(recipe, world=1))
     if train is not None:
         obstacles += _refusals(lambda: preflight(recipe, train))
     for split, index in indices.items():

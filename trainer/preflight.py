@@ -10,7 +10,7 @@ from trainer.config import Recipe
 from trainer.labels import Labels, make_labels, require_every_class
 from trainer.loading.image_set import limited_ids, require_loader
 from trainer.loading.sample_order import Ids
-from trainer.methods.networks import initial_module
+from trainer.methods.networks import TWO_NETWORKS, initial_module
 from trainer.optimisation import make_optimizer
 
 
@@ -24,14 +24,31 @@ class RunLabels:
     """None where nobody knows."""
 
 
-def preflight(recipe: Recipe, index: SampleIndex) -> RunLabels:
-    """Labels, network and optimisers of the recipe fit this data set, or an error says why not."""
+def preflight(recipe: Recipe, index: SampleIndex, world: int = 1) -> RunLabels:
+    """Labels, network and optimisers of the recipe fit this data set and so many ranks, or an error says why not."""
+    require_rows_of_one_pass(recipe, world)
     ids = limited_ids(index, recipe.data.train.limit)
     require_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(ids))
     _check_network(recipe, index.num_classes)
     return labels
+
+
+def require_rows_of_one_pass(recipe: Recipe, world: int) -> None:
+    """Co-teaching in one pass cannot cut its batch: it chooses among all rows before the first backward."""
+    micro, config, batch = recipe.batch.micro, recipe.coteaching, recipe.batch.global_
+    pairs = [method for method in recipe.methods if method in TWO_NETWORKS]
+    if micro is None or config is None or config.rank != "one_pass" or not pairs:
+        return
+    # How large C will be is not known yet: it adds at most half of the rows of S.
+    candidates = batch // 2 if "coteaching_incv" in pairs else 0
+    rows = -(-batch // world) + -(-candidates // world)
+    if micro < rows:
+        raise ConfigError(
+            f"batch.micro = {micro}, and coteaching.rank: one_pass holds up to {rows} rows of a step on a GPU at "
+            f"once: set coteaching.rank: eval_first, or batch.micro to null or at least {rows}"
+        )
 
 
 def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:

@@ -14,6 +14,7 @@ from trainer.config import Recipe
 from trainer.data_sets import open_splits
 from trainer.label_file import file_checksum
 from trainer.manifest import Manifest, now
+from trainer.methods.micro_batches import batchnorm_rows
 from trainer.preflight import preflight
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
@@ -37,7 +38,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     began = time.monotonic()
     index, eval_indices = open_splits(recipe, stop)
     packing = time.monotonic() - began
-    labels = preflight(recipe, index)
+    labels = preflight(recipe, index, world.size)
     run.take()
     try:
         manifest = Manifest(run)
@@ -50,7 +51,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         run.stopped.unlink(missing_ok=True)
         write_bytes(run.config, recipe_yaml(recipe).encode())
         manifest.content["dataset"] = _described(index)
-        manifest.begin(name, world, recipe.batch.global_ // world.size)
+        manifest.begin(name, world, batchnorm_rows(recipe.batch.global_, world.size, recipe.batch.micro))
         book.begin("pack")
         book.finish("pack", packing, done=True)
         around = Surroundings(world, recipe.execution, manifest, stop)

@@ -49,6 +49,9 @@ class RunDirectory:
     def export(self, method: str) -> Path:
         return self.method(method) / "export"
 
+    def unreadable(self, rank: int) -> Path:
+        return self.logs / f"unreadable-rank{rank}.jsonl"
+
     def require_ours(self) -> None:
         """Refuse a folder that holds something else."""
         if not self.root.exists():

@@ -19,10 +19,11 @@ from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.labels import Labels, read_labels, write_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
-from trainer.loading.sample_order import Ids, TrainingPlan, stream_of
+from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
 from trainer.loading.shard_reader import ShardReader
 from trainer.methods.coteaching import CoteachingTask
 from trainer.methods.networks import initial_module, trained_networks
+from trainer.methods.optimised import image_type
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 from trainer.predicting import forward_pass
@@ -31,6 +32,7 @@ from trainer.report import write_report
 from trainer.run_directory import RunDirectory
 from trainer.stop_request import Stopped
 from trainer.train_loop import Surroundings, Task, Training, train
+from trainer.unreadable import Place, UnreadableLog
 
 
 class StageBodies:
@@ -69,16 +71,17 @@ class StageBodies:
     def _training_set(self) -> ImageSet:
         if self._opened is None:
             ids, labels = read_labels(self._run.labels, len(self._index))
-            self._opened = self._image_set(self._index, ids, labels)
+            self._opened = self._image_set(self._index, ids, labels, self._recipe.order.kind == "windowed")
         return self._opened
 
     def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
         ids = limited_ids(index, self._recipe.data.eval[name].limit)
         return self._image_set(index, ids, index.label.astype(np.int64))
 
-    def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels) -> ImageSet:
-        recipe = self._recipe
-        return open_image_set(index, ids, labels, recipe.image, recipe.execution, self._around.world.device)
+    def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels, whole_shards: bool = False) -> ImageSet:
+        recipe, device = self._recipe, self._around.world.device
+        dtype = image_type(recipe.precision)
+        return open_image_set(index, ids, labels, recipe.image, recipe.execution, device, dtype, whole_shards)
 
     def _labels(self) -> None:
         labels = self._run_labels
@@ -95,7 +98,12 @@ class StageBodies:
         plan = self._plan("standard", config, data.ids)
         module = initial_module(self._recipe, "standard", data.classes)
         task = StandardTask(
-            module, config.optimizer, plan.steps_per_epoch, self._around.world.device, self._recipe.precision
+            module,
+            config.optimizer,
+            plan.steps_per_epoch,
+            self._around.world.device,
+            self._recipe.precision,
+            self._recipe.batch.micro,
         )
         self._train("standard", task, plan, {})
 
@@ -126,6 +134,7 @@ class StageBodies:
             selected=selected,
             batch=self._recipe.batch.global_,
             epochs=config.epochs,
+            windows=windows_of(self._recipe.order, self._index.shard),
         )
 
     def _train_pair(self, method: str, plan: TrainingPlan, rate: float) -> None:
@@ -143,6 +152,7 @@ class StageBodies:
             forget_rate=rate,
             ramp_epochs=config.ramp_epochs,
             rank=config.rank,
+            micro=self._recipe.batch.micro,
         )
         self._train(method, task, plan, {"forget_rate": rate, "warmup_epochs": plan.candidates_from})
 
@@ -151,7 +161,8 @@ class StageBodies:
         facts |= {"selected": len(plan.selected), "candidates": len(plan.candidates)}
         write_json(folder / "training.json", facts | {"steps": plan.total_steps, "epochs": plan.epochs})
         torch.manual_seed(plan.stream)
-        data = self._training_set()
+        log = UnreadableLog(self._run, world.rank)
+        data = log.watch(self._training_set(), Place("train", method, "training"), self._recipe.data.max_unreadable)
         train(
             Training(method, folder),
             task,
@@ -189,6 +200,8 @@ class StageBodies:
 
     def _evaluate_one(self, method: str, name: str, data: ImageSet) -> dict[str, Any]:
         around = self._around
+        place = Place(name, "evaluate", f"predicting with {method}")
+        data = UnreadableLog(self._run, around.world.rank).watch(data, place)
         networks = trained_networks(self._recipe, method, self._run.method(method), data.classes)
         passes = forward_pass(
             [network.to(around.world.device) for network in networks],

@@ -16,7 +16,7 @@ from trainer.config import METHODS, STAGES, Recipe
 from trainer.manifest import Manifest, now
 from trainer.run_directory import RunDirectory
 
-_NETWORK_KEYS = ("model", "image", "batch", "precision")
+_NETWORK_KEYS = ("model", "image", "batch", "order", "precision")
 _READS: Mapping[str, tuple[str, ...]] = {
     "labels": ("seed", "labels", "data.train"),
     "incv": (*_NETWORK_KEYS, "incv"),

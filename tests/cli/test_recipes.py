@@ -1,8 +1,9 @@
 """Every shipped recipe loads, plans without data, and opens with its command, its cost and its known result."""
 
+import fnmatch
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from command_line import REPOSITORY, Answer, unchanged
 
 from trainer.recipe_file import check_recipe, load_recipe, recipe_yaml
-from trainer.stages import stages_of
+from trainer.stages import result_keys, stages_of
 
 Incv = Callable[..., Answer]
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
@@ -18,7 +19,7 @@ each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.s
 
 
 def test_there_are_recipes() -> None:
-    assert {"tiny", "demo"} <= {recipe.stem for recipe in RECIPES}
+    assert {"tiny", "demo", "webvision50", "webvision1000"} <= {recipe.stem for recipe in RECIPES}
 
 
 @each_recipe
@@ -58,3 +59,103 @@ def test_a_recipe_opens_with_command_cost_and_result(recipe: Path) -> None:
     assert cost, "the header has `Cost: ...` and then `Known result: ...`"
     result = cost[2]
     assert re.search(r"not yet run|none|\d %", result), f"neither a figure nor `not yet run`: {result}"
+
+
+# What the paper says of its WebVision experiment: dotted key (`*`: any name) -> value, and where it says so.
+THE_PAPERS: dict[str, tuple[object, str]] = {
+    "data.train.source": ("webvision", "we use the WebVision dataset 1.0"),
+    "data.train.split": ("train", "the training set of WebVision contains many real-world noisy labels"),
+    "data.train.subset": ("google", "the first 50 classes of the Google image subset"),
+    "data.*.classes": (50, "the first 50 classes"),
+    "data.*.resize": (256, "resize each image to make shorter size as 256"),
+    "data.eval.webvision_val.source": ("webvision", "the human-annotated WebVision validation set"),
+    "data.eval.ilsvrc12_val.source": ("ilsvrc12", "and the ILSVRC12 validation set"),
+    "data.eval.*.split": ("val", "validation set"),
+    "labels.noise": ("none", "real-world noisy labels: nothing is corrupted"),
+    "image.size": (227, "randomly crop a patch of size 227x227"),
+    "image.resize": (256, "make shorter size as 256"),
+    "image.flip": (True, "horizontal random flipping"),
+    "model.name": ("inception_resnet_v2", "we use the inception-resnet v2"),
+    "batch.global": (128, "the batch size is set to 128 for all experiments"),
+    "incv.rounds": (2, "we set the number of iterations to 2"),
+    "incv.epochs": (50, "train the model for simply 50 epochs at each iteration"),
+    "incv.init": ("fresh", "Algorithm 2, lines 3 and 9: initialize, reinitialize"),
+    "incv.agree_top_k": (1, "Algorithm 2, line 6: the predicted label is the given one"),
+    "incv.noise_estimate": ("paper", "Algorithm 2, line 8: estimate the noise ratio"),
+    "incv.remove_ratio": (0.1, "we set the remove ratio r to 0.1"),
+    "*.optimizer.kind": ("sgd", "the SGD optimizer"),
+    "*.optimizer.learning_rate": (0.1, "an initial learning rate 0.1"),
+    "incv.optimizer.milestones": (
+        [[20, 0.05], [30, 0.025], [40, 0.01]],
+        "divided by 2 after 20 and 30 epochs, and finally takes the value 0.01 after 40 epochs",
+    ),
+    "standard.optimizer.milestones": ([[40, 0.01], [80, 0.001]], "divided by 10 after 40, and 80 epochs"),
+    "coteaching.optimizer.milestones": ([[40, 0.01], [80, 0.001]], "divided by 10 after 40, and 80 epochs"),
+    "standard.epochs": (120, "we train the networks for 120 epochs"),
+    "coteaching.epochs": (120, "we train the networks for 120 epochs"),
+    "coteaching.warmup_epochs": (20, "we set the warm-up epoch as E0 = 20"),
+    "coteaching.ramp_epochs": (10, "section 5.3: n(e) = |B_S| (1 - noise of S * min(e / 10, 1))"),
+}
+LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not written
+    *("data.*.limit", "data.*.classes", "data.*.subset", "image.pad", "image.fill", "model.options"),
+    *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
+)
+web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
+
+
+def leaves(node: yaml.Node, key: str = "") -> Iterator[tuple[str, object, int]]:
+    """Every value in a recipe with its dotted key and its line; a list is one value."""
+    if isinstance(node, yaml.MappingNode):
+        for name, inner in node.value:
+            yield from leaves(inner, f"{key}.{name.value}".removeprefix("."))
+    else:
+        yield key, yaml.safe_load(yaml.serialize(node)), node.end_mark.line
+
+
+def papers_values(key: str) -> list[object]:
+    return [value for pattern, (value, _) in THE_PAPERS.items() if fnmatch.fnmatchcase(key, pattern)]
+
+
+@web_recipes
+def test_a_web_recipe_marks_what_the_paper_does_not_give(name: str) -> None:
+    text = (REPOSITORY / "recipes" / f"{name}.yaml").read_text()
+    lines = text.splitlines()
+    for key, value, line in leaves(yaml.compose(text)):
+        if key.endswith((".root", ".shards")):
+            continue  # where it lies on this machine
+        marked = re.search(r"# assumed: \S+", lines[line]) is not None
+        assert marked != (value in papers_values(key)), f"line {line + 1}, {key}: {value}"
+
+
+def test_the_50_class_recipe_has_every_value_of_the_paper() -> None:
+    text = (REPOSITORY / "recipes" / "webvision50.yaml").read_text()
+    written = {key: value for key, value, _ in leaves(yaml.compose(text))}
+    for pattern, (value, words) in THE_PAPERS.items():
+        own = {key: given for key, given in written.items() if fnmatch.fnmatchcase(key, pattern)}
+        assert own, f"{pattern}: {words}"
+        assert all(given == value for given in own.values()), f"{own}: the paper says {words}"
+
+
+@web_recipes
+def test_a_web_recipe_hides_no_result_key_behind_a_default(name: str) -> None:
+    path = REPOSITORY / "recipes" / f"{name}.yaml"
+    written = {key for key, _, _ in leaves(yaml.compose(path.read_text()))}
+    hidden = set(result_keys(load_recipe(path))) - written
+    assert [key for key in hidden if not any(fnmatch.fnmatchcase(key, left) for left in LEFT_TO_DEFAULTS)] == []
+
+
+@web_recipes
+def test_crops_of_the_packed_images_are_not_scaled(name: str) -> None:
+    recipe = load_recipe(REPOSITORY / "recipes" / f"{name}.yaml")
+    packed = {recipe.data.train.resize, *(split.resize for split in recipe.data.eval.values())}
+    assert packed == {recipe.image.resize}
+
+
+def test_the_rates_of_the_large_batch_follow_the_linear_rule() -> None:
+    recipe = load_recipe(REPOSITORY / "recipes" / "webvision1000.yaml")
+    for section in (recipe.incv, recipe.standard, recipe.coteaching):
+        assert section is not None
+        assert section.optimizer.learning_rate == pytest.approx(0.1 * recipe.batch.global_ / 256)
+        assert section.optimizer.warmup_epochs > 0
+        assert all(epoch < section.epochs for epoch, _ in section.optimizer.milestones)
+    assert all(recipe.batch.global_ % gpus == 0 for gpus in (8, 16, 32, 64))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,28 +19,31 @@ OUTSIDE = np.array([5, 77, 400])  # rejected in packing
 UNREADABLE = 33
 
 
-def fabricate(run_dir: Path, *, names: list[str] | None = None) -> Path:
+def fabricate(
+    run_dir: Path, *, names: list[str] | None = None, samples: int = SAMPLES, classes: int = CLASSES
+) -> Path:
     """Write the files of a finished run whose predictions are right more often than its labels."""
     rng = np.random.default_rng(7)
-    true = rng.integers(0, CLASSES, SAMPLES).astype(np.int32)
-    given = np.where(rng.random(SAMPLES) < RATIO, (true + rng.integers(1, CLASSES, SAMPLES)) % CLASSES, true)
-    ids = np.arange(SAMPLES, dtype=np.int64)
+    true = rng.integers(0, classes, samples).astype(np.int32)
+    given = np.where(rng.random(samples) < RATIO, (true + rng.integers(1, classes, samples)) % classes, true)
+    ids = np.arange(samples, dtype=np.int64)
     write_parquet(run_dir / "labels.parquet", pa.table({"sample_id": ids, "label": given.astype(np.int32)}))
     write_parquet(run_dir / "true_labels.parquet", pa.table({"sample_id": ids, "label": true}))
-    _write_rounds(run_dir, rng, true, given.astype(np.int32))
-    _write_texts(run_dir, names or [str(number) for number in range(CLASSES)])
+    _write_rounds(run_dir, rng, true, given.astype(np.int32), classes)
+    _write_texts(run_dir, names or [str(number) for number in range(classes)], samples, classes)
     _write_metrics(run_dir, rng)
     return run_dir
 
 
-def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, given: np.ndarray) -> None:
-    inside = np.setdiff1d(np.arange(SAMPLES), OUTSIDE)
-    selection = _in_state(SelectionIndex.of_candidates(SAMPLES, inside), np.array([UNREADABLE]), State.UNREADABLE)
+def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, given: np.ndarray, classes: int) -> None:
+    samples = len(true)
+    inside = np.setdiff1d(np.arange(samples), OUTSIDE)
+    selection = _in_state(SelectionIndex.of_candidates(samples, inside), np.array([UNREADABLE]), State.UNREADABLE)
     for index, skill in enumerate((0.72, 0.8, 0.84)):
         held_out = np.flatnonzero(np.isin(selection.state, (State.CANDIDATE, State.UNREADABLE)))
-        right = rng.random(SAMPLES) < skill
-        predicted = np.where(right, true, rng.integers(0, CLASSES, SAMPLES)).astype(np.int32)
-        loss = np.where(predicted == given, rng.exponential(0.3, SAMPLES), 1 + rng.exponential(1.6, SAMPLES))
+        right = rng.random(samples) < skill
+        predicted = np.where(right, true, rng.integers(0, classes, samples)).astype(np.int32)
+        loss = np.where(predicted == given, rng.exponential(0.3, samples), 1 + rng.exponential(1.6, samples))
         columns = {
             "sample_id": held_out.astype(np.int64),
             "fold": (held_out % 2).astype(np.int8),
@@ -60,10 +64,11 @@ def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, giv
     selection.write(run_dir / "selection.parquet")
 
 
-def _write_texts(run_dir: Path, names: list[str]) -> None:
-    transition = np.full((CLASSES, CLASSES), 0.42 / (CLASSES - 1))
+def _write_texts(run_dir: Path, names: list[str], samples: int, classes: int) -> None:
+    transition = np.full((classes, classes), 0.42 / (classes - 1))
     np.fill_diagonal(transition, 0.58)
-    noise = {"paper": 0.263, "confident": 0.421, "transition": transition.tolist(), "prior": [0.1] * CLASSES}
+    kept = transition.tolist() if classes <= 100 else None  # as INCV itself does
+    noise = {"paper": 0.263, "confident": 0.421, "transition": kept, "prior": [1 / classes] * classes}
     rounds = [{"agreement": value, "remove_ratio": 0.1, "network": "best"} for value in (0.49, 0.31, 0.24)]
     filled = [{"class": 3, "selected": 4, "filled": 6}]
     write_json(
@@ -101,7 +106,7 @@ def _write_texts(run_dir: Path, names: list[str]) -> None:
         "recipe": "demo",
         "stages": {stage: {"seconds": value} for stage, value in seconds.items()},
         "starts": [start, again],
-        "dataset": {"class_names": names, "samples": SAMPLES, "source": "digits"},
+        "dataset": {"class_names": names, "samples": samples, "source": "digits"},
     }
     write_json(run_dir / "manifest.json", manifest)
 
@@ -128,7 +133,7 @@ def _write_metrics(run_dir: Path, rng: np.random.Generator) -> None:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    def make(**options: list[str]) -> Path:
+    def make(**options: Any) -> Path:
         return fabricate(tmp_path / "run", **options)
 
     return make

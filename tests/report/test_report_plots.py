@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, nice_ticks, stacked_bars
@@ -12,6 +12,7 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 @given(finite, finite, st.integers(2, 8))
+@example(0.0, 5e-324, 2)  # a span without a logarithm
 def test_ticks_cover_the_range_evenly(one: float, other: float, about: int) -> None:
     low, high = min(one, other), max(one, other)
     ticks = nice_ticks(low, high, about)

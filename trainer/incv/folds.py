@@ -31,9 +31,10 @@ class FoldTask(StandardTask):
         device: torch.device,
         precision: Precision,
         judge: Callable[[nn.Module], Predictions] | None,
+        micro: int | None = None,
     ) -> None:
         """judge: predicts the held-out half after each epoch; None where the last epoch's network is used."""
-        super().__init__(module, optimizer, steps_per_epoch, device, precision)
+        super().__init__(module, optimizer, steps_per_epoch, device, precision, micro)
         self._judge = judge
         self.best_agreement = -1.0
         self.best_epoch = -1

@@ -21,11 +21,12 @@ from trainer.incv.predictions import Predictions, collect, merged
 from trainer.incv.selection import after_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import Ids, TrainingPlan, stream_of
+from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
 from trainer.models import create_model
 from trainer.predicting import forward_pass
 from trainer.run_directory import RunDirectory
 from trainer.train_loop import Surroundings, Training, train
+from trainer.unreadable import Place, UnreadableLog
 
 
 class Incv:
@@ -116,6 +117,7 @@ class Incv:
             selected=np.sort(trained_on),
             batch=recipe.batch.global_,
             epochs=self._config.epochs,
+            windows=windows_of(recipe.order, self._data.index.shard),
         )
         torch.manual_seed(plan.stream)
         task = FoldTask(
@@ -129,26 +131,32 @@ class Incv:
             plan.steps_per_epoch,
             world.device,
             recipe.precision,
-            judge=(lambda network: self._judge(network, held_out, fold)) if best else None,
+            judge=(lambda network: self._judge(network, held_out, number, fold)) if best else None,
+            micro=recipe.batch.micro,
         )
-        training = Training("incv", folder, number, fold)
+        data = self._watched(number, fold, "training", recipe.data.max_unreadable)
         train(
-            training,
+            Training("incv", folder, number, fold),
             task,
             plan,
-            lambda first: self._data.training_batches(plan, first, world),
+            lambda first: data.training_batches(plan, first, world),
             self._around,
         )
-        predictions = self._judge(task.round_network(), held_out, fold)
+        predictions = self._judge(task.round_network(), held_out, number, fold)
         predictions.write(done)
         return predictions
 
-    def _judge(self, network: nn.Module, held_out: Ids, fold: int) -> Predictions:
+    def _watched(self, number: int, fold: int, doing: str, most: float | None = None) -> ImageSet:
+        log = UnreadableLog(self._run, self._around.world.rank)
+        return log.watch(self._data, Place("train", "incv", doing, number, fold), most)
+
+    def _judge(self, network: nn.Module, held_out: Ids, number: int, fold: int) -> Predictions:
         """A predict pass over the held-out half, each id once."""
+        data = self._watched(number, fold, "predicting")
         passes = forward_pass(
             [network],
-            self._data.loader,
-            self._data.predict_requests(np.sort(held_out), self._around.execution.predict_batch),
+            data.loader,
+            data.predict_requests(np.sort(held_out), self._around.execution.predict_batch),
             self._around.world.device,
             self._recipe.precision,
             self._around.stop,

@@ -10,6 +10,7 @@ from torch import nn
 from trainer.checkpoint import TrainState, load_module, load_optimizer, module_state, optimizer_state
 from trainer.config import OptimizerConfig
 from trainer.finite_guard import FiniteGuard
+from trainer.methods.micro_batches import micro_batches
 from trainer.optimisation import learning_rate_at, make_optimizer, set_learning_rate
 
 Precision = Literal["fp32", "bf16"]
@@ -19,13 +20,21 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
+def image_type(precision: Precision) -> torch.dtype:
+    """What images are loaded as: the type in which autocast would give them to the first layer anyway."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
 def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of each row, always in fp32: float32 [rows]."""
     return F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 class OptimisedModule:
-    """A module under training; methods add what a step computes."""
+    """A module under training; methods add what a step computes.
+
+    A step is `begin_step`, then forward and `backward` for each part of the batch, then `apply`.
+    """
 
     def __init__(
         self,
@@ -34,9 +43,12 @@ class OptimisedModule:
         steps_per_epoch: int,
         device: torch.device,
         precision: Precision = "fp32",
+        micro: int | None = None,
     ) -> None:
+        """micro: most rows of a forward with gradient; None: all rows of the batch."""
         self.module = module.to(device)
         self.device, self.precision = device, precision
+        self._micro = micro
         self._schedule, self._steps_per_epoch = optimizer, steps_per_epoch
         self._optimizer = make_optimizer(
             self.module,
@@ -51,20 +63,26 @@ class OptimisedModule:
         self._buffers_before = [b.clone() for b in self._buffers]
         self.learning_rate = optimizer.learning_rate
 
+    def parts(self, rows: int) -> list[slice]:
+        return micro_batches(rows, self._micro)
+
     def begin_step(self) -> None:
         """Before the forward: BatchNorm learns in it, and must forget a batch that is not finite."""
         if self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
+        self._optimizer.zero_grad(set_to_none=True)
 
-    def update(self, loss: torch.Tensor, step: int) -> None:
-        """Backward and one optimiser step at the schedule's rate, unless something is not finite."""
+    def backward(self, share: torch.Tensor) -> None:
+        """Add the gradients of one part's share of the loss to those of the parts before it."""
+        share.backward()
+
+    def apply(self, loss: torch.Tensor, step: int) -> None:
+        """One optimiser step at the schedule's rate, unless the whole loss or a gradient is not finite."""
         schedule = self._schedule
         self.learning_rate = learning_rate_at(
             step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
         )
         set_learning_rate(self._optimizer, self.learning_rate)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
         if not self._guard.step(self._optimizer, loss, self.module.parameters()) and self._buffers:
             torch._foreach_copy_(self._buffers, self._buffers_before)
 

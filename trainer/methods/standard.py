@@ -15,10 +15,15 @@ class StandardTask(OptimisedModule):
             return {}
         self.begin_step()
         self.module.train()
-        with autocast(self.device, self.precision):
-            logits = self.module(batch.images)
         count = batch.weights.sum()
-        loss = (sample_losses(logits, batch.labels) * batch.weights).sum() / count
-        self.update(loss, at.step)
-        agreed = (logits.detach().argmax(1) == batch.labels) * batch.weights
-        return {"loss": loss.detach(), "train_accuracy": agreed.sum() / count}
+        loss, agreed = torch.zeros_like(count), torch.zeros_like(count)
+        for part in self.parts(len(batch.ids)):
+            labels, weights = batch.labels[part], batch.weights[part]
+            with autocast(self.device, self.precision):
+                logits = self.module(batch.images[part])
+            share = (sample_losses(logits, labels) * weights).sum() / count
+            self.backward(share)
+            loss += share.detach()
+            agreed += ((logits.detach().argmax(1) == labels) * weights).sum()
+        self.apply(loss, at.step)
+        return {"loss": loss, "train_accuracy": agreed / count}

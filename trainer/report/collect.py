@@ -10,8 +10,16 @@ import yaml
 from shards.durable import read_json
 from trainer.config import STAGES
 from trainer.report.curves import read_curves
-from trainer.report.measured import Samples, final_selection, measure_confusion, measure_rounds, read_samples
+from trainer.report.measured import (
+    MATRIX_CLASSES,
+    Samples,
+    final_selection,
+    measure_confusion,
+    measure_rounds,
+    read_samples,
+)
 from trainer.report.suspects import find_suspects
+from trainer.report.unreadable import find_unreadable
 
 
 def collect(run_dir: Path) -> dict[str, Any]:
@@ -42,6 +50,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "ended_early": (incv or {}).get("ended_early"),
         "confusion": measure_confusion(run_dir, samples, noise.get("transition")),
         "accuracy": accuracy(_optional(run_dir / "evaluation.json")),
+        "unreadable": find_unreadable(run_dir),
         "suspicious": find_suspects(run_dir, samples),
         "curves": read_curves(run_dir),
         "time_s": stage_times(manifest.get("stages") or {}),
@@ -50,10 +59,19 @@ def collect(run_dir: Path) -> dict[str, Any]:
             "resumed": sum(start.get("resumed_from") is not None for start in starts),
             "list": starts,
         },
-        "config": config,
+        "config": _without_large_matrix(config),
         "missing": missing(run_dir, samples),
     }
     return strict(report)
+
+
+def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
+    """A million numbers are of no use on a page; config.resolved.yaml has them."""
+    labels = config.get("labels") or {}
+    rows = len(labels.get("matrix") or ())
+    if rows <= MATRIX_CLASSES:
+        return config
+    return config | {"labels": labels | {"matrix": f"{rows} x {rows} numbers, in config.resolved.yaml"}}
 
 
 def accuracy(evaluation: dict[str, Any] | None) -> dict[str, dict[str, dict[str, Any]]] | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from trainer.report.class_names import short_names
 from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
 from trainer.report.summary import duration, method_name, points, share
 
@@ -162,7 +163,7 @@ def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
             "given label",
         ),
     )
-    names = tick_names(report["class_names"])
+    names = tick_names(short_names(report["class_names"]))
     return [
         {"name": name, "plot": heatmap(matrix, title=name, names=names, row_label=rows, column_label=columns)}
         for key, name, rows, columns in kinds

@@ -92,12 +92,17 @@ def measure_rounds(run_dir: Path, samples: Samples, notes: list[dict[str, Any]])
 
 
 def final_selection(run_dir: Path, samples: Samples) -> dict[str, Any] | None:
-    """The last selection: counts, precision, recall, and both by true class."""
+    """The last selection: counts, by given label too; precision and recall, and both by true class."""
     selection = last_selection(run_dir)
     if selection is None:
         return None
     state = _states(selection, len(samples.given))
     entry: dict[str, Any] = {**_counts(state, samples), **_against_truth(state, samples), "by_class": None}
+    tallies = [
+        np.bincount(samples.given[among], minlength=samples.classes).tolist()
+        for among in (samples.inside, samples.inside & (state == State.SELECTED))
+    ]
+    entry["by_label"] = [{"samples": all_, "selected": kept} for all_, kept in zip(*tallies, strict=True)]
     if samples.known is not None:
         selected = (state == State.SELECTED)[samples.measurable]
         true, given = samples.known

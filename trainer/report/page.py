@@ -7,7 +7,11 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trainer.report import figures
+from trainer.report.by_class import class_tables
+from trainer.report.class_names import short_names
 from trainer.report.summary import best_method, duration, first_set, gain, method_name, points, share, verdict
+
+LISTED = 50  # rows of a table that could be endless
 
 
 def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -> str:
@@ -29,6 +33,10 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         noise_words=noise_words(report),
         selection_words=selection_words(report),
         suspect_words=suspect_words(report),
+        names=short_names(report["class_names"]),
+        class_tables=class_tables(report),
+        filled=(report["filled_classes"] or [])[:LISTED],
+        unreadable=report["unreadable"]["samples"][:LISTED],
         figures=figures,
         thumbnails=thumbnails,
         config=yaml.safe_dump(report["config"], sort_keys=False, allow_unicode=True),

@@ -47,7 +47,7 @@ def percent(value: float) -> str:
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `about` steps."""
     span = high - low
-    if not math.isfinite(span) or span <= 0:
+    if not math.isfinite(span) or span < 1e-300:  # nothing, or so little that its logarithm does not exist
         low, span = (low if math.isfinite(low) else 0.0), max(abs(low), 1.0) if math.isfinite(low) else 1.0
         high = low + span
     power = 10.0 ** math.floor(math.log10(span / about))

@@ -116,6 +116,9 @@ def summary_table(report: dict[str, Any]) -> str:
             f"{_cut('accuracy on ' + name, 30):<30}{'top-1':>8}{'top-5':>10}{'ensemble':>11}   each network",
         ]
         lines += [_method_line(method, result, report["classes"]) for method, result in results.items()]
+    unreadable = report["unreadable"]["count"]
+    if unreadable:
+        lines += ["", f"{unreadable:,} image(s) could not be read: the report lists them."]
     lines += ["", *report["missing"].values()]
     return "\n".join(piece for line in lines for piece in _wrapped(line)).rstrip()
 

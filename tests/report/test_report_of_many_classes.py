@@ -1,0 +1,112 @@
+"""The report of a run of 1000 classes with long names: built in seconds, a page one can read."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from shards.durable import read_json, write_json
+from trainer.incv.selection_index import State
+from trainer.report import write_report
+from trainer.report.by_class import class_tables
+from trainer.report.class_names import short_names
+
+Make = Callable[..., Path]
+CLASSES = 1000
+
+
+def synset(number: int) -> str:
+    return f"n{1440764 + 977 * number:08d} creature {number}, Bestia {'longissima ' * 8}var. {number}"
+
+
+NAMES = [synset(number) for number in range(CLASSES)]
+
+
+@pytest.fixture
+def large_run(make_run: Make) -> Path:
+    return make_run(names=NAMES, samples=60_000, classes=CLASSES)
+
+
+def test_it_is_small_and_made_in_seconds(large_run: Path) -> None:
+    began = time.process_time()
+    write_report(large_run)
+    assert time.process_time() - began < 10
+    assert (large_run / "report.html").stat().st_size < 1_000_000
+    assert (large_run / "report.json").stat().st_size < 3_000_000
+
+
+def test_names_are_short_and_tables_have_an_end(large_run: Path) -> None:
+    content = read_json(large_run / "incv.json")
+    content["filled_classes"] = [{"class": number, "selected": 1, "filled": 2} for number in range(CLASSES)]
+    write_json(large_run / "incv.json", content)
+    write_report(large_run)
+    page = (large_run / "report.html").read_text()
+    shown = re.findall(r">([^<>]*creature[^<>]*)<", page)
+    assert shown
+    assert max(map(len, shown)) <= 34
+    assert not any(name.startswith("n0") for name in shown)
+    assert f'title="{NAMES[0]}"' in page  # the whole name is a pointer away
+    assert "and 950 more" in page
+    assert len(re.findall("<tr>", page)) < 150
+
+
+def test_the_two_ends_of_the_classes_are_shown(large_run: Path) -> None:
+    report = write_report(large_run)
+    lowest, highest = class_tables(report)
+    recall = [row["label_recall"] for row in report["selection"]["by_class"]]
+    assert [row["label_recall"] for _, row in lowest.rows] == pytest.approx(sorted(recall)[:20])
+    assert [row["label_recall"] for _, row in highest.rows] == pytest.approx(sorted(recall)[::-1][:20])
+    assert all(recall[number] == row["label_recall"] for number, row in lowest.rows + highest.rows)
+
+
+def test_without_the_truth_classes_are_those_of_the_labels(large_run: Path) -> None:
+    (large_run / "true_labels.parquet").unlink()
+    report = write_report(large_run)
+    given = pq.read_table(large_run / "labels.parquet")["label"].to_numpy()
+    state = pq.read_table(large_run / "selection.parquet")["state"].to_numpy()
+    by_label = report["selection"]["by_label"]
+    assert by_label[7]["samples"] == np.sum((given == 7) & (state != State.OUTSIDE))
+    assert by_label[7]["selected"] == np.sum((given == 7) & (state == State.SELECTED))
+    kept = sorted(row["selected"] / row["samples"] for row in by_label)
+    lowest, highest = class_tables(report)
+    assert [row["selected"] / row["samples"] for _, row in lowest.rows] == pytest.approx(kept[:20])
+    assert [row["selected"] / row["samples"] for _, row in highest.rows] == pytest.approx(kept[::-1][:20])
+    page = (large_run / "report.html").read_text()
+    assert "By given label: the 20 of lowest share selected" in page
+    json.loads((large_run / "report.json").read_text())
+
+
+def test_a_noise_matrix_of_the_recipe_is_not_printed(large_run: Path) -> None:
+    config = yaml.safe_load((large_run / "config.resolved.yaml").read_text())
+    config["labels"]["matrix"] = [[0.001] * 60] * 60
+    (large_run / "config.resolved.yaml").write_text(json.dumps(config))
+    report = write_report(large_run)
+    assert report["config"]["labels"]["matrix"] == "60 x 60 numbers, in config.resolved.yaml"
+    assert "0.001" not in (large_run / "report.html").read_text()
+
+
+def test_few_classes_are_all_shown(make_run: Make) -> None:
+    report = write_report(make_run())
+    (table,) = class_tables(report)
+    assert [number for number, _ in table.rows] == list(range(10))
+
+
+def test_short_names_tell_classes_apart() -> None:
+    names = [
+        "n01440764 tench, Tinca tinca",
+        "n02012849 crane",
+        "n03126707 crane",
+        "n03710637 maillot, tank suit",
+        "7",
+        "n12 not a synset, at all",
+        "my class, with a comma",
+    ]
+    short = short_names(names)
+    assert short == ["tench", "crane (n02012849)", "crane (n03126707)", "maillot", *names[4:]]
+    assert len(set(short_names(NAMES))) == CLASSES

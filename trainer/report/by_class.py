@@ -1,0 +1,37 @@
+"""Which classes INCV keeps and which it doubts: all of few classes, the ends of many."""
+
+from dataclasses import dataclass
+from typing import Any
+
+ALL_SHOWN = 50  # classes; of more the two ends
+ENDS = 20
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Rows of numbers, each with its class."""
+
+    caption: str
+    rows: list[tuple[int, dict[str, Any]]]
+
+
+def class_tables(report: dict[str, Any]) -> list[ClassTable]:
+    """By true class where the truth is known, else by given label; lowest first where not all are shown."""
+    selection = report["selection"] or {}
+    truth = selection.get("by_class") is not None
+    rows = list(enumerate(selection.get("by_class" if truth else "by_label") or []))
+    by = "true class" if truth else "given label"
+    if len(rows) <= ALL_SHOWN:
+        return [ClassTable(f"By {by}", rows)] if rows else []
+    ranked = sorted((row for row in rows if row[1]["samples"]), key=lambda row: (_kept(row[1], truth), row[0]))
+    what = "recall" if truth else "share selected"
+    return [
+        ClassTable(f"By {by}: the {ENDS} of lowest {what}", ranked[:ENDS]),
+        ClassTable(f"By {by}: the {ENDS} of highest {what}", ranked[-ENDS:][::-1]),
+    ]
+
+
+def _kept(row: dict[str, Any], truth: bool) -> float:
+    if truth:
+        return -1.0 if row["label_recall"] is None else float(row["label_recall"])
+    return float(row["selected"] / row["samples"])

@@ -1,0 +1,28 @@
+"""The images a run could not read, each with the places where it was met."""
+
+from pathlib import Path
+from typing import Any
+
+from trainer.unreadable import whole_lines
+
+MOST = 1000  # listed in report.json; the logs have all
+
+
+def find_unreadable(run_dir: Path) -> dict[str, Any]:
+    """{"count", "samples": [{"split", "sample_id", "key", "met": [...]}]} over the logs of all ranks."""
+    samples: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in sorted((run_dir / "logs").glob("unreadable-rank*.jsonl")):
+        for line in whole_lines(path.read_bytes()):
+            identity = (line["split"], line["sample_id"])
+            sample = samples.setdefault(identity, {key: line[key] for key in ("split", "sample_id", "key")})
+            places = sample.setdefault("met", [])
+            if (words := _words(line)) not in places:
+                places.append(words)
+    return {"count": len(samples), "samples": list(samples.values())[:MOST]}
+
+
+def _words(line: dict[str, Any]) -> str:
+    """Rounds and folds counted from 1, as everywhere in the report."""
+    where = [line["stage"]]
+    where += [f"{name} {line[name] + 1}" for name in ("round", "fold") if line[name] is not None]
+    return f"{', '.join(where)}: {line['doing']}"
