@@ -1,4 +1,4 @@
-"""`incv shards pack` and `incv shards verify`."""
+"""`incv shards pack`, `incv shards verify` and `incv shards stage`."""
 
 import argparse
 import os
@@ -6,33 +6,60 @@ import sys
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.pack import pack
+from shards.image_store import DEFAULT_QUALITY
+from shards.pack import PackStopped, pack
+from shards.plan import ArrayTask
 from shards.sample_index import SampleIndex
 from shards.sources import SOURCES, open_source
 from shards.verify import verify
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `shards` with its two verbs; each sets `func`, from the parsed arguments to an exit code."""
-    shards = subparsers.add_parser("shards", help="pack images into tar shards, or check packed ones")
-    verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify")
+    """Add `shards` with its verbs; each sets `func`, from the parsed arguments to an exit code."""
+    shards = subparsers.add_parser("shards", help="pack images into tar shards, check or copy packed ones")
+    verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | stage")
+    _add_pack(verbs)
 
+    verifying = verbs.add_parser("verify", help="recount and re-checksum a packed folder")
+    verifying.add_argument("folder", metavar="FOLDER", type=Path)
+    verifying.add_argument("--workers", type=int, default=_cpus(), help="default: the CPUs allotted")
+    verifying.set_defaults(func=_verify)
+
+    staging = verbs.add_parser("stage", help="copy a packed folder to a local disk; run again after a stop to go on")
+    staging.add_argument("source", metavar="SRC", help="a packed folder, or the URL of one")
+    staging.add_argument("target", metavar="DST", type=Path, help="the folder to fill")
+    staging.add_argument("--workers", type=int, default=4, help="files copied at the same time; default: 4")
+    staging.set_defaults(func=_stage, stop=lambda: False)
+
+
+def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     packing = verbs.add_parser("pack", help="pack a data set; run again after a stop to go on")
     packing.add_argument("source", metavar="SOURCE", help=" | ".join(SOURCES))
     packing.add_argument("--root", type=Path, help="the folder of the raw images (digits needs none)")
     packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
     packing.add_argument("--split", default="train", help="default: train")
+    packing.add_argument("--subset", help="of sources that have some; webvision: google, flickr or all")
+    packing.add_argument("--classes", type=int, metavar="K", help="only the first K classes; default: all")
+    packing.add_argument(
+        "--resize", type=int, metavar="PIXELS", help="shorter side of the images; default: as they are"
+    )
+    packing.add_argument(
+        "--quality", type=int, default=DEFAULT_QUALITY, help=f"of JPEGs written anew; default: {DEFAULT_QUALITY}"
+    )
     packing.add_argument("--workers", type=int, default=_cpus(), help="processes; default: the CPUs allotted")
     packing.add_argument("--samples-per-shard", type=int, default=1000, metavar="N", help="default: 1000")
     packing.add_argument(
         "--max-rejected", type=float, default=0.01, metavar="SHARE", help="of unusable images; default: 0.01"
     )
+    packing.add_argument(
+        "--task",
+        metavar="I/N",
+        help="write only the shards of task I of N, from 0; afterwards run without it to merge",
+    )
+    packing.add_argument(
+        "--dali-index", action="store_true", help="also index files for DALI's own WebDataset reader"
+    )
     packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may put its own stop request there
-
-    verifying = verbs.add_parser("verify", help="recount and re-checksum a packed folder")
-    verifying.add_argument("folder", metavar="FOLDER", type=Path)
-    verifying.add_argument("--workers", type=int, default=_cpus(), help="threads; default: the CPUs allotted")
-    verifying.set_defaults(func=_verify)
 
 
 def _cpus() -> int:
@@ -40,7 +67,10 @@ def _cpus() -> int:
 
 
 def _pack(arguments: argparse.Namespace) -> int:
-    source = open_source(arguments.source, arguments.root, arguments.split)
+    task = None if arguments.task is None else ArrayTask.parse(arguments.task)
+    source = open_source(
+        arguments.source, arguments.root, arguments.split, subset=arguments.subset, classes=arguments.classes
+    )
     index = pack(
         source,
         arguments.out,
@@ -48,8 +78,15 @@ def _pack(arguments: argparse.Namespace) -> int:
         samples_per_shard=arguments.samples_per_shard,
         max_rejected=arguments.max_rejected,
         stop=arguments.stop,
+        resize=arguments.resize,
+        quality=arguments.quality,
+        task=task,
+        dali_index=arguments.dali_index,
     )
-    print(f"{arguments.out}: {_summary(index)}")
+    if index is None:
+        print(f"{arguments.out}: task {task} is done; when all are, the same command without --task merges them")
+    else:
+        print(f"{arguments.out}: {_summary(index)}")
     return 0
 
 
@@ -57,10 +94,14 @@ def _summary(index: SampleIndex) -> str:
     dataset = index.dataset
     megabytes = sum(shard.nbytes for shard in dataset.shards) / 1e6
     rejected = dataset.count - dataset.usable
+    converted = ", ".join(f"{count:,} {kind}" for kind, count in dataset.converted.items())
     return (
-        f"{dataset.source}/{dataset.split}, {dataset.usable:,} images of {index.num_classes} classes in "
-        f"{len(dataset.shards):,} shards ({megabytes:,.1f} MB), {rejected:,} rejected"
+        "/".join(filter(None, (dataset.source, dataset.split, dataset.subset)))
+        + f", {dataset.usable:,} images of {index.num_classes} classes in "
+        + f"{len(dataset.shards):,} shards ({megabytes:,.1f} MB), {rejected:,} rejected"
         + (" (listed in rejected.parquet)" if rejected else "")
+        + (f", converted: {converted}" if converted else "")
+        + (f", {dataset.repeated:,} repeat another (duplicates.parquet)" if dataset.repeated else "")
         + f", index {index.checksum[:12]}"
     )
 
@@ -72,4 +113,18 @@ def _verify(arguments: argparse.Namespace) -> int:
     if report.problems:
         return DataError.exit_code
     print(f"{arguments.folder}: {report.samples:,} samples in {report.shards:,} shards, all as packed")
+    return 0
+
+
+def _stage(arguments: argparse.Namespace) -> int:
+    from shards.stage import StageStopped, stage  # here: it brings libraries that the other verbs do without
+
+    try:
+        report = stage(arguments.source, arguments.target, arguments.workers, arguments.stop)
+    except StageStopped as stopped:
+        raise PackStopped(str(stopped)) from stopped
+    print(
+        f"{arguments.target}: {report.copied:,} shards copied ({report.nbytes / 1e6:,.1f} MB), "
+        f"{report.kept:,} were there already"
+    )
     return 0

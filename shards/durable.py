@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_LEFTOVER = re.compile(r"\..*\.tmp\d+(\.old)?")
+_LEFTOVER = re.compile(r"\.(?P<name>.*)\.tmp\d+(\.old)?")
 
 
 def _temporary(path: Path) -> Path:
-    """Where `path` is written first: hidden, beside it, and of this process alone."""
-    return path.with_name(f".{path.name}.tmp{os.getpid()}")
+    """Where `path` is written first: hidden, beside it, and of this call alone.
+
+    Process numbers would not do: machines that share a folder, and containers, have the same ones.
+    """
+    return path.with_name(f".{path.name}.tmp{int.from_bytes(os.urandom(6), 'big')}")
 
 
 def is_leftover(path: Path) -> bool:
@@ -54,9 +57,15 @@ def is_leftover(path: Path) -> bool:
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Sweep away, at any depth, what killed processes left half-written; the caller is the only writer."""
-    for path in [path for path in folder.rglob(".*") if is_leftover(path)]:
+def remove_leftovers(folder: Path, names: Container[str] | None = None) -> None:
+    """Sweep away, at any depth, what killed processes left half-written.
+
+    The caller is the only writer in the folder or, with `names`, the only one of files that are called so.
+    """
+    for path in list(folder.rglob(".*")):
+        leftover = _LEFTOVER.fullmatch(path.name)
+        if leftover is None or (names is not None and leftover["name"] not in names):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:

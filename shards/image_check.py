@@ -1,14 +1,16 @@
-"""The one decoder of the project, and the check of untrusted image bytes that comes before packing."""
+"""The one decoder of the project; untrusted bytes are held against caps before any pixel is unfolded."""
 
 import io
 import struct
 import warnings
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
 from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin
+
+from shards.image_header import jpeg_frame, png_is_whole
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_PIXELS: Final = 50_000_000
@@ -41,49 +43,42 @@ class UndecodableImage(Exception):
         self.verdict = verdict
 
 
-@dataclass(frozen=True)
-class ImageFacts:
-    """Width and height are those of the upright image; 0 where the verdict is not `ok`."""
-
-    verdict: str
-    width: int = 0
-    height: int = 0
-
-
-def check_image(data: bytes) -> ImageFacts:
-    """Decode `data` whole and say what it is. Never raises, whatever the bytes."""
-    try:
-        height, width, _ = decode_rgb(data).shape
-    except UndecodableImage as problem:
-        return ImageFacts(problem.verdict)
-    return ImageFacts("ok", width, height)
-
-
 def decode_rgb(data: bytes) -> np.ndarray:
     """uint8 [height, width, 3], upright by its EXIF orientation, alpha dropped, gray and CMYK made RGB."""
-    image = _open(data)
-    try:
+    image = open_image(data)
+    with decoder_errors():
         image.load()
-        upright = _upright(image)
-        return _rgb(upright)
+        pixels = rgb_or_gray(upright(image))
+        return np.array(pixels if pixels.mode == "RGB" else pixels.convert("RGB"))
+
+
+@contextmanager
+def decoder_errors() -> Iterator[None]:
+    """Damaged data makes decoders raise nearly anything; all of it means `truncated`, or `oversized`."""
+    try:
+        yield
+    except UndecodableImage:
+        raise
     except MemoryError:
         raise UndecodableImage("oversized") from None
-    except Exception:  # damaged data makes decoders raise nearly anything
+    except Exception:
         raise UndecodableImage("truncated") from None
 
 
-def _open(data: bytes) -> ImageFile.ImageFile:
+def open_image(data: bytes) -> ImageFile.ImageFile:
     """Read the header only and hold it against the caps, so that no bomb is ever unfolded."""
     if len(data) > MAX_BYTES:
         raise UndecodableImage("oversized")
     plugin: type[ImageFile.ImageFile]
     if data.startswith(_JPEG):
-        plugin = JpegImagePlugin.JpegImageFile
+        plugin, is_whole = JpegImagePlugin.JpegImageFile, jpeg_frame(data) is not None
     elif data.startswith(_PNG):
-        plugin = PngImagePlugin.PngImageFile
+        plugin, is_whole = PngImagePlugin.PngImageFile, png_is_whole(data)
     else:
         known = data.startswith(_OTHER_FORMATS) or data[4:8] == b"ftyp"
         raise UndecodableImage("unsupported" if known else "not_an_image")
+    if not is_whole:
+        raise UndecodableImage("truncated")
     try:
         # the plugin itself, not Image.open: no other parser sees the bytes, and the caps are ours alone
         image = plugin(io.BytesIO(data))
@@ -98,9 +93,14 @@ def _open(data: bytes) -> ImageFile.ImageFile:
     return image
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    turn = _TURNS.get(_orientation(image.info.get("exif", b"")))
+def upright(image: Image.Image) -> Image.Image:
+    turn = turn_of(image)
     return image if turn is None else image.transpose(turn)
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """What makes a loaded image upright, by its EXIF; None where it is."""
+    return _TURNS.get(_orientation(image.info.get("exif", b"")))
 
 
 def _orientation(exif: bytes) -> int:
@@ -117,10 +117,14 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def rgb_or_gray(image: Image.Image) -> Image.Image:
+    """A loaded image in mode RGB or L: alpha dropped, 16 bits scaled to 8, CMYK and palettes made RGB."""
+    if image.mode in ("RGB", "L") and "transparency" not in image.info:
+        return image
     if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip instead of scaling
-        gray = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        return np.repeat(gray[:, :, None], 3, axis=2)
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode in ("1", "L", "LA"):
+        return image.convert("LA").convert("L") if "transparency" in image.info else image.convert("L")
     if "transparency" in image.info:  # a transparent palette entry: through RGBA, or PIL warns
         image = image.convert("RGBA")
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    return image.convert("RGB")

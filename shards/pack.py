@@ -1,29 +1,31 @@
 """Packing a source into shards: in parallel, resumable after any kill, the same bytes every time."""
 
-import errno
-import fcntl
-import hashlib
 import multiprocessing
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.durable import disk_errors, read_json, remove_leftovers, write_json
+from shards.dali_index import write_dali_index
+from shards.durable import read_json, remove_leftovers, write_json
 from shards.errors import ConfigError, DataError
+from shards.folder_lock import sole_writer
+from shards.image_store import DEFAULT_QUALITY
+from shards.merge import merge
+from shards.plan import ArrayTask, Plan, make_plan
 from shards.progress import Progress
-from shards.sample_index import Dataset, SampleIndex, ShardFile, write_index
-from shards.shard_writer import read_part, write_shard
+from shards.sample_index import Dataset, SampleIndex, shard_name
+from shards.shard_writer import Part, part_path, read_part, write_shard
 from shards.sources.source import Source
 from shards.verify import note_good, require_verified
 
@@ -35,26 +37,6 @@ class PackStopped(Exception):
     """Packing was asked to stop; what is finished is kept and the same command goes on from there."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is being packed; equal plans give equal bytes, so a half-finished folder may be continued."""
-
-    source: str
-    split: str
-    class_names: tuple[str, ...]
-    count: int
-    samples_per_shard: int
-    listing: str
-
-    def rows(self, shard: int) -> range:
-        first = shard * self.samples_per_shard
-        return range(first, min(first + self.samples_per_shard, self.count))
-
-    @property
-    def shards(self) -> range:
-        return range(-(-self.count // self.samples_per_shard))
-
-
 def pack(
     source: Source,
     out: Path,
@@ -62,66 +44,53 @@ def pack(
     samples_per_shard: int = 1000,
     max_rejected: float = 0.01,
     stop: Callable[[], bool] = lambda: False,
-) -> SampleIndex:
-    """Pack all rows of `source` into `out`; a finished pack of the same rows is checked and returned."""
-    if workers < 1 or samples_per_shard < 1:
-        raise ConfigError(f"workers ({workers}) and samples per shard ({samples_per_shard}) must be 1 or more")
+    resize: int | None = None,
+    quality: int = DEFAULT_QUALITY,
+    task: ArrayTask | None = None,
+    dali_index: bool = False,
+) -> SampleIndex | None:
+    """Pack all rows of `source` into `out`; a finished pack of the same rows is checked and returned.
+
+    With `task`, only its shards are written, and None is returned; the call without it then merges what all tasks
+    wrote. Tasks may run at the same time, on several machines that share the folder.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers ({workers}) must be 1 or more")
     if not 0 <= max_rejected <= 1:
         raise ConfigError(f"max_rejected is a share of the images, 0 to 1, not {max_rejected}")
-    plan = make_plan(source, samples_per_shard)
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    with _sole_writer(out):
+    plan = make_plan(source, samples_per_shard, resize, quality)
+    _require_ours(out)
+    with sole_writer(out, task):
         if (out / "dataset.json").exists():
             _require_same(out, Dataset.load(out), plan)
+            if task is not None:
+                return None
             shutil.rmtree(out / ".parts", ignore_errors=True)
+            if dali_index:
+                with suppress(OSError):  # a shard that cannot be read: the check says so
+                    write_dali_index(SampleIndex.load(out))
             return require_verified(out, workers)
-        _begin(out, plan)
-        finished = _write_shards(source, out, plan, workers, max_rejected, stop)
-        _merge(out, plan, finished)
+        _begin(out, plan, task)
+        parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
+        if task is not None:
+            return None
+        merge(source, out, plan, parts)
+        index = SampleIndex.load(out)
+        if dali_index:
+            write_dali_index(index)
         note_good(out)  # checksums were taken from the very bytes written
-    return SampleIndex.load(out)
+    return index
 
 
-def make_plan(source: Source, samples_per_shard: int) -> Plan:
-    """List the source once, without pixels: labels in range, no key twice."""
-    if len(source) == 0:
-        raise DataError(f"{source.name}/{source.split} holds no images")
-    digest, classes = hashlib.sha256(), len(source.class_names)
-    rows: dict[str, int] = {}
-    for row in range(len(source)):
-        key, label = source.key(row), source.label(row)
-        if not 0 <= label < classes:
-            raise DataError(f"{key} has label {label}; the labels of {source.name} are 0..{classes - 1}")
-        first = rows.setdefault(key, row)
-        if first != row:
-            raise DataError(f"two images of {source.name} have the key {key} (rows {first} and {row})")
-        digest.update(f"{len(key)} {key} {label}\n".encode())
-    return Plan(
-        source=source.name,
-        split=source.split,
-        class_names=source.class_names,
-        count=len(source),
-        samples_per_shard=samples_per_shard,
-        listing=digest.hexdigest(),
-    )
-
-
-@contextmanager
-def _sole_writer(out: Path) -> Iterator[None]:
-    """A lock on the folder itself: it leaves no file behind and ends with the process, however that ends."""
-    descriptor = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another process is packing into {out}; wait for it, or choose another --out") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK):
-                raise  # those five: a file system without locks, where the user has to take care
-        yield
-    finally:
-        os.close(descriptor)
+def _require_ours(out: Path) -> None:
+    """A folder with files of somebody else is left as it is."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file, not a folder; choose another --out")
+    if (out / "dataset.json").exists() or (out / ".parts").exists() or not out.exists():
+        return
+    strangers = sorted(path.name for path in out.iterdir())
+    if strangers:
+        raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
 
 
 def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
@@ -133,47 +102,56 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
             )
 
 
-def _begin(out: Path, plan: Plan) -> None:
+def _begin(out: Path, plan: Plan, task: ArrayTask | None) -> None:
     """Claim an empty folder, or go on in one that was left half-finished with the same plan."""
-    plan_path = out / ".parts" / "plan.json"
-    if plan_path.exists():
-        content = read_json(plan_path)
+    path = out / ".parts" / "plan.json"
+    if path.exists():
         try:
-            found = Plan(**{**content, "class_names": tuple(content["class_names"])})
+            found = Plan.of_json(read_json(path))
         except (TypeError, KeyError) as error:
-            raise DataError(f"{plan_path} was not written by incv; remove the folder: rm -r {out}") from error
+            raise DataError(f"{path} was not written by incv; remove the folder: rm -r {out}") from error
         _require_same(out, found, plan)
     else:
-        strangers = sorted(path.name for path in out.iterdir() if path.name != ".parts")
-        if strangers:
-            raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
-        write_json(plan_path, asdict(plan))
-    remove_leftovers(out)
+        write_json(path, asdict(plan))
+    # other tasks may be at work beside this one
+    own = (
+        None
+        if task is None
+        else {p.name for s in task.shards(plan) for p in (out / shard_name(s), part_path(out, s))}
+    )
+    remove_leftovers(out, own)
 
 
 def _write_shards(
-    source: Source, out: Path, plan: Plan, workers: int, max_rejected: float, stop: Callable[[], bool]
-) -> list[tuple[ShardFile, pa.Table]]:
+    source: Source,
+    out: Path,
+    plan: Plan,
+    task: ArrayTask | None,
+    workers: int,
+    max_rejected: float,
+    stop: Callable[[], bool],
+) -> list[Part]:
     """Write the shards that are not there yet; return all, in order."""
-    finished = {shard: part for shard in plan.shards if (part := read_part(out, shard)) is not None}
-    missing = [shard for shard in plan.shards if shard not in finished]
-    rejected = [row for _, table in finished.values() for row in _rejected(table)]
+    wanted = plan.shards if task is None else task.shards(plan)
+    finished = {shard: part for shard in wanted if (part := read_part(out, plan, shard)) is not None}
+    missing = [shard for shard in wanted if shard not in finished]
+    rejected = [row for part in finished.values() for row in _rejected(part.table)]
     _require_few(rejected, plan, max_rejected)
     if workers > 1 and len(missing) > 1:
         written = _written_by_processes(source, out, plan, missing, min(workers, len(missing)), stop)
     else:
         written = _written_here(source, out, plan, missing, stop)
-    done = sum(len(plan.rows(shard)) for shard in finished)
-    with closing(written), Progress(f"pack {plan.source}/{plan.split}", plan.count, done) as progress:
+    total, done = (sum(len(plan.rows(shard)) for shard in shards) for shards in (wanted, finished))
+    with closing(written), Progress(f"pack {plan.source}/{plan.split}", total, done) as progress:
         for shard in written:
-            part = read_part(out, shard)
+            part = read_part(out, plan, shard)
             if part is None:
                 raise DataError(f"shard {shard} vanished from {out}; is something else writing there?")
             finished[shard] = part
-            rejected += _rejected(part[1])
+            rejected += _rejected(part.table)
             progress.advance(len(plan.rows(shard)))
             _require_few(rejected, plan, max_rejected)
-    return [finished[shard] for shard in plan.shards]
+    return [finished[shard] for shard in wanted]
 
 
 def _written_here(
@@ -181,7 +159,7 @@ def _written_here(
 ) -> Generator[int, None, None]:
     for shard in missing:
         _obey(stop, out)
-        write_shard(source, out, shard, plan.rows(shard))
+        write_shard(source, out, plan, shard)
         yield shard
 
 
@@ -189,10 +167,10 @@ def _written_by_processes(
     source: Source, out: Path, plan: Plan, missing: list[int], workers: int, stop: Callable[[], bool]
 ) -> Generator[int, None, None]:
     pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(source,)
+        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(source, plan)
     )
     try:
-        running = {pool.submit(_write_in_worker, out, shard, plan.rows(shard)) for shard in missing}
+        running = {pool.submit(_write_in_worker, out, shard) for shard in missing}
         while running:
             _obey(stop, out)
             done, running = wait(running, _SECONDS_BETWEEN_POLLS, FIRST_COMPLETED)
@@ -213,13 +191,13 @@ def _obey(stop: Callable[[], bool], out: Path) -> None:
         raise PackStopped(f"packing into {out} was stopped; the same command goes on from there")
 
 
-_worker_source: Source
+_worker_job: tuple[Source, Plan]
 
 
-def _start_worker(source: Source) -> None:
-    """The source travels to a worker once, not with every shard."""
-    global _worker_source
-    _worker_source = source
+def _start_worker(source: Source, plan: Plan) -> None:
+    """Source and plan travel to a worker once, not with every shard."""
+    global _worker_job
+    _worker_job = source, plan
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -232,8 +210,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _write_in_worker(out: Path, shard: int, rows: range) -> int:
-    write_shard(_worker_source, out, shard, rows)
+def _write_in_worker(out: Path, shard: int) -> int:
+    source, plan = _worker_job
+    write_shard(source, out, plan, shard)
     return shard
 
 
@@ -252,13 +231,3 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
         f"{max_rejected:.2%} are allowed. The first: {shown}. "
         "Bring good copies of them, or allow more with --max-rejected"
     )
-
-
-def _merge(out: Path, plan: Plan, finished: list[tuple[ShardFile, pa.Table]]) -> None:
-    """Parts to index; dataset.json last of all, because it says that the folder is finished."""
-    table = pa.concat_tables([part for _, part in finished])
-    checksum = write_index(out, table)
-    shards = tuple(facts for facts, _ in finished)
-    dataset = Dataset(**asdict(plan), usable=sum(s.samples for s in shards), index_checksum=checksum, shards=shards)
-    dataset.write(out)
-    shutil.rmtree(out / ".parts")

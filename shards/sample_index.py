@@ -5,7 +5,9 @@ A packed split is one folder:
     shard-000000.tar ...   plain tars of <sample_id>.png / .jpg
     index.parquet          all columns, for people and other tools
     index.arrow            the numeric columns, uncompressed: every rank of a node maps the same pages
-    rejected.parquet       the rows that are in no shard, and why
+    rejected.parquet       the rows that are in no shard: why, and where the source says they are
+    duplicates.parquet     images that are there more than once, by group
+    shard-000000.idx ...   only with --dali-index: for DALI's own WebDataset reader
     dataset.json           what the folder holds, with checksums; written last: it means "finished"
 """
 
@@ -24,7 +26,7 @@ from shards.durable import read_json, write_json, write_parquet, write_with
 from shards.errors import DataError
 from shards.image_check import VERDICTS
 
-FORMAT = 1
+FORMAT = 2
 IN_NO_SHARD = -1
 
 TABLE = pa.schema(
@@ -69,15 +71,24 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """dataset.json. `listing` is a SHA-256 over the keys and labels the source listed."""
+    """dataset.json. `listing` is a SHA-256 over the keys and labels the source listed.
+
+    resize: shorter side in pixels, None where images are stored as they are; quality: of JPEGs written anew;
+    converted: images by kind of conversion (shards.image_store); repeated: images that repeat an earlier one.
+    """
 
     source: str
     split: str
+    subset: str
     class_names: tuple[str, ...]
     count: int
     usable: int
     samples_per_shard: int
+    resize: int | None
+    quality: int
     listing: str
+    converted: dict[str, int]
+    repeated: int
     index_checksum: str
     shards: tuple[ShardFile, ...]
     format: int = FORMAT
@@ -109,20 +120,36 @@ def shard_name(shard: int) -> str:
 def pack_again(folder: Path, dataset: Dataset | None = None) -> str:
     """The end of an error message: the command that makes the folder anew."""
     source = dataset.source if dataset else "SOURCE"
-    split = f" --split {dataset.split or repr('')}" if dataset else ""
-    return f"Pack it again: rm -r {folder} && incv shards pack {source}{split} --root ROOT --out {folder}"
+    options = _options(dataset) if dataset else ""
+    return f"Pack it again: rm -r {folder} && incv shards pack {source}{options} --root ROOT --out {folder}"
 
 
-def index_checksum(numeric: dict[str, np.ndarray], keys: list[str]) -> str:
+def _options(dataset: Dataset) -> str:
+    return (
+        f" --split {dataset.split or repr('')}"
+        + (f" --subset {dataset.subset}" if dataset.subset else "")
+        + (f" --resize {dataset.resize}" if dataset.resize else "")
+    )
+
+
+def index_checksum(numeric: dict[str, np.ndarray], keys: pa.ChunkedArray) -> str:
     """SHA-256 over the numeric columns as little-endian integers, then the keys with their lengths."""
     digest = hashlib.sha256()
     for name, kind in NUMERIC.items():
         little_endian = np.dtype(kind.to_pandas_dtype()).newbyteorder("<")
         digest.update(np.ascontiguousarray(numeric[name], dtype=little_endian).data)
-    encoded = [key.encode() for key in keys]
-    digest.update(np.array([len(key) for key in encoded], dtype="<u4").data)
-    digest.update(b"".join(encoded))
+    for chunk in keys.chunks:
+        digest.update(pc.binary_length(chunk).to_numpy().astype("<u4").data)
+    for chunk in keys.chunks:
+        digest.update(_text_bytes(chunk))
     return digest.hexdigest()
+
+
+def _text_bytes(chunk: pa.StringArray) -> pa.Buffer:
+    """The UTF-8 of all strings of an array, one behind the other: without millions of Python strings."""
+    _, offsets, content = chunk.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int32)[[chunk.offset, chunk.offset + len(chunk)]]
+    return content[int(ends[0]) : int(ends[1])] if content is not None else pa.py_buffer(b"")
 
 
 def numeric_columns(table: pa.Table) -> dict[str, np.ndarray]:
@@ -133,9 +160,8 @@ def numeric_columns(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def write_index(folder: Path, table: pa.Table) -> str:
-    """Write index.parquet, index.arrow and rejected.parquet; return the checksum of the index."""
+    """Write index.parquet and index.arrow; return the checksum of the index."""
     numeric = numeric_columns(table)
-    rejected = table.filter(pc.not_equal(table["verdict"], "ok")).select(["sample_id", "key", "verdict"])
     arrays = [pa.array(numeric[name], kind) for name, kind in NUMERIC.items()]
     batch = pa.record_batch(arrays, schema=pa.schema(list(NUMERIC.items())))
 
@@ -145,8 +171,7 @@ def write_index(folder: Path, table: pa.Table) -> str:
 
     write_parquet(folder / "index.parquet", table)
     write_with(folder / "index.arrow", write_arrow)
-    write_parquet(folder / "rejected.parquet", rejected)
-    return index_checksum(numeric, table["key"].to_pylist())
+    return index_checksum(numeric, table["key"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,10 @@
-"""Writing one shard: rows of a source, checked, into a tar whose bytes depend on nothing but those rows."""
+"""Writing one shard: rows of a source, checked and converted, into a tar that depends on nothing but those rows."""
 
 import hashlib
 import json
 import zlib
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,28 @@ import pyarrow.parquet as pq
 
 from shards.durable import write_parquet, write_with
 from shards.errors import DataError
-from shards.image_check import check_image
+from shards.image_store import StoredImage, stored_image
+from shards.plan import Plan
 from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
 from shards.sources.source import RawSample, Source
+from shards.tar_stream import TarWriter
 
-_TAR_BLOCK = 512
-_SUFFIXES = ("png", "jpg")
-_SHARD_FACTS = b"incv.shard"
+_FACTS = b"incv.shard"
+_CONTENT_BYTES = 16
+# of the source's bytes, so that the same picture under two names is found whatever is done to it here
+_PART = TABLE.append(pa.field("content", pa.binary(_CONTENT_BYTES)))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One finished shard: its tar, how many images were converted in which way, and its rows.
+
+    `table` has the columns of the index and `content`, a hash of the source's bytes (null where rejected).
+    """
+
+    shard: ShardFile
+    converted: dict[str, int]
+    table: pa.Table
 
 
 def member_key(sample_id: int) -> str:
@@ -36,72 +52,85 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_shard(source: Source, out: Path, shard: int, rows: range) -> None:
+def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
     """The tar first, then its part table: a part on disk means that its tar is whole."""
     path = out / shard_name(shard)
     lines: list[dict[str, Any]] = []
+    converted: Counter[str] = Counter()
+    hashes: list[str] = []
 
     def write(temporary: Path) -> None:
-        lines.extend(_write_tar(source, temporary, shard, rows))
+        with temporary.open("wb") as file:
+            tar = TarWriter(file)
+            for row in plan.rows(shard):
+                line, kinds = _write_row(source, tar, plan, shard, row)
+                lines.append(line)
+                converted.update(kinds)
+            hashes.append(tar.finish())
 
     write_with(path, write)
     samples = sum(line["shard"] != IN_NO_SHARD for line in lines)
-    facts = ShardFile(path.name, path.stat().st_size, file_sha256(path), samples)
-    table = pa.Table.from_pylist(lines, schema=TABLE)
-    table = table.replace_schema_metadata({_SHARD_FACTS: json.dumps(asdict(facts))})
-    write_parquet(part_path(out, shard), table)
+    facts = {
+        "shard": asdict(ShardFile(path.name, path.stat().st_size, hashes[0], samples)),
+        "converted": dict(sorted(converted.items())),
+        "plan": plan.checksum,
+    }
+    table = pa.Table.from_pylist(lines, schema=_PART)
+    write_parquet(part_path(out, shard), table.replace_schema_metadata({_FACTS: json.dumps(facts)}))
 
 
-def read_part(out: Path, shard: int) -> tuple[ShardFile, pa.Table] | None:
+def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
     """A shard finished earlier, or None where it has to be written (again)."""
-    part = part_path(out, shard)
-    if not part.is_file():
+    path = part_path(out, shard)
+    try:
+        table = pq.read_table(path, partitioning=None)
+        facts = json.loads(table.schema.metadata[_FACTS])
+        file = ShardFile(**facts["shard"])
+    except (OSError, pa.ArrowException, TypeError, LookupError, ValueError):  # none, or none that we wrote
         return None
-    table = pq.read_table(part, partitioning=None)
-    facts = ShardFile(**json.loads(table.schema.metadata[_SHARD_FACTS]))
-    tar = out / facts.file
-    if not tar.is_file() or tar.stat().st_size != facts.nbytes:
+    tar = out / file.file
+    if facts.get("plan") != plan.checksum or not tar.is_file() or tar.stat().st_size != file.nbytes:
         return None
-    return facts, table.replace_schema_metadata(None)
+    return Part(file, facts["converted"], table.replace_schema_metadata(None))
 
 
-def _write_tar(source: Source, path: Path, shard: int, rows: range) -> list[dict[str, Any]]:
-    from webdataset import (
-        TarWriter,  # here, because it imports torch: only those who write shards wait for it
-    )
-
-    # all that a tar header says beside name and size is fixed, so that the same rows give the same bytes
-    fixed = {"user": "incv", "group": "incv", "mode": 0o444, "mtime": 0}
-    lines = []
-    with path.open("wb") as file, TarWriter(file, encoder=False, compress=False, **fixed) as tar:
-        for row in rows:
-            sample = source.sample(row)
-            line = _checked_line(source.name, row, sample)
-            if line["verdict"] == "ok":
-                line |= {"shard": shard, "offset": tar.tarstream.offset + _TAR_BLOCK}
-                tar.write({"__key__": member_key(row), sample.suffix: sample.data})
-                padded = -(-len(sample.data) // _TAR_BLOCK) * _TAR_BLOCK
-                assert tar.tarstream.offset == line["offset"] + padded, "a header of more than one block"
-            lines.append(line)
-    return lines
+def _write_row(
+    source: Source, tar: TarWriter, plan: Plan, shard: int, row: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """One image into the tar, if it is one; the row of the index, and what was converted."""
+    sample = _sample(source, row)
+    image = stored_image(sample.data, plan.resize, plan.quality)
+    line = _line(source.name, row, sample, image)
+    if image.verdict == "ok":
+        offset = tar.add(f"{member_key(row)}.{image.suffix}", image.data)
+        content = hashlib.sha256(sample.data).digest()[:_CONTENT_BYTES]
+        line |= {"shard": shard, "offset": offset, "content": content}
+    return line, image.converted
 
 
-def _checked_line(source_name: str, row: int, sample: RawSample) -> dict[str, Any]:
+def _sample(source: Source, row: int) -> RawSample:
+    try:
+        return source.sample(row)
+    except (DataError, OSError) as error:
+        origin = source.origin(row)
+        if isinstance(error, DataError) and origin in str(error):
+            raise
+        raise DataError(f"{origin}: {error}") from error
+
+
+def _line(source_name: str, row: int, sample: RawSample, image: StoredImage) -> dict[str, Any]:
     """The row of the index for `sample`, as if rejected; a usable one gets its place in the tar."""
-    if sample.suffix not in _SUFFIXES:
-        raise DataError(f"{sample.key}: only {' and '.join(_SUFFIXES)} can be packed, not {sample.suffix!r}")
-    facts = check_image(sample.data)
-    usable = facts.verdict == "ok"
     return {
         "sample_id": row,
         "key": sample.key,
         "shard": IN_NO_SHARD,
         "offset": 0,
-        "nbytes": len(sample.data) if usable else 0,
+        "nbytes": len(image.data),
         "label": sample.label,
         "source": source_name,
-        "width": facts.width,
-        "height": facts.height,
-        "verdict": facts.verdict,
-        "crc32": zlib.crc32(sample.data) if usable else 0,
+        "width": image.width,
+        "height": image.height,
+        "verdict": image.verdict,
+        "crc32": zlib.crc32(image.data),
+        "content": None,
     }

@@ -1,7 +1,5 @@
 """Recounting and re-checksumming a packed split, and remembering that it was done."""
 
-import tarfile
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 
+from shards.dali_index import index_path, index_text
 from shards.durable import read_json, write_json
 from shards.errors import DataError
 from shards.image_check import VERDICTS
@@ -23,7 +23,8 @@ from shards.sample_index import (
     numeric_columns,
     pack_again,
 )
-from shards.shard_writer import file_sha256, member_key
+from shards.shard_writer import member_key
+from shards.tar_stream import Member, read_tar
 
 _PROBLEMS_PER_SHARD = 5
 _PROBLEMS_SHOWN = 3
@@ -44,17 +45,18 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
     before = _file_stamps(folder)
     try:
         index = SampleIndex.load(folder)
-        problems = list(_index_problems(index))
+        problems = list(index_problems(index))
     except DataError as error:
         return VerifyReport(0, 0, [str(error)])
     shards = index.dataset.shards
-    # threads are enough: hashing large buffers leaves the interpreter free
-    with Progress("verify", len(shards), unit="shards") as progress, ThreadPoolExecutor(workers) as pool:
-        for found in pool.map(lambda shard: list(_shard_problems(index, shard)), range(len(shards))):
+    with_dali = any(index_path(index.shard_path(shard)).exists() for shard in range(len(shards)))
+    # threads are enough: nearly all is reading and hashing, which leave the interpreter free
+    with Progress("verify", len(index)) as progress, ThreadPoolExecutor(workers) as pool:
+        for found in pool.map(lambda shard: list(_shard_problems(index, shard, with_dali)), range(len(shards))):
             problems += found[:_PROBLEMS_PER_SHARD]
             if len(found) > _PROBLEMS_PER_SHARD:
                 problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more in that shard")
-            progress.advance()
+            progress.advance(min(index.dataset.samples_per_shard, len(index) - progress.done))
     if not problems:
         note_good(folder, before)
     return VerifyReport(len(index), len(shards), problems)
@@ -89,7 +91,8 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
     """Size and time of change of every file that was packed; a file not there is left out."""
     with suppress(DataError):
         names = ["dataset.json", "index.parquet", "index.arrow"]
-        names += [shard.file for shard in Dataset.load(folder).shards]
+        shards = [shard.file for shard in Dataset.load(folder).shards]
+        names += shards + [index_path(Path(shard)).name for shard in shards]
         stamps = {}
         for name in names:
             with suppress(FileNotFoundError):
@@ -99,10 +102,10 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
     return {}
 
 
-def _index_problems(index: SampleIndex) -> Iterator[str]:
+def index_problems(index: SampleIndex) -> Iterator[str]:
     """What is wrong with the two index files, each alone and held against the other and dataset.json."""
     table = index.read_table()
-    keys = table["key"].to_pylist()
+    keys = table["key"]
     mapped = {name: getattr(index, name) for name in NUMERIC}
     if index_checksum(mapped, keys) != index.checksum:
         yield "index.arrow or the keys in index.parquet changed since they were packed (checksum)"
@@ -110,7 +113,7 @@ def _index_problems(index: SampleIndex) -> Iterator[str]:
         yield "index.parquet and index.arrow do not say the same"
     if not np.array_equal(index.sample_id, np.arange(len(index))):
         yield "the sample ids of the index are not 0..n-1"
-    if len(set(keys)) != len(keys):
+    if pc.count_distinct(keys).as_py() != len(keys):
         yield "the index has a key twice"
     usable = len(index.usable_ids())
     if usable != index.dataset.usable:
@@ -119,42 +122,69 @@ def _index_problems(index: SampleIndex) -> Iterator[str]:
         yield "the index has a rejected sample in a shard, or a usable one in none"
     if np.any(index.shard >= len(index.dataset.shards)):
         yield "the index names a shard that is not in dataset.json"
+    yield from _resize_problems(index)
 
 
-def _shard_problems(index: SampleIndex, shard: int) -> Iterator[str]:
+def _resize_problems(index: SampleIndex) -> Iterator[str]:
+    """By the sizes in the index: cheap, and what a wrong setting of a recipe would show first."""
+    resize = index.dataset.resize
+    if resize is None:
+        return
+    wrong = np.flatnonzero((index.verdict == 0) & (np.minimum(index.width, index.height) != resize))
+    if len(wrong):
+        first = int(wrong[0])
+        yield (
+            f"{len(wrong):,} images whose shorter side is not {resize}: {_called(index, first)}, "
+            f"{index.width[first]} x {index.height[first]}"
+        )
+
+
+def _shard_problems(index: SampleIndex, shard: int, with_dali: bool) -> Iterator[str]:
     facts, path = index.dataset.shards[shard], index.shard_path(shard)
     if not path.is_file():
         yield f"{facts.file} is missing"
         return
     try:
-        if path.stat().st_size != facts.nbytes:
-            yield f"{facts.file} has {path.stat().st_size:,} bytes, {facts.nbytes:,} were packed"
-        elif file_sha256(path) != facts.sha256:
-            yield f"{facts.file} changed since it was packed (SHA-256)"
-        yield from _member_problems(index, shard)
-    except (OSError, tarfile.TarError) as error:
-        yield f"{facts.file} cannot be read: {error}"
+        content = read_tar(path)
+        nbytes = path.stat().st_size
+    except OSError as error:
+        yield f"{facts.file} cannot be read: {error.strerror}"
+        return
+    if nbytes != facts.nbytes:
+        yield f"{facts.file} has {nbytes:,} bytes, {facts.nbytes:,} were packed"
+    elif content.sha256 != facts.sha256:
+        yield f"{facts.file} changed since it was packed (SHA-256)"
+    if not content.is_whole:
+        yield f"{facts.file} is not a plain tar behind its member {len(content.members):,}"
+    yield from _member_problems(index, shard, content.members)
+    if with_dali and content.members:
+        yield from _dali_problems(path, content.members)
 
 
-def _member_problems(index: SampleIndex, shard: int) -> Iterator[str]:
+def _member_problems(index: SampleIndex, shard: int, members: list[Member]) -> Iterator[str]:
     """The tar's members held against the rows of the index, in order."""
     facts = index.dataset.shards[shard]
     ids = np.flatnonzero(index.shard == shard)
     if len(ids) != facts.samples:
         yield f"{facts.file}: the index has {len(ids):,} samples, dataset.json {facts.samples:,}"
-    with index.shard_path(shard).open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-        members = [(member.name, member.offset_data, member.size) for member in tar]
-        if len(members) != len(ids):
-            yield f"{facts.file} has {len(members):,} members, the index {len(ids):,}"
-        for (name, offset, size), row in zip(members, ids, strict=False):
-            sample = int(row)
-            expected = (member_key(sample), index.offset[sample], index.nbytes[sample])
-            if (Path(name).stem, offset, size) != expected:
-                yield f"{facts.file}: {name} at {offset:,} is not {_called(index, sample)} of the index"
-                continue
-            file.seek(offset)
-            if zlib.crc32(file.read(size)) != index.crc32[sample]:
-                yield f"{facts.file}: the bytes of {_called(index, sample)} changed (CRC-32)"
+    if len(members) != len(ids):
+        yield f"{facts.file} has {len(members):,} members, the index {len(ids):,}"
+    for member, row in zip(members, ids, strict=False):
+        sample = int(row)
+        expected = (member_key(sample), index.offset[sample], index.nbytes[sample])
+        if (Path(member.name).stem, member.offset, member.nbytes) != expected:
+            yield f"{facts.file}: {member.name} at {member.offset:,} is not {_called(index, sample)} of the index"
+        elif member.crc32 != index.crc32[sample]:
+            yield f"{facts.file}: the bytes of {_called(index, sample)} changed (CRC-32)"
+
+
+def _dali_problems(tar: Path, members: list[Member]) -> Iterator[str]:
+    """DALI itself reads whatever lies at a wrong offset."""
+    path = index_path(tar)
+    if not path.is_file():
+        yield f"{path.name} is missing beside the others; --dali-index mends it"
+    elif path.read_text(errors="replace") != index_text((one.name, one.offset, one.nbytes) for one in members):
+        yield f"{path.name} does not say what {tar.name} holds; --dali-index mends it"
 
 
 def _called(index: SampleIndex, sample: int) -> str:

@@ -34,7 +34,7 @@ GENERAL = ((0.5, 0.3, 0.2), (0.0, 0.9, 0.1), (0.25, 0.0, 0.75))
 class TwelveImages:
     """Three classes of four; the image of row 5 is broken, so that its id is in the index and in no run."""
 
-    name, split, class_names = "twelve", "train", ("ant", "bee", "cow")
+    name, split, subset, class_names = "twelve", "train", "", ("ant", "bee", "cow")
 
     def __len__(self) -> int:
         return 12
@@ -44,6 +44,9 @@ class TwelveImages:
 
     def label(self, row: int) -> int:
         return row % 3
+
+    def origin(self, row: int) -> str:
+        return f"row {row}"
 
     def sample(self, row: int) -> RawSample:
         stream = io.BytesIO()

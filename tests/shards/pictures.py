@@ -15,6 +15,13 @@ def picture(seed: int = 0, width: int = 20, height: int = 14, kind: str = "PNG",
     return encoded(Image.fromarray(pixels), kind, **options)
 
 
+def smooth(width: int, height: int) -> Image.Image:
+    """A picture without fine detail, so that JPEG and resizing change it little."""
+    across, down = np.linspace(0, 1, width)[None, :], np.linspace(0, 1, height)[:, None]
+    channels = [across + 0 * down, 0 * across + down, (across + down) / 2]
+    return Image.fromarray((40 + 170 * np.stack(channels, axis=2)).astype(np.uint8))
+
+
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     stream = io.BytesIO()
     image.save(stream, format=kind, **options)
@@ -36,7 +43,7 @@ def image_tree(root: Path, classes: int = 3, per_class: int = 7) -> Path:
 class ListSource:
     """A source over a list of (key, label, bytes)."""
 
-    name, split, class_names = "list", "train", ("a", "b")
+    name, split, subset, class_names = "list", "train", "", ("a", "b")
 
     def __init__(self, rows: list[tuple[str, int, bytes]]) -> None:
         self.rows = rows
@@ -50,6 +57,9 @@ class ListSource:
     def label(self, row: int) -> int:
         return self.rows[row][1]
 
+    def origin(self, row: int) -> str:
+        return f"the list, entry {row}"
+
     def sample(self, row: int) -> RawSample:
         key, label, data = self.rows[row]
         return RawSample(key, label, "png", data)
@@ -61,6 +71,7 @@ class FirstRows:
     def __init__(self, source, count: int) -> None:
         self.source, self.count = source, count
         self.name, self.split, self.class_names = source.name, source.split, source.class_names
+        self.subset, self.origin = source.subset, source.origin
         self.key, self.label, self.sample = source.key, source.label, source.sample
 
     def __len__(self) -> int:

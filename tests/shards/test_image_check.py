@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from pictures import encoded, picture
 from PIL import Image, ImageOps
 
-from shards.image_check import MAX_BYTES, VERDICTS, UndecodableImage, check_image, decode_rgb
+from shards.image_check import MAX_BYTES, VERDICTS, UndecodableImage, decode_rgb
+
+
+def _verdict(data: bytes) -> str:
+    try:
+        decode_rgb(data)
+    except UndecodableImage as problem:
+        return problem.verdict
+    return "ok"
 
 
 def _png_of_size(width: int, height: int) -> bytes:
@@ -58,23 +66,19 @@ def _animated() -> bytes:
 def test_verdicts(data, verdict):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        facts = check_image(data)
-    assert facts.verdict == verdict
-    assert (facts.width, facts.height) == ((20, 14) if verdict == "ok" else (0, 0))
+        assert _verdict(data) == verdict
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"]))
 def test_any_bytes_get_a_verdict(data, start):
-    assert check_image(start + data).verdict in VERDICTS
+    assert _verdict(start + data) in VERDICTS
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from(["PNG", "JPEG"]))
 def test_a_changed_byte_never_raises(place, value, kind):
     data = bytearray(picture(kind=kind))
     data[place % len(data)] = value
-    facts = check_image(bytes(data))
-    if facts.verdict == "ok":
-        assert decode_rgb(bytes(data)).shape == (facts.height, facts.width, 3)
+    assert _verdict(bytes(data)) in VERDICTS
 
 
 def test_a_png_decodes_to_its_pixels_and_they_are_writable():
@@ -93,14 +97,13 @@ def test_orientation_is_applied_as_pillow_applies_it(orientation, kind):
     data = encoded(image, kind, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     np.testing.assert_array_equal(decode_rgb(data), np.asarray(upright))
-    facts = check_image(data)
-    assert (facts.width, facts.height) == ((14, 20) if orientation > 4 else (20, 14))
+    assert decode_rgb(data).shape == ((20, 14, 3) if orientation > 4 else (14, 20, 3))
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_broken_exif_turns_nothing():
     data = encoded(Image.new("RGB", (6, 4)), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xffgarbage")
-    assert check_image(data).verdict == "ok"
+    assert _verdict(data) == "ok"
 
 
 def test_every_mode_becomes_rgb():
@@ -119,7 +122,7 @@ def test_every_mode_becomes_rgb():
         decoded = decode_rgb(encoded(palette, "PNG", transparency=bytes(range(16))))
     np.testing.assert_array_equal(decoded, np.asarray(palette.convert("RGB")))
     assert decode_rgb(encoded(image.convert("1"), "PNG")).max() == 255
-    assert check_image(encoded(image.convert("CMYK"), "JPEG")).verdict == "ok"
+    assert _verdict(encoded(image.convert("CMYK"), "JPEG")) == "ok"
 
 
 def test_decoding_says_why_it_cannot():

@@ -1,6 +1,5 @@
 """Packing: the same bytes whoever writes them, nothing lost to a kill, nothing mixed up."""
 
-import fcntl
 import io
 import os
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from PIL import Image
 from shards.errors import ConfigError, DataError
 from shards.image_check import VERDICTS, decode_rgb
 from shards.pack import PackStopped, pack
+from shards.plan import make_plan
 from shards.sources import open_source
 
 HTML = b"<html>not found</html>"
@@ -56,7 +57,9 @@ def test_rejected_rows_keep_their_id_and_are_in_no_shard(tmp_path_factory, good,
     assert ((index.shard >= 0) == good).all()
     rejected = pq.read_table(out / "rejected.parquet").to_pylist()
     assert rejected == [
-        {"sample_id": row, "key": f"k{row}", "verdict": "not_an_image"} for row, ok in enumerate(good) if not ok
+        {"sample_id": row, "key": f"k{row}", "verdict": "not_an_image", "origin": f"the list, entry {row}"}
+        for row, ok in enumerate(good)
+        if not ok
     ]
 
 
@@ -100,7 +103,7 @@ def test_a_finished_pack_is_returned_and_not_written_again(tmp_path):
     assert not (tmp_path / "out" / ".parts").exists()
 
 
-@pytest.mark.parametrize("change", ["count", "listing", "samples_per_shard"])
+@pytest.mark.parametrize("change", ["count", "listing", "samples_per_shard", "resize", "quality", "subset"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_data_set_in_the_folder_is_refused(tmp_path, change, finished):
     if finished:
@@ -111,8 +114,11 @@ def test_another_data_set_in_the_folder_is_refused(tmp_path, change, finished):
     other = list_source(11 if change == "count" else 10)
     if change == "listing":
         other.rows[3] = ("renamed", 0, picture())
+    if change == "subset":
+        other.subset = "flickr"
+    options = {"samples_per_shard": 7, "resize": 32, "quality": 80}
     with pytest.raises(DataError, match=f"another {change}"):
-        pack(other, tmp_path, samples_per_shard=7 if change == "samples_per_shard" else 1000)
+        pack(other, tmp_path, **{name: value for name, value in options.items() if name == change})
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
@@ -120,16 +126,6 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     with pytest.raises(DataError, match=r"thesis\.tex"):
         pack(list_source(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_two_packers_do_not_share_a_folder(tmp_path):
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(DataError, match="another process is packing"):
-            pack(list_source(), tmp_path)
-    finally:
-        os.close(descriptor)
 
 
 def test_a_stopped_pack_goes_on_where_it_was(tmp_path):
@@ -146,11 +142,12 @@ def test_a_stopped_pack_goes_on_where_it_was(tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_a_shard_lost_between_two_starts_is_written_again(tmp_path):
+@pytest.mark.parametrize("lost", ["shard-000000.tar", ".parts/shard-000001.parquet"])
+def test_a_shard_lost_between_two_starts_is_written_again(tmp_path, lost):
     polls = iter([False, False, True])
     with pytest.raises(PackStopped):
         pack(list_source(), tmp_path / "out", samples_per_shard=3, stop=lambda: next(polls))
-    os.truncate(tmp_path / "out" / "shard-000000.tar", 100)
+    os.truncate(tmp_path / "out" / lost, 100)
     pack(list_source(), tmp_path / "out", samples_per_shard=3)
     pack(list_source(), tmp_path / "whole", samples_per_shard=3)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -224,8 +221,43 @@ def test_bad_labels_and_double_keys_are_found_before_anything_is_written(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+class SameHash(str):
+    __slots__ = ()
+
+    def __hash__(self):
+        return 7
+
+
+def test_keys_that_only_look_the_same_are_told_apart():
+    rows = [(SameHash(f"k{row}"), 0, b"") for row in range(50)]
+    make_plan(ListSource(rows), 10, None, 90)
+    rows[40] = (SameHash("k3"), 0, b"")
+    with pytest.raises(DataError, match="the key k3: the list, entry 3 and the list, entry 40"):
+        make_plan(ListSource(rows), 10, None, 90)
+
+
+class ManyRows(ListSource):
+    def __len__(self):
+        return 100_000
+
+    def key(self, row):
+        return f"google/q0001/picture-{row:012d}.jpg"
+
+    def label(self, row):
+        return row % 2
+
+
+def test_listing_a_large_source_keeps_no_keys():
+    source = ManyRows([])
+    tracemalloc.start()
+    make_plan(source, 1000, 256, 90)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6e6  # the keys alone are 8.5e6
+
+
 def test_numbers_out_of_range_are_refused(tmp_path):
-    for options in ({"workers": 0}, {"samples_per_shard": 0}, {"max_rejected": 1.5}):
+    for options in ({"workers": 0}, {"samples_per_shard": 0}, {"max_rejected": 1.5}, {"resize": 0}, {"quality": 101}):
         with pytest.raises(ConfigError):
             pack(list_source(), tmp_path / "out", **options)
 

@@ -1,0 +1,136 @@
+"""Images packed a second, held against as many processes that merely decode and resize the same images.
+
+.venv/bin/python benchmarks/packing.py --images FOLDER_OR_TAR --workers 2 --resize 256 --rounds 3 [--keep]
+
+The reference is the harder one to meet: no JPEG is written, nothing is hashed or stored. `packing_encoded` holds the
+same packing against decoding, resizing and writing JPEGs into memory; `packing_cpu` counts seconds of the processors
+instead of the clock, which says the same on a machine that others use at the same time.
+"""
+
+import argparse
+import io
+import multiprocessing
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from record import publish, record_runs
+
+from shards.image_check import open_image
+from shards.image_store import DEFAULT_QUALITY, load_resized, target
+from shards.pack import pack
+from shards.sources import open_source
+
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_CLASSES = 20
+
+
+def images_of(given: Path, place: Path) -> list[Path]:
+    if given.is_dir():
+        return sorted(path for path in given.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    with tarfile.open(given) as tar:
+        tar.extractall(place, filter="data")
+    return images_of(place, place)
+
+
+def class_folders(images: list[Path], count: int, root: Path) -> list[str]:
+    """ROOT/train/<class>/<number>: the images, repeated under new names up to `count`."""
+    paths = []
+    for number in range(count):
+        image = images[number % len(images)]
+        path = root / "train" / f"class{number % _CLASSES:02d}" / f"{number:06d}{image.suffix.lower()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image, path)
+        paths.append(str(path))
+    return paths
+
+
+def decode_and_resize(paths: list[str], resize: int, encode: bool) -> None:
+    """The reference: a tight loop over the very calls that packing makes."""
+    for path in paths:
+        image = open_image(Path(path).read_bytes())
+        size, box = target(image.size, resize)
+        pixels = load_resized(image, size, box)
+        if encode:
+            pixels.save(io.BytesIO(), "JPEG", quality=DEFAULT_QUALITY, subsampling="4:2:0")
+
+
+def reference(paths: list[str], workers: int, resize: int, encode: bool) -> None:
+    shares = [paths[worker::workers] for worker in range(workers)]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(decode_and_resize, shares, [resize] * workers, [encode] * workers))
+
+
+@dataclass
+class Rates:
+    """Images a second of the runs of one job: by the clock, and by the seconds its processes computed."""
+
+    clock: list[float] = field(default_factory=list)
+    processors: list[float] = field(default_factory=list)
+
+    def run(self, job: Callable[[], object], count: int) -> None:
+        os.sync()  # what the run before left to be written is not this one's to wait for
+        start, computed = time.perf_counter(), _computed()
+        job()
+        self.clock.append(count / (time.perf_counter() - start))
+        self.processors.append(count / (_computed() - computed))
+
+
+def _computed() -> float:
+    """Seconds that this process and those it waited for have computed."""
+    return sum(os.times()[:4])
+
+
+def measure(root: Path, paths: list[str], workers: int, resize: int, rounds: int) -> tuple[Rates, Rates, Rates]:
+    """Packing; decode + resize; decode + resize + encode: taken in turn."""
+    packing, decoding, encoding = Rates(), Rates(), Rates()
+    source = open_source("image_folder", root, "train")
+    per_shard = -(-len(paths) // (8 * workers))
+    for number in range(rounds):
+        out = root / f"out-{number}"
+        packing.run(partial(pack, source, out, workers, per_shard, resize=resize), len(paths))
+        decoding.run(partial(reference, paths, workers, resize, encode=False), len(paths))
+        encoding.run(partial(reference, paths, workers, resize, encode=True), len(paths))
+        shutil.rmtree(out)
+    return packing, decoding, encoding
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True, help="a folder or tar of JPEGs and PNGs")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--resize", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--count", type=int, default=2000, help="the images are repeated up to so many")
+    parser.add_argument("--keep", action="store_true", help="append the lines to results/packing.jsonl")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        images = images_of(given.images, place / "unpacked")
+        paths = class_folders(images, given.count, place / "root")
+        packed, decoded, encoded = measure(place / "root", paths, given.workers, given.resize, given.rounds)
+    command = (
+        f"python benchmarks/packing.py --images {given.images.name} --workers {given.workers} "
+        f"--resize {given.resize} --rounds {given.rounds}"
+    )
+    figures = {
+        "packing": (packed.clock, decoded.clock, "images/s", "reference: decode, resize"),
+        "packing_encoded": (packed.clock, encoded.clock, "images/s", "reference: decode, resize, encode"),
+        "packing_cpu": (packed.processors, decoded.processors, "images/CPU s", "reference: decode, resize"),
+    }
+    lines = [
+        record_runs(name, values, references, command=command, unit=unit, note=note)
+        for name, (values, references, unit, note) in figures.items()
+    ]
+    publish(lines, "packing.jsonl" if given.keep else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Index files for DALI's own WebDataset reader: `shard-000000.idx` beside `shard-000000.tar`."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from shards.durable import write_bytes
+from shards.sample_index import SampleIndex
+from shards.tar_stream import BLOCK
+
+_VERSION = "v1.2"
+_NAME_BYTES = 100  # of a tar header, at its beginning
+
+
+def index_path(tar: Path) -> Path:
+    return tar.with_suffix(".idx")
+
+
+def index_text(members: Iterable[tuple[str, int, int]]) -> str:
+    """One line a sample: suffix, offset of the data, size, name; `members` are (name, offset, size)."""
+    lines = [f"{name.rpartition('.')[2]} {offset} {size} {name}\n" for name, offset, size in members]
+    return f"{_VERSION} {len(lines)}\n" + "".join(lines)
+
+
+def write_dali_index(index: SampleIndex) -> None:
+    """Write the files that are not there yet or say something else; an empty shard has none, as DALI refuses it."""
+    for shard, facts in enumerate(index.dataset.shards):
+        if not facts.samples:
+            continue
+        path = index_path(index.shard_path(shard))
+        text = index_text(_members(index, shard)).encode()
+        if not path.is_file() or path.read_bytes() != text:
+            write_bytes(path, text)
+
+
+def _members(index: SampleIndex, shard: int) -> list[tuple[str, int, int]]:
+    """From the rows of the index; only the names, for their suffixes, are read from the tar."""
+    descriptor = os.open(index.shard_path(shard), os.O_RDONLY)
+    try:
+        members = []
+        for row in np.flatnonzero(index.shard == shard):
+            offset, size = int(index.offset[row]), int(index.nbytes[row])
+            name = os.pread(descriptor, _NAME_BYTES, offset - BLOCK).split(b"\0", 1)[0]
+            members.append((name.decode(errors="replace"), offset, size))
+        return members
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,37 @@
+"""The same image under two names: found by a hash of the source's bytes, reported, never an error."""
+
+import numpy as np
+import pyarrow as pa
+
+
+def duplicates(table: pa.Table) -> pa.Table:
+    """group, sample_id, key, label of every image that is there more than once, from a table with `content`.
+
+    A group is named by its smallest sample_id. An asset of web data, not a fault: equal images with two labels
+    tell how noisy the labels are.
+    """
+    ids, groups = _groups(table["content"].combine_chunks())
+    rows = table.take(pa.array(ids, pa.int64())).select(["sample_id", "key", "label"])
+    return rows.add_column(0, "group", pa.array(groups, pa.int64()))
+
+
+def repeated(table: pa.Table) -> int:
+    """How many images repeat an earlier one, from the result of `duplicates`."""
+    groups = table["group"].to_numpy()
+    return len(groups) - len(np.unique(groups))
+
+
+def _groups(content: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """(rows that share their content with another, the first row of each one's group), by group, then row."""
+    rows = np.flatnonzero(content.is_valid().to_numpy(zero_copy_only=False))
+    whole = content.drop_null()
+    words = np.frombuffer(whole.buffers()[1], dtype="<u8")[2 * whole.offset :][: 2 * len(whole)].reshape(-1, 2)
+    order = np.lexsort((words[:, 1], words[:, 0]))  # stable: rows of a group stay in order
+    ordered = words[order]
+    starts = np.r_[True, np.any(ordered[1:] != ordered[:-1], axis=1)] if len(ordered) else np.zeros(0, bool)
+    run = np.cumsum(starts) - 1
+    shared = np.bincount(run)[run] > 1 if len(run) else np.zeros(0, bool)
+    first = rows[order[starts]][run] if len(run) else rows
+    found, group = rows[order][shared], first[shared]
+    by_group = np.lexsort((found, group))
+    return found[by_group], group[by_group]

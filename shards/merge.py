@@ -1,0 +1,44 @@
+"""The parts of all shards into the index of the folder; dataset.json last of all, since it says "finished"."""
+
+import shutil
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shards.duplicates import duplicates, repeated
+from shards.durable import write_parquet
+from shards.plan import Plan
+from shards.sample_index import Dataset, write_index
+from shards.shard_writer import Part
+from shards.sources.source import Source
+
+
+def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
+    """`parts`: those of all shards, in order."""
+    table = pa.concat_tables([part.table for part in parts])
+    same = duplicates(table)
+    write_parquet(out / "duplicates.parquet", same)
+    table = table.drop_columns(["content"])
+    write_parquet(out / "rejected.parquet", _rejected(source, table))
+    checksum = write_index(out, table)
+    converted = sum((Counter(part.converted) for part in parts), Counter[str]())
+    dataset = Dataset(
+        **asdict(plan),
+        usable=sum(part.shard.samples for part in parts),
+        converted=dict(sorted(converted.items())),
+        repeated=repeated(same),
+        index_checksum=checksum,
+        shards=tuple(part.shard for part in parts),
+    )
+    dataset.write(out)
+    shutil.rmtree(out / ".parts")
+
+
+def _rejected(source: Source, table: pa.Table) -> pa.Table:
+    """The rows that are in no shard: why, and where the source says they come from."""
+    rows = table.filter(pc.not_equal(table["verdict"], "ok")).select(["sample_id", "key", "verdict"])
+    origins = [source.origin(row) for row in rows["sample_id"].to_pylist()]
+    return rows.append_column("origin", pa.array(origins, pa.string()))

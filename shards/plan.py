@@ -1,0 +1,135 @@
+"""What is being packed, listed before any pixel is read; and the share of it that one task of an array does."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shards.errors import ConfigError, DataError
+from shards.sources.source import Source
+
+_LARGEST_RESIZE = 4096
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is being packed; equal plans give equal bytes, so a half-finished folder may be continued."""
+
+    source: str
+    split: str
+    subset: str
+    class_names: tuple[str, ...]
+    count: int
+    samples_per_shard: int
+    resize: int | None
+    quality: int
+    listing: str
+
+    def rows(self, shard: int) -> range:
+        first = shard * self.samples_per_shard
+        return range(first, min(first + self.samples_per_shard, self.count))
+
+    @property
+    def shards(self) -> range:
+        return range(-(-self.count // self.samples_per_shard))
+
+    @cached_property
+    def checksum(self) -> str:
+        """Stands in every finished part, so that parts of two plans are never merged."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> "Plan":
+        """Raises KeyError or TypeError where `content` is no plan."""
+        return cls(**{**content, "class_names": tuple(content["class_names"])})
+
+
+@dataclass(frozen=True)
+class ArrayTask:
+    """Task `number` of `tasks`, numbered from 0: every `tasks`-th shard, so that all have much the same to do."""
+
+    number: int
+    tasks: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.tasks:
+            raise ConfigError(f"task {self.number}/{self.tasks}: tasks are numbered 0/N to N-1/N")
+
+    @classmethod
+    def parse(cls, text: str) -> "ArrayTask":
+        number, slash, tasks = text.partition("/")
+        if not (slash and number.isdecimal() and tasks.isdecimal()):
+            raise ConfigError(f"a task is written I/N, as 0/16 is the first of sixteen, not {text!r}")
+        return cls(int(number), int(tasks))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.tasks}"
+
+    def shards(self, plan: Plan) -> range:
+        return plan.shards[self.number :: self.tasks]
+
+
+def make_plan(source: Source, samples_per_shard: int, resize: int | None, quality: int) -> Plan:
+    """List the source once, without pixels: labels in range, no key twice."""
+    _require_possible(samples_per_shard, resize, quality)
+    if len(source) == 0:
+        raise DataError(f"{source.name}/{source.split} holds no images")
+    digest, hashes = hashlib.sha256(), np.empty(len(source), dtype=np.int64)
+    for first, lines, keys in _listed(source):
+        digest.update("".join(lines).encode())
+        hashes[first : first + len(keys)] = [hash(key) for key in keys]
+    _require_distinct(source, hashes)
+    return Plan(
+        source=source.name,
+        split=source.split,
+        subset=source.subset,
+        class_names=source.class_names,
+        count=len(source),
+        samples_per_shard=samples_per_shard,
+        resize=resize,
+        quality=quality,
+        listing=digest.hexdigest(),
+    )
+
+
+def _require_possible(samples_per_shard: int, resize: int | None, quality: int) -> None:
+    if samples_per_shard < 1:
+        raise ConfigError(f"samples per shard ({samples_per_shard}) must be 1 or more")
+    if resize is not None and not 1 <= resize <= _LARGEST_RESIZE:
+        raise ConfigError(f"resize is the shorter side in pixels, 1 to {_LARGEST_RESIZE}, not {resize}")
+    if not 1 <= quality <= 100:
+        raise ConfigError(f"quality is that of JPEG, 1 to 100, not {quality}")
+
+
+def _listed(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(first row, lines of the listing, keys), a few thousand rows at a time: never millions at once."""
+    classes = len(source.class_names)
+    for first in range(0, len(source), _ROWS_AT_ONCE):
+        lines, keys = [], []
+        for row in range(first, min(first + _ROWS_AT_ONCE, len(source))):
+            key, label = source.key(row), source.label(row)
+            if not 0 <= label < classes:
+                raise DataError(f"{key} has label {label}; the labels of {source.name} are 0..{classes - 1}")
+            keys.append(key)
+            lines.append(f"{len(key)} {key} {label}\n")
+        yield first, lines, keys
+
+
+def _require_distinct(source: Source, hashes: np.ndarray) -> None:
+    """No key twice. Equal keys have equal hashes, so only rows whose hash occurs twice are looked at."""
+    order = np.argsort(hashes, kind="stable")
+    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    suspects = sorted({int(row) for place in same for row in order[place : place + 2]})
+    rows: dict[str, int] = {}
+    for row in suspects:
+        key = source.key(row)
+        first = rows.setdefault(key, row)
+        if first != row:
+            raise DataError(
+                f"two images of {source.name} have the key {key}: {source.origin(first)} and {source.origin(row)}"
+            )

@@ -1,0 +1,100 @@
+"""Plain tars, written and read front to back in one pass and hashed on the way."""
+
+import hashlib
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from shards.image_check import MAX_BYTES
+
+BLOCK = tarfile.BLOCKSIZE
+_NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)  # places in a header block
+_PLAIN_FILE = b"0"
+_READ_BYTES = 2**20
+
+
+class TarWriter:
+    """Python's own tarfile makes the headers, one block each; all that they say beside name and size is fixed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._offset = file, hashlib.sha256(), 0
+
+    def add(self, name: str, data: bytes) -> int:
+        """Append a member; the offset of its first byte."""
+        header = tarfile.TarInfo(name)
+        header.size, header.mode, header.uname, header.gname = len(data), 0o444, "incv", "incv"
+        block = header.tobuf(tarfile.USTAR_FORMAT)
+        assert len(block) == BLOCK, "a header of more than one block"
+        offset = self._offset + BLOCK
+        for piece in (block, data, bytes(-len(data) % BLOCK)):
+            self._write(piece)
+        return offset
+
+    def finish(self) -> str:
+        """End the tar; the SHA-256 of all of it."""
+        end = self._offset + 2 * BLOCK
+        self._write(bytes(2 * BLOCK + -end % tarfile.RECORDSIZE))
+        return self._digest.hexdigest()
+
+    def _write(self, piece: bytes) -> None:
+        self._file.write(piece)
+        self._digest.update(piece)
+        self._offset += len(piece)
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class TarContent:
+    """What a tar was found to hold; `is_whole`: every byte of it is a plain member or the end."""
+
+    sha256: str
+    members: list[Member]
+    is_whole: bool
+
+
+def read_tar(path: Path) -> TarContent:
+    """Never more than one image in memory, however the headers lie. OSError where the file cannot be read."""
+    digest, members = hashlib.sha256(), []
+    with path.open("rb") as file:
+        while member := _next_member(file, digest):
+            members.append(member)
+        rest = zeros = 0
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+            rest += len(piece)
+            zeros += piece.count(0)
+    return TarContent(digest.hexdigest(), members, is_whole=rest == zeros and rest >= 2 * BLOCK)
+
+
+def _next_member(file: BinaryIO, digest: "hashlib._Hash") -> Member | None:
+    """The member that begins here; None, back at its header, where there is no whole, plain one."""
+    start = file.tell()
+    header = file.read(BLOCK)
+    size = _size(header)
+    content = file.read(size + -size % BLOCK) if size is not None else b""
+    if size is None or len(content) < size + -size % BLOCK:
+        file.seek(start)
+        return None
+    digest.update(header)
+    digest.update(content)
+    name = header[_NAME].split(b"\0", 1)[0].decode(errors="replace")
+    return Member(name, start + BLOCK, size, zlib.crc32(memoryview(content)[:size]))
+
+
+def _size(header: bytes) -> int | None:
+    if len(header) < BLOCK or header[_KIND] != _PLAIN_FILE:
+        return None
+    try:
+        size = int(header[_SIZE].strip(b"\0 "), 8)
+    except ValueError:
+        return None
+    return size if 0 <= size <= MAX_BYTES else None

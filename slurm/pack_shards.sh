@@ -1,0 +1,47 @@
+#!/bin/bash
+# Pack a data set with an array of jobs that share one output folder, then merge. Arguments: those of `incv shards pack`.
+#
+#   sbatch --array=0-15 slurm/pack_shards.sh webvision --root /data/webvision --out /data/shards/train --resize 256
+#
+# Number the array from 0. Its first task also submits this script once more, as a single job that waits for all tasks
+# and merges what they wrote (where compute nodes may not submit: the same line without --array, by hand). After a stop,
+# a time limit or a dead node, the same line again does what is missing: finished shards are kept.
+#
+# INCV_SETUP=FILE   sourced first: modules, the environment that has `incv`
+# INCV_TASKS=N      the number of tasks, where only some of them are repeated: INCV_TASKS=16 sbatch --array=3,7 ...
+#
+#SBATCH --job-name=incv-pack
+#SBATCH --cpus-per-task=8
+#SBATCH --mem-per-cpu=2G
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:USR2@120
+set -euo pipefail
+
+if [[ $# -eq 0 ]]; then
+  echo "usage: sbatch --array=0-15 $0 SOURCE --root ROOT --out OUT [options of incv shards pack]" >&2
+  exit 2
+fi
+if [[ -n ${INCV_SETUP:-} ]]; then
+  # shellcheck disable=SC1090  # the user's own file
+  source "$INCV_SETUP"
+fi
+options=()
+if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
+  options+=(--workers "$SLURM_CPUS_PER_TASK")
+fi
+
+# A single job: all shards that are still missing, usually none, and the merge.
+if [[ -z ${SLURM_ARRAY_TASK_ID:-} ]]; then
+  exec incv shards pack "${options[@]}" "$@"
+fi
+
+tasks=${INCV_TASKS:-$SLURM_ARRAY_TASK_COUNT}
+is_first=$((SLURM_ARRAY_TASK_ID == ${SLURM_ARRAY_TASK_MIN:-0}))
+if ((is_first && ${SLURM_RESTART_COUNT:-0} == 0)); then
+  # sbatch hands its environment on: without its array variables, the job that merges is a single one
+  env -u SLURM_ARRAY_TASK_ID -u SLURM_ARRAY_TASK_COUNT -u SLURM_ARRAY_TASK_MIN -u SLURM_ARRAY_TASK_MAX \
+    -u SLURM_ARRAY_TASK_STEP -u SLURM_ARRAY_JOB_ID \
+    sbatch --dependency="afterok:$SLURM_ARRAY_JOB_ID" --kill-on-invalid-dep=yes --job-name=incv-merge "$0" "$@" ||
+    echo "cannot submit the job that merges; when all tasks are done, submit the same line without --array" >&2
+fi
+exec incv shards pack "${options[@]}" "$@" --task "$SLURM_ARRAY_TASK_ID/$tasks"
