@@ -1,6 +1,6 @@
 """Images packed a second, held against as many processes that merely decode and resize the same images.
 
-.venv/bin/python benchmarks/packing.py --images FOLDER_OR_TAR --workers 2 --resize 256 --rounds 3 [--keep]
+    python benchmarks/packing.py --images FOLDER_OR_TAR --workers 2 --resize 256 --rounds 3 [--append]
 
 The reference is the harder one to meet: no JPEG is written, nothing is hashed or stored. `packing_encoded` holds the
 same packing against decoding, resizing and writing JPEGs into memory; `packing_cpu` counts seconds of the processors
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--resize", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--count", type=int, default=2000, help="the images are repeated up to so many")
-    parser.add_argument("--keep", action="store_true", help="append the lines to results/packing.jsonl")
+    parser.add_argument("--append", action="store_true", help="keep the lines in results/packing.jsonl")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -129,7 +129,7 @@ def main() -> None:
         record_runs(name, values, references, command=command, unit=unit, note=note)
         for name, (values, references, unit, note) in figures.items()
     ]
-    publish(lines, "packing.jsonl" if given.keep else None)
+    publish(lines, "packing.jsonl" if given.append else None)
 
 
 if __name__ == "__main__":

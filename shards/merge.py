@@ -18,7 +18,7 @@ from shards.sources.source import Source
 
 def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
     """`parts`: those of all shards, in order."""
-    table = pa.concat_tables([part.table for part in parts])
+    table = pa.concat_tables([part.table for part in parts]).sort_by("sample_id")
     same = duplicates(table)
     write_parquet(out / "duplicates.parquet", same)
     table = table.drop_columns(["content"])

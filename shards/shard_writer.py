@@ -17,7 +17,7 @@ from shards.image_store import StoredImage, stored_image
 from shards.plan import Plan
 from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
 from shards.sources.source import RawSample, Source
-from shards.tar_stream import TarWriter
+from shards.tar_stream import ShardTar
 
 _FACTS = b"incv.shard"
 _CONTENT_BYTES = 16
@@ -60,8 +60,7 @@ def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
     hashes: list[str] = []
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            tar = TarWriter(file)
+        with temporary.open("wb") as file, ShardTar(file) as tar:
             for row in plan.rows(shard):
                 line, kinds = _write_row(source, tar, plan, shard, row)
                 lines.append(line)
@@ -95,14 +94,14 @@ def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
 
 
 def _write_row(
-    source: Source, tar: TarWriter, plan: Plan, shard: int, row: int
+    source: Source, tar: ShardTar, plan: Plan, shard: int, row: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """One image into the tar, if it is one; the row of the index, and what was converted."""
     sample = _sample(source, row)
     image = stored_image(sample.data, plan.resize, plan.quality)
     line = _line(source.name, row, sample, image)
     if image.verdict == "ok":
-        offset = tar.add(f"{member_key(row)}.{image.suffix}", image.data)
+        offset = tar.add(member_key(row), image.suffix, image.data)
         content = hashlib.sha256(sample.data).digest()[:_CONTENT_BYTES]
         line |= {"shard": shard, "offset": offset, "content": content}
     return line, image.converted

@@ -3,6 +3,7 @@
 import hashlib
 import tarfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,33 +16,48 @@ _PLAIN_FILE = b"0"
 _READ_BYTES = 2**20
 
 
-class TarWriter:
-    """Python's own tarfile makes the headers, one block each; all that they say beside name and size is fixed."""
+class ShardTar:
+    """Written by WebDataset's own writer; all that a header says beside name and size is fixed."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self._offset = file, hashlib.sha256(), 0
+        from webdataset import TarWriter  # here, because it imports torch: only those who write shards wait for it
 
-    def add(self, name: str, data: bytes) -> int:
+        self._hashed = _Hashed(file)
+        self._tar = TarWriter(
+            self._hashed, encoder=False, compress=False, user="incv", group="incv", mode=0o444, mtime=0
+        )
+
+    def add(self, key: str, suffix: str, data: bytes) -> int:
         """Append a member; the offset of its first byte."""
-        header = tarfile.TarInfo(name)
-        header.size, header.mode, header.uname, header.gname = len(data), 0o444, "incv", "incv"
-        block = header.tobuf(tarfile.USTAR_FORMAT)
-        assert len(block) == BLOCK, "a header of more than one block"
-        offset = self._offset + BLOCK
-        for piece in (block, data, bytes(-len(data) % BLOCK)):
-            self._write(piece)
+        offset: int = self._tar.tarstream.offset + BLOCK
+        self._tar.write({"__key__": key, suffix: data})
+        assert self._tar.tarstream.offset == offset + len(data) + -len(data) % BLOCK, (
+            "a header of more than one block"
+        )
         return offset
 
     def finish(self) -> str:
         """End the tar; the SHA-256 of all of it."""
-        end = self._offset + 2 * BLOCK
-        self._write(bytes(2 * BLOCK + -end % tarfile.RECORDSIZE))
-        return self._digest.hexdigest()
+        self._tar.close()
+        return self._hashed.digest.hexdigest()
 
-    def _write(self, piece: bytes) -> None:
-        self._file.write(piece)
-        self._digest.update(piece)
-        self._offset += len(piece)
+    def __enter__(self) -> "ShardTar":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with suppress(OSError):  # a full disk has been noticed before
+            self._tar.close()
+
+
+class _Hashed:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, piece: bytes) -> int:
+        self.digest.update(piece)
+        return self._file.write(piece)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,11 @@ def dotted(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def is_execution(key: str) -> bool:
     """Those of DESIGN contract 13; the checksum of the index stands for the data, that of the file for the file."""
-    return key.startswith("execution.") or key.endswith((".shards", ".root")) or key in ("labels.file", "batch.micro", "data.max_unreadable")
+    return (
+        key.startswith("execution.")
+        or key.endswith((".shards", ".root"))
+        or key in ("labels.file", "batch.micro", "data.max_unreadable")
+    )
 
 
 def test_result_keys_are_all_keys_but_the_execution_keys():

@@ -5,15 +5,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shards.durable import disk_errors, write_bytes
 from shards.errors import DataError
-from trainer.loading.batch import Batch, BatchRequest, Loader
-from trainer.loading.image_set import ImageSet
 from trainer.run_directory import RunDirectory
+
+if TYPE_CHECKING:  # these import torch, which a report that only reads the list need not wait for
+    from trainer.loading.batch import Batch, BatchRequest, Loader
+    from trainer.loading.image_set import ImageSet
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class UnreadableLog:
             if content.count(b"\n") != len(self._lines) or not content.endswith(b"\n"):
                 write_bytes(self._path, b"".join(map(_written, self._lines)))  # without the line a kill tore
 
-    def watch(self, data: ImageSet, place: Place, most: float | None = None) -> ImageSet:
+    def watch(self, data: "ImageSet", place: Place, most: float | None = None) -> "ImageSet":
         """The same samples, through a loader that writes down what it cannot read.
 
         most: share of the samples that may be unreadable before this is an error; None: any.
@@ -62,7 +64,7 @@ class UnreadableLog:
 
         return replace(data, loader=_WatchedLoader(data.loader, note))
 
-    def _append(self, data: ImageSet, place: Place, samples: list[int]) -> None:
+    def _append(self, data: "ImageSet", place: Place, samples: list[int]) -> None:
         if not samples:
             return
         keys = data.index.keys(np.asarray(samples, np.int64))
@@ -75,7 +77,7 @@ class UnreadableLog:
                 os.fsync(file.fileno())
         self._lines += new
 
-    def _refuse(self, data: ImageSet, count: int, most: float) -> None:
+    def _refuse(self, data: "ImageSet", count: int, most: float) -> None:
         folder = data.index.folder
         raise DataError(
             f"{count:,} of the {len(data.ids):,} training samples in {folder} could not be read, more than "
@@ -87,10 +89,10 @@ class UnreadableLog:
 class _WatchedLoader:
     """A loader that reports what it could not read, before the batch is used."""
 
-    def __init__(self, loader: Loader, note: Callable[[list[int]], None]) -> None:
+    def __init__(self, loader: "Loader", note: Callable[[list[int]], None]) -> None:
         self._loader, self._note = loader, note
 
-    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+    def batches(self, requests: "Iterable[BatchRequest]") -> "Iterator[Batch]":
         for batch in self._loader.batches(requests):
             if batch.unreadable:
                 self._note(batch.unreadable)

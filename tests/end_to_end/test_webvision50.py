@@ -25,7 +25,13 @@ def overrides(webvision: Path, ilsvrc12: Path, shards: Path, classes: int, batch
     of_data += [f"data.{split}.shards={shards / split}" for split in SPLITS]
     of_data += [f"data.{split}.classes={classes}" for split in SPLITS]
     size = ["image.size=75", "image.resize=85", f"batch.global={batch}", "execution.workers=2", "execution.threads=1"]
-    short = ["incv.rounds=1", "incv.epochs=1", "standard.epochs=1", "coteaching.epochs=2", "coteaching.warmup_epochs=1"]
+    short = [
+        "incv.rounds=1",
+        "incv.epochs=1",
+        "standard.epochs=1",
+        "coteaching.epochs=2",
+        "coteaching.warmup_epochs=1",
+    ]
     return [*of_data, *size, *short]
 
 

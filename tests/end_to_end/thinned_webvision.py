@@ -1,8 +1,8 @@
-"""WebVision and ILSVRC12 val as their real lists have them, thinned to a few hundred rows, real JPEGs behind each row.
+"""WebVision and ILSVRC12 val as their real lists have them, thinned to some hundred rows, real JPEGs behind each row.
 
-    LISTS/{synsets.txt, train_filelist_classes0-9.txt or train_filelist_{google,flickr}.txt, val_filelist.txt,
-           ILSVRC2012_val_label.txt}
-    JPEGS/*.JPEG or *.jpg, any number: class k is given its own share of them, so that something can be learned
+LISTS/{synsets.txt, train_filelist_classes0-9.txt or train_filelist_{google,flickr}.txt, val_filelist.txt,
+       ILSVRC2012_val_label.txt}
+JPEGS/*.JPEG or *.jpg, any number: class k is given its own share of them, so that something can be learned
 """
 
 from collections.abc import Iterator, Sequence

@@ -15,6 +15,7 @@ GEOMETRY = Geometry(size=8, resize=None, pad=2, flip=True, fill="zero")
 INDEX = SimpleNamespace(
     width=np.random.default_rng(0).integers(8, 20, 200).astype(np.int32),
     height=np.random.default_rng(1).integers(8, 20, 200).astype(np.int32),
+    shard=np.arange(200, dtype=np.int32) % 3,
 )
 LABELS = np.arange(200, dtype=np.int64) * 7 % 10
 
@@ -129,7 +130,8 @@ def test_a_restart_asks_for_the_same():
 def test_a_predict_pass_asks_for_each_id_once_in_storage_order(count, batch, rows):
     ids = np.arange(0, 2 * count, 2)
     requests = list(predict_requests(ids, batch, INDEX, LABELS, GEOMETRY))
-    assert [sample for request in requests for sample in request.ids] == ids.tolist()
+    stored = sorted(ids.tolist(), key=lambda sample: (INDEX.shard[sample], sample))
+    assert [sample for request in requests for sample in request.ids] == stored
     assert all(request.rows == rows and not request.fill_with_images for request in requests)
     assert all(request.real_rows == len(request.ids) for request in requests)
     for request in requests:

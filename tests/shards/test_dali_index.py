@@ -35,7 +35,7 @@ def test_dali_reads_what_was_packed(tmp_path, resize):
     assert [path.removesuffix(".idx") for path in indices] == [path.removesuffix(".tar") for path in tars]
     for suffix, mark in (("jpg", b"\xff\xd8"), ("png", b"\x89P")):
         expected = []
-        for row in range(len(index)):
+        for row in np.argsort(index.shard, kind="stable"):
             tar = index.shard_path(int(index.shard[row])).read_bytes()
             data = tar[index.offset[row] : index.offset[row] + index.nbytes[row]]
             expected += [data] if data.startswith(mark) else []
@@ -50,7 +50,7 @@ def test_the_form_of_the_file():
 
 
 def test_an_empty_shard_has_no_index_file(tmp_path):
-    rows = [(f"k{row}", 0, b"<html>" if 2 <= row < 4 else picture(row)) for row in range(6)]
+    rows = [(f"k{row}", 0, b"<html>" if row % 3 == 1 else picture(row)) for row in range(6)]
     pack(ListSource(rows), tmp_path / "out", samples_per_shard=2, max_rejected=1.0, dali_index=True)
     assert sorted(path.name for path in (tmp_path / "out").glob("*.idx")) == ["shard-000000.idx", "shard-000002.idx"]
     assert not verify(tmp_path / "out").problems

@@ -45,7 +45,7 @@ class DecodingPipeline:
         self._pipeline = self._built(threads)
 
     def decode(self, source: Iterator[Fed]) -> Generator[torch.Tensor, None, None]:
-        """For each batch of `source`, in order: uint8 [n, size, size, 3] on the device, ready on its current stream."""
+        """For each batch of `source`, in order: uint8 [n, size, size, 3], ready on the device's current stream."""
         self._source = source
         try:
             while True:

@@ -43,7 +43,9 @@ def training_requests(
 def predict_requests(
     ids: Ids, batch: int, index: SampleIndex, labels: npt.NDArray[np.int64], geometry: Geometry
 ) -> Iterable[BatchRequest]:
-    """Every id once, in storage order, at the centre crop."""
+    """Every id once, in the order in which they lie in the shards, at the centre crop."""
+    ids = np.sort(ids)
+    ids = ids[np.argsort(index.shard[ids], kind="stable")]
     for first in range(0, len(ids), batch):
         part = ids[first : first + batch]
         yield BatchRequest(
