@@ -3,8 +3,7 @@
     python benchmarks/packing.py --images FOLDER_OR_TAR --workers 2 --resize 256 --rounds 3 [--append]
 
 The reference is the harder one to meet: no JPEG is written, nothing is hashed or stored. `packing_encoded` holds the
-same packing against decoding, resizing and writing JPEGs into memory; `packing_cpu` counts seconds of the processors
-instead of the clock, which says the same on a machine that others use at the same time.
+same packing against decoding, resizing and writing JPEGs into memory.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -68,36 +66,24 @@ def reference(paths: list[str], workers: int, resize: int, encode: bool) -> None
         list(pool.map(decode_and_resize, shares, [resize] * workers, [encode] * workers))
 
 
-@dataclass
-class Rates:
-    """Images a second of the runs of one job: by the clock, and by the seconds its processes computed."""
-
-    clock: list[float] = field(default_factory=list)
-    processors: list[float] = field(default_factory=list)
-
-    def run(self, job: Callable[[], object], count: int) -> None:
-        os.sync()  # what the run before left to be written is not this one's to wait for
-        start, computed = time.perf_counter(), _computed()
-        job()
-        self.clock.append(count / (time.perf_counter() - start))
-        self.processors.append(count / (_computed() - computed))
+def rate(job: Callable[[], object], count: int) -> float:
+    """Images a second."""
+    os.sync()  # what the run before left to be written is not this one's to wait for
+    start = time.perf_counter()
+    job()
+    return count / (time.perf_counter() - start)
 
 
-def _computed() -> float:
-    """Seconds that this process and those it waited for have computed."""
-    return sum(os.times()[:4])
-
-
-def measure(root: Path, paths: list[str], workers: int, resize: int, rounds: int) -> tuple[Rates, Rates, Rates]:
+def measure(root: Path, paths: list[str], workers: int, resize: int, rounds: int) -> tuple[list[float], ...]:
     """Packing; decode + resize; decode + resize + encode: taken in turn."""
-    packing, decoding, encoding = Rates(), Rates(), Rates()
+    packing, decoding, encoding = [], [], []
     source = open_source("image_folder", root, "train")
     per_shard = -(-len(paths) // (8 * workers))
     for number in range(rounds):
         out = root / f"out-{number}"
-        packing.run(partial(pack, source, out, workers, per_shard, resize=resize), len(paths))
-        decoding.run(partial(reference, paths, workers, resize, encode=False), len(paths))
-        encoding.run(partial(reference, paths, workers, resize, encode=True), len(paths))
+        packing.append(rate(partial(pack, source, out, workers, per_shard, resize=resize), len(paths)))
+        decoding.append(rate(partial(reference, paths, workers, resize, encode=False), len(paths)))
+        encoding.append(rate(partial(reference, paths, workers, resize, encode=True), len(paths)))
         shutil.rmtree(out)
     return packing, decoding, encoding
 
@@ -108,7 +94,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--resize", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--count", type=int, default=2000, help="the images are repeated up to so many")
+    parser.add_argument("--count", type=int, default=4000, help="the images are repeated up to so many")
     parser.add_argument("--append", action="store_true", help="keep the lines in results/packing.jsonl")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -121,13 +107,12 @@ def main() -> None:
         f"--resize {given.resize} --rounds {given.rounds}"
     )
     figures = {
-        "packing": (packed.clock, decoded.clock, "images/s", "reference: decode, resize"),
-        "packing_encoded": (packed.clock, encoded.clock, "images/s", "reference: decode, resize, encode"),
-        "packing_cpu": (packed.processors, decoded.processors, "images/CPU s", "reference: decode, resize"),
+        "packing": (packed, decoded, "reference: decode, resize"),
+        "packing_encoded": (packed, encoded, "reference: decode, resize, encode"),
     }
     lines = [
-        record_runs(name, values, references, command=command, unit=unit, note=note)
-        for name, (values, references, unit, note) in figures.items()
+        record_runs(name, values, references, command=command, unit="images/s", note=note)
+        for name, (values, references, note) in figures.items()
     ]
     publish(lines, "packing.jsonl" if given.append else None)
 

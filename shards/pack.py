@@ -166,9 +166,10 @@ def _written_here(
 def _written_by_processes(
     source: Source, out: Path, plan: Plan, missing: list[int], workers: int, stop: Callable[[], bool]
 ) -> Generator[int, None, None]:
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(source, plan)
-    )
+    # forked from a server that has imported all that they need, once, and holds nothing else
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["shards.shard_writer", "webdataset"])
+    pool = ProcessPoolExecutor(workers, processes, initializer=_start_worker, initargs=(source, plan))
     try:
         running = {pool.submit(_write_in_worker, out, shard) for shard in missing}
         while running:

@@ -88,6 +88,13 @@ def assemble(
     )
 
 
+def picked(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    """These rows of the images; the very same tensor where they are all, in order."""
+    if np.array_equal(rows, np.arange(len(images))):
+        return images
+    return images[torch.from_numpy(rows).to(images.device)]
+
+
 def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The request row each batch row shows: itself while real, then row j mod n of the n available."""
     available = len(request.ids)

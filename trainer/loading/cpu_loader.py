@@ -13,7 +13,7 @@ import torch
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, BatchRequest, assemble
+from trainer.loading.batch import Batch, BatchRequest, assemble, picked
 from trainer.loading.pixels import Normalise, Pixels, cut, decode
 from trainer.loading.shard_reader import ShardReader
 
@@ -38,26 +38,44 @@ class CpuLoader:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
-        waiting: deque[tuple[BatchRequest, Future[tuple[Pixels, npt.NDArray[np.int64]]]]] = deque()
+        waiting: deque[tuple[BatchRequest, Future[tuple[torch.Tensor, npt.NDArray[np.int64]]]]] = deque()
         remaining = iter(requests)
         try:
             for request in islice(remaining, self._workers * _BATCHES_AHEAD):
                 waiting.append((request, self._pool.submit(self._decode, request)))
             while waiting:
                 request, decoding = waiting.popleft()
-                pixels, failed = decoding.result()
+                pictures, failed = decoding.result()
                 for following in islice(remaining, 1):
                     waiting.append((following, self._pool.submit(self._decode, following)))
-                yield assemble(request, failed, partial(self._show, pixels), self._device)
+                yield assemble(request, failed, partial(self._show, pictures), self._device)
         finally:
             for _, decoding in waiting:
                 decoding.cancel()
 
-    def _decode(self, request: BatchRequest) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        return decode_rows(request, (self._reader.bytes_of(int(sample)) for sample in request.ids), self._geometry)
+    def _decode(self, request: BatchRequest) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
+        """Pictures of the request's rows, [n, size, size, 3], and the numbers of rows that cannot be decoded.
 
-    def _show(self, pixels: Pixels, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        return self._normalise(torch.from_numpy(pixels[rows]).to(self._device, non_blocking=True))
+        Normalised here where they stay on the CPU: the picture is still in the cache, and the threads share the work.
+        """
+        encoded = (self._reader.bytes_of(int(sample)) for sample in request.ids)
+        if not self._normalise.fits_cpu:
+            pixels, failed = decode_rows(request, encoded, self._geometry)
+            return torch.from_numpy(pixels), failed
+        size, failed_rows = self._geometry.size, []
+        pictures = np.empty((len(request.ids), size, size, 3), np.float32)
+        for row, piece in enumerate(_pieces(request, encoded, self._geometry)):
+            if piece is None:
+                failed_rows.append(row)
+                piece = np.zeros((size, size, 3), np.uint8)
+            self._normalise.write(piece, pictures[row])
+        return torch.from_numpy(pictures), np.asarray(failed_rows, np.int64)
+
+    def _show(self, pictures: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        shown = picked(pictures, rows)
+        if self._normalise.fits_cpu:
+            return shown.permute(0, 3, 1, 2)
+        return self._normalise(shown.to(self._device, non_blocking=True))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -68,14 +86,19 @@ def decode_rows(
     request: BatchRequest, images: Iterable[bytes | None], geometry: Geometry
 ) -> tuple[Pixels, npt.NDArray[np.int64]]:
     """Pixels of the request's rows, and the row numbers of images that cannot be decoded (or are None)."""
-    size = geometry.size
-    pixels = np.zeros((len(request.ids), size, size, 3), np.uint8)
+    pixels = np.zeros((len(request.ids), geometry.size, geometry.size, 3), np.uint8)
     failed = []
-    for row, data in enumerate(images):
-        try:
-            image = decode(data or b"")
-        except UndecodableImage:
+    for row, piece in enumerate(_pieces(request, images, geometry)):
+        if piece is None:
             failed.append(row)
-            continue
-        pixels[row] = cut(image, request.boxes[row], request.flips[row], size, geometry.fill)
+        else:
+            pixels[row] = piece
     return pixels, np.asarray(failed, np.int64)
+
+
+def _pieces(request: BatchRequest, images: Iterable[bytes | None], geometry: Geometry) -> Iterator[Pixels | None]:
+    for data, box, flip in zip(images, request.boxes, request.flips, strict=True):
+        try:
+            yield cut(decode(data or b""), box, flip, geometry.size, geometry.fill)
+        except UndecodableImage:
+            yield None

@@ -16,7 +16,7 @@ import torch
 
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, BatchRequest, assemble
+from trainer.loading.batch import Batch, BatchRequest, assemble, picked
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
 from trainer.loading.pixels import Normalise
@@ -123,9 +123,7 @@ class DaliLoader:
             yield assemble(encoded.request, failed, show, self._device)
 
     def _show(self, pixels: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        if not np.array_equal(rows, np.arange(len(pixels))):
-            pixels = pixels[torch.from_numpy(rows).to(self._device)]
-        return self._normalise(pixels)
+        return self._normalise(picked(pixels, rows))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
