@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 ENV := .venv/.ready
 
-.PHONY: demo test test-slow lint typecheck unit constraints clean help
+.PHONY: demo test test-slow test-gpu lint typecheck unit constraints clean help
 
 help:
 	@echo "make demo         the paper's method on real handwritten digits, into runs/demo/ (under 3 minutes)"
 	@echo "make test         lint, types, import directions and all tests"
 	@echo "make test-slow    the longer checks"
+	@echo "make test-gpu     the checks that need a GPU"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows"
 	@echo "make clean        remove the environment (.venv)"
 
@@ -26,7 +27,10 @@ typecheck: $(ENV)
 	$(BIN)/mypy
 
 unit: $(ENV)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-gpu: $(ENV)
+	$(BIN)/python -m pytest -m gpu
 
 test-slow: $(ENV)
 	$(BIN)/python -m pytest -m slow

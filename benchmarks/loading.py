@@ -1,7 +1,7 @@
 """Our loaders against PyTorch's DataLoader and plain DALI, on real JPEGs, in one run.
 
     python benchmarks/loading.py cpu --images FOLDER [--threads 2] [--rounds 5] [--append]
-    python benchmarks/loading.py gpu --images FOLDER [--threads 16] [--samples 50000] [--rounds 5] [--append]
+    python benchmarks/loading.py gpu --images FOLDER [--threads 8] [--samples 50000] [--rounds 5] [--append]
 
 FOLDER holds JPEG files; they are repeated under distinct ids to --samples. `cpu` decodes on the CPU: our CPU loader,
 and DALI without a GPU. `gpu` loads a random 30 % of the samples in shuffled order. Three epochs in one go each time.
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--append", action="store_true", help="keep the lines in results/loading.jsonl")
     given = parser.parse_args()
     on_gpu = given.where == "gpu"
-    given.threads = given.threads or (16 if on_gpu else 2)
+    given.threads = given.threads or (8 if on_gpu else 2)
     given.samples = given.samples or (50_000 if on_gpu else 698)
     given.batch = given.batch or (256 if on_gpu else 64)
     return given
@@ -114,7 +115,7 @@ def _rates(candidates: dict[str, tuple[Pass, int]], rounds: int) -> dict[str, li
             rate = count / (time.perf_counter() - began)
             if number:
                 rates[name].append(rate)
-            print(f"round {number}: {name} {rate:,.0f} images/s", file=sys.stderr, flush=True)
+            print(f"round {number}: {name or 'ours'} {rate:,.0f} images/s", file=sys.stderr, flush=True)
     return rates
 
 
@@ -142,20 +143,29 @@ def _gpu(files: list[Path], index: SampleIndex, arguments: argparse.Namespace) -
     device, threads, batch = torch.device("cuda", 0), arguments.threads, arguments.batch
     chosen = np.sort(np.random.default_rng(0).permutation(index.usable_ids())[: int(SUBSET * len(index))])
     normalise = Normalise((0.5,) * 3, (0.5,) * 3, device, torch.bfloat16)
-    loader = DaliLoader(index, GEOMETRY, normalise, device, threads, scales=True)
+    paths = [files[number] for number in chosen]
+
+    def ours(smooth: bool) -> tuple[Pass, int]:
+        loader = DaliLoader(index, replace(GEOMETRY, smooth_chroma=smooth), normalise, device, threads, scales=True)
+        return _ours(loader, index, chosen, batch), 1
+
     candidates = {
-        "ours": (_ours(loader, index, chosen, batch), 1),
-        "plain_dali": (plain_dali([files[number] for number in chosen], batch, threads, gpu=True), EPOCHS),
-        "dali_webdataset": (dali_webdataset(*_filtered(index, chosen), batch, threads, gpu=True), EPOCHS),
+        "": ours(smooth=False),
+        "plain_dali": (plain_dali(paths, batch, threads, gpu=True), EPOCHS),
+        "_dali_webdataset": (dali_webdataset(*_filtered(index, chosen), batch, threads, gpu=True), EPOCHS),
+        "_smooth": ours(smooth=True),
+        "plain_dali_smooth": (plain_dali(paths, batch, threads, gpu=True, smooth=True), EPOCHS),
     }
     rates = _rates(candidates, arguments.rounds)
-    subset = f"{len(chosen):,} of {len(index):,} samples"
+    subset = f"{len(chosen):,} of {len(index):,} samples, {EPOCHS} epochs in one go"
+    said = {
+        "": ("plain_dali", f"{subset}, image.chroma: fast; reference: fn.readers.file"),
+        "_dali_webdataset": ("plain_dali", f"{subset}, by filtered index files, shuffled over 4,096"),
+        "_smooth": ("plain_dali_smooth", f"{subset}, image.chroma: smooth; reference: fn.readers.file, the same"),
+    }
     return [
-        record_runs(f"loading_gpu_{name}", rates[name], rates["plain_dali"], unit="images/s", note=said)
-        for name, said in (
-            ("ours", f"{subset}, {EPOCHS} epochs in one go; reference: fn.readers.file"),
-            ("dali_webdataset", f"{subset}, by filtered index files, shuffled over 4,096"),
-        )
+        record_runs(f"loading_gpu{name}", rates[name], rates[reference], unit="images/s", note=note)
+        for name, (reference, note) in said.items()
     ]
 
 

@@ -58,14 +58,14 @@ def torchvision_loader(files: Sequence[Path], batch: int, workers: int) -> Pass:
     return epoch
 
 
-def plain_dali(files: Sequence[Path], batch: int, threads: int, gpu: bool) -> Pass:
+def plain_dali(files: Sequence[Path], batch: int, threads: int, gpu: bool, smooth: bool = False) -> Pass:
     """fn.readers.file, everything inside DALI."""
     from nvidia.dali import fn
 
     def read() -> object:
         return fn.readers.file(files=[str(file) for file in files], random_shuffle=True, name="reader")[0]
 
-    return _dali(read, batch, threads, gpu)
+    return _dali(read, batch, threads, gpu, smooth)
 
 
 def dali_webdataset(
@@ -88,14 +88,15 @@ def dali_webdataset(
     return _dali(read, batch, threads, gpu)
 
 
-def _dali(read: Callable[[], object], batch: int, threads: int, gpu: bool) -> Pass:
+def _dali(read: Callable[[], object], batch: int, threads: int, gpu: bool, smooth: bool = False) -> Pass:
     """Decoding on the GPU where there is one, then the transforms on the same device."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
     @pipeline_def(batch_size=batch, num_threads=threads, device_id=0 if gpu else None, prefetch_queue_depth=3)
     def pipeline() -> object:
-        load = {"device": "mixed", "hw_decoder_load": 0.9} if gpu else {}
+        share = 0.7 if smooth else 0.9  # of the hardware decoder: for each the best of those tried
+        load = {"device": "mixed", "hw_decoder_load": share, "jpeg_fancy_upsampling": smooth} if gpu else {}
         images = fn.decoders.image(read(), output_type=types.RGB, **load)
         images = fn.resize(images, resize_shorter=RESIZE)
         return fn.crop_mirror_normalize(

@@ -97,6 +97,8 @@ class ImageConfig(Section):
     """Pixels of padding a training crop may reach into (the paper's 4 for CIFAR-10)."""
     fill: Literal["zero", "edge"] = "zero"
     flip: bool = True
+    chroma: Literal["smooth", "fast"] = "smooth"
+    """How a GPU decoder upsamples the colours of a JPEG: smooth, as CPU decoders do; fast, by repeating them."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 

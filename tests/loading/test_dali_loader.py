@@ -54,15 +54,21 @@ def requests_of(index, geometry, batch=8, epochs=2, candidates_from=1):
     return training + list(predict_requests(ids, batch, index, labels, geometry))
 
 
-def both(index, geometry, requests, scales=True):
+def both_on(device, index, geometry, requests, scales=True):
+    """The batches of the CPU loader, and DALI's on this device, in gray levels."""
+    on_device = Normalise((0.0,) * 3, (1 / 255,) * 3, device)
     loaders = (
         CpuLoader(index, geometry, GRAY_LEVELS, CPU, 2),
-        DaliLoader(index, geometry, GRAY_LEVELS, CPU, 2, scales),
+        DaliLoader(index, geometry, on_device, device, 2, scales),
     )
     batches = tuple(list(loader.batches(requests)) for loader in loaders)
     for loader in loaders:
         loader.close()
     return batches
+
+
+def both(index, geometry, requests, scales=True):
+    return both_on(CPU, index, geometry, requests, scales)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ class Geometry:
     flip: bool
     fill: str
     """`zero` or `edge`: what lies in the padding."""
+    smooth_chroma: bool = False
+    """Whether GPU decoders upsample chroma as CPU decoders do."""
 
     def side(self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int) -> npt.NDArray[np.int64]:
         """Side of the square box in stored pixels; the cut is scaled to `size` where they differ."""

@@ -22,6 +22,7 @@ from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
 from trainer.loading.pixels import Normalise
 from trainer.loading.shard_reader import ShardReader
 
+_READING_THREADS = 4  # enough for one GPU; more would only fight over the interpreter
 _REQUESTS_AHEAD = 8  # read from disk before DALI wants them
 _BATCHES_READY = 2  # decoded before the network wants them
 
@@ -58,7 +59,7 @@ class DaliLoader:
         self._reader = ShardReader(index, whole_shards)
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._workers, self._scales = workers, scales
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
+        self._pool = ThreadPoolExecutor(min(workers, _READING_THREADS), thread_name_prefix="read")
         self._idle: list[DecodingPipeline] = []
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:

@@ -15,7 +15,9 @@ from PIL import Image
 from trainer.loading.augment import Geometry
 
 _BATCHES_IN_FLIGHT = 3
-_HARDWARE_SHARE = 0.9  # of the JPEGs go to the GPU's fixed-function decoder, the rest to its kernels
+# The share of the JPEGs that go to the GPU's fixed-function decoder, the rest go to its kernels: the fastest on an
+# H200 with 8 threads, by whether chroma is upsampled smoothly.
+_HARDWARE_SHARE = {False: 0.85, True: 0.7}
 
 
 class DecodingFailed(Exception):
@@ -104,7 +106,12 @@ class DecodingPipeline:
         decoding: dict[str, Any] = {"output_type": types.RGB, "adjust_orientation": False}
         box = {"start": corners, "shape": sides, "axes": (0, 1)}
         if self._gpu:
-            decoding |= {"device": "mixed", "hw_decoder_load": _HARDWARE_SHARE}
+            smooth = self._geometry.smooth_chroma
+            decoding |= {
+                "device": "mixed",
+                "hw_decoder_load": _HARDWARE_SHARE[smooth],
+                "jpeg_fancy_upsampling": smooth,
+            }
         elif self._geometry.pad == 0:  # libjpeg can skip what lies outside the box
             return fn.decoders.image_slice(images, **box, **decoding)
         beyond: dict[str, Any] = {"out_of_bounds_policy": "pad", "fill_values": 0} if self._geometry.pad else {}

@@ -109,7 +109,7 @@ def _dali_installed() -> bool:
 
 
 def _geometry(image: ImageConfig) -> Geometry:
-    return Geometry(image.size, image.resize, image.pad, image.flip, image.fill)
+    return Geometry(image.size, image.resize, image.pad, image.flip, image.fill, image.chroma == "smooth")
 
 
 def limited_ids(index: SampleIndex, limit: int | None) -> Ids:
