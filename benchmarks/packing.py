@@ -78,10 +78,9 @@ def measure(root: Path, paths: list[str], workers: int, resize: int, rounds: int
     """Packing; decode + resize; decode + resize + encode: taken in turn."""
     packing, decoding, encoding = [], [], []
     source = open_source("image_folder", root, "train")
-    per_shard = -(-len(paths) // (8 * workers))
     for number in range(rounds):
         out = root / f"out-{number}"
-        packing.append(rate(partial(pack, source, out, workers, per_shard, resize=resize), len(paths)))
+        packing.append(rate(partial(pack, source, out, workers, resize=resize), len(paths)))
         decoding.append(rate(partial(reference, paths, workers, resize, encode=False), len(paths)))
         encoding.append(rate(partial(reference, paths, workers, resize, encode=True), len(paths)))
         shutil.rmtree(out)
