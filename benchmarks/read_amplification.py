@@ -70,7 +70,7 @@ def read_epoch(folder: Path, case: Case, share: float, window: int, run: int, cg
     _drop(index)
     if cgroup is not None:
         (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-    reader = ShardReader(index, whole_shards=case.whole_shards)
+    reader = ShardReader(index, window if case.whole_shards else None)
     before, start = _fetched(), time.perf_counter()
     for sample in order.tolist():
         reader.read(sample)

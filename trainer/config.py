@@ -136,7 +136,7 @@ class OrderConfig(Section):
     kind: Literal["shuffled", "windowed"] = "shuffled"
     """windowed: shards in random order, a few at a time, samples shuffled inside; for storage that reads slowly."""
     window: Positive = 16
-    """Shards in a window. Where a source lists its samples class by class, a window knows only a few classes."""
+    """Shards in a window; each holds something of every class, since shards are cut across the source's list."""
 
 
 class OptimizerConfig(Section):

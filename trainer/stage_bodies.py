@@ -71,17 +71,19 @@ class StageBodies:
     def _training_set(self) -> ImageSet:
         if self._opened is None:
             ids, labels = read_labels(self._run.labels, len(self._index))
-            self._opened = self._image_set(self._index, ids, labels, self._recipe.order.kind == "windowed")
+            order = self._recipe.order
+            window = order.window if order.kind == "windowed" else None
+            self._opened = self._image_set(self._index, ids, labels, window)
         return self._opened
 
     def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
         ids = limited_ids(index, self._recipe.data.eval[name].limit)
         return self._image_set(index, ids, index.label.astype(np.int64))
 
-    def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels, whole_shards: bool = False) -> ImageSet:
+    def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels, window: int | None = None) -> ImageSet:
         recipe, device = self._recipe, self._around.world.device
         dtype = image_type(recipe.precision)
-        return open_image_set(index, ids, labels, recipe.image, recipe.execution, device, dtype, whole_shards)
+        return open_image_set(index, ids, labels, recipe.image, recipe.execution, device, dtype, window)
 
     def _labels(self) -> None:
         labels = self._run_labels

@@ -49,10 +49,11 @@ class UnreadableLog:
     def watch(self, data: "ImageSet", place: Place, most: float | None = None) -> "ImageSet":
         """The same samples, through a loader that writes down what it cannot read.
 
-        most: share of the samples that may be unreadable before this is an error; None: any.
+        most: share of the samples that may be unreadable from now on before this is an error; None: any. What
+            earlier starts met is not counted: the shards may have been repaired since.
         """
         known = {_identity(line) for line in self._lines}
-        ids = {line["sample_id"] for line in self._lines if line["split"] == place.split}
+        ids: set[int] = set()
 
         def note(unreadable: list[int]) -> None:
             new = [sample for sample in unreadable if (sample, *asdict(place).values()) not in known]

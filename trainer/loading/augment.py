@@ -21,7 +21,7 @@ class Geometry:
     flip: bool
     fill: str
     """`zero` or `edge`: what lies in the padding."""
-    smooth_chroma: bool = False
+    smooth_chroma: bool = True
     """Whether GPU decoders upsample chroma as CPU decoders do."""
 
     def side(self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int) -> npt.NDArray[np.int64]:

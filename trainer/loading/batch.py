@@ -79,6 +79,8 @@ def assemble(
     weights = (ids >= 0).astype(np.float32)
     lost = failed[failed < real]
     weights[lost] = 0
+    if not request.fill_with_images and len(lost):
+        images[torch.from_numpy(lost).to(images.device)] = 0
     return Batch(
         ids=torch.from_numpy(ids).to(device),
         images=images,

@@ -30,9 +30,9 @@ class CpuLoader:
         normalise: Normalise,
         device: torch.device,
         workers: int,
-        whole_shards: bool = False,
+        window: int | None = None,
     ) -> None:
-        self._reader = ShardReader(index, whole_shards)
+        self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")

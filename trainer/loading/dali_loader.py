@@ -1,6 +1,7 @@
 """Decodes shards with NVIDIA DALI: JPEGs on the GPU's own decoder, or on CPU threads where there is no GPU."""
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -53,14 +54,16 @@ class DaliLoader:
         device: torch.device,
         workers: int,
         scales: bool,
-        whole_shards: bool = False,
+        window: int | None = None,
     ) -> None:
         """scales: whether some box has to be scaled to the network's size."""
-        self._reader = ShardReader(index, whole_shards)
+        self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._workers, self._scales = workers, scales
         self._pool = ThreadPoolExecutor(min(workers, _READING_THREADS), thread_name_prefix="read")
         self._idle: list[DecodingPipeline] = []
+        self._lock = threading.Lock()
+        self._said = False
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
         feeder = _Feeder(self._decoded(iter(requests)), self._device)
@@ -72,7 +75,7 @@ class DaliLoader:
     def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
         """Batches in order; runs in the feeding thread."""
         with closing(self._read_ahead(requests)) as encoded:
-            for rows, group in groupby(encoded, key=lambda one: one.request.rows):
+            for rows, group in groupby(encoded, key=lambda one: max(one.request.rows, len(one.images))):
                 yield from self._decoded_group(rows, group)
 
     def _decoded_group(self, rows: int, group: Iterator[_Encoded]) -> Iterator[Batch]:
@@ -84,18 +87,29 @@ class DaliLoader:
                 with closing(pipeline.decode(_fed(group, decoding))) as pictures:
                     for pixels in pictures:
                         yield self._batch(decoding.popleft(), pixels)
-            except DecodingFailed:
+            except DecodingFailed as failure:
+                pipeline.close()
+                self._say_once(failure)
                 yield from self._slowly(decoding)
+            except BaseException:
+                pipeline.close()
+                raise
             else:
                 self._idle.append(pipeline)
                 return
 
+    def _say_once(self, failure: DecodingFailed) -> None:
+        if not self._said:
+            print(f"DALI could not decode a batch, the CPU does it instead: {failure}", file=sys.stderr)
+        self._said = True
+
     def _pipeline(self, rows: int) -> DecodingPipeline:
         """An idle one that is large enough, or a new one: a predict pass may run while a training waits half-way."""
-        for pipeline in self._idle:
-            if pipeline.rows >= rows:
-                self._idle.remove(pipeline)
-                return pipeline
+        with self._lock:
+            for pipeline in self._idle:
+                if pipeline.rows >= rows:
+                    self._idle.remove(pipeline)
+                    return pipeline
         return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers)
 
     def _read_ahead(self, requests: Iterator[BatchRequest]) -> Generator[_Encoded, None, None]:
@@ -128,7 +142,8 @@ class DaliLoader:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._idle.clear()
+        while self._idle:
+            self._idle.pop().close()
         self._reader.close()
 
 

@@ -44,7 +44,12 @@ class DecodingPipeline:
         self._placeholder = _gray_jpeg(geometry.size)
         self._source: Iterator[Fed] = iter(())
         self._held: deque[list[np.ndarray]] = deque(maxlen=_BATCHES_IN_FLIGHT + 2)  # DALI decodes from these
+        self._source_error: RuntimeError | None = None
         self._pipeline = self._built(threads)
+
+    def close(self) -> None:
+        """Let its threads and memory go now: it and its callback hold each other, which only the collector undoes."""
+        del self._pipeline
 
     def decode(self, source: Iterator[Fed]) -> Generator[torch.Tensor, None, None]:
         """For each batch of `source`, in order: uint8 [n, size, size, 3], ready on the device's current stream."""
@@ -64,6 +69,8 @@ class DecodingPipeline:
         try:
             (pictures,) = self._pipeline.run(stream)
         except RuntimeError as error:
+            if error is self._source_error:
+                raise  # not DALI's: whoever wants the batches shall see it
             raise DecodingFailed(str(error)) from error
         return torch.from_dlpack(pictures.as_tensor())
 
@@ -76,7 +83,11 @@ class DecodingPipeline:
 
     def _next(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
         """DALI's next batch: images, corners (top, left), sides (height, width), flips."""
-        fed = next(self._source)
+        try:
+            fed = next(self._source)
+        except RuntimeError as error:
+            self._source_error = error
+            raise
         missing = np.array([image is None for image in fed.images])[:, None]
         boxes = np.where(missing, np.array([0, 0, self._geometry.size, self._geometry.size], np.int32), fed.boxes)
         images = [np.frombuffer(self._placeholder if image is None else image, np.uint8) for image in fed.images]

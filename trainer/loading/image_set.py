@@ -56,9 +56,9 @@ def open_image_set(
     execution: ExecutionConfig,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    whole_shards: bool = False,
+    window: int | None = None,
 ) -> ImageSet:
-    """Choose the loader and open it. dtype: of the images; whole_shards: as in ShardReader."""
+    """Choose the loader and open it. dtype: of the images; window: as in ShardReader."""
     geometry = _geometry(image)
     normalise = Normalise(image.mean, image.std, device, dtype)
     kind = loader_kind(index, ids, image, execution, device)
@@ -68,10 +68,11 @@ def open_image_set(
     elif kind == "dali":
         from trainer.loading.dali_loader import DaliLoader  # here, because DALI need not be installed
 
-        scales = bool((geometry.side(index.width[ids], index.height[ids], geometry.pad) != geometry.size).any())
-        loader = DaliLoader(index, geometry, normalise, device, execution.workers, scales, whole_shards)
+        sides = [geometry.side(index.width[ids], index.height[ids], pad) for pad in (geometry.pad, 0)]
+        scales = bool((np.stack(sides) != geometry.size).any())
+        loader = DaliLoader(index, geometry, normalise, device, execution.workers, scales, window)
     else:
-        loader = CpuLoader(index, geometry, normalise, device, execution.workers, whole_shards)
+        loader = CpuLoader(index, geometry, normalise, device, execution.workers, window)
     return ImageSet(index, ids, labels, geometry, loader)
 
 

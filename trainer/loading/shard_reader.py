@@ -22,12 +22,14 @@ class ShardReader:
 
     By pread and not through a memory map: a shard that is cut short or a storage that fails is then an error of
     one sample, where a map would end the whole process (SIGBUS).
-    whole_shards: fetch a shard in one sweep when its first sample is asked for; it serves the windowed order, in
-    which all samples of a few shards are wanted soon. Otherwise exactly the samples asked for are fetched.
+    window: of the windowed order, in which all samples of so many shards are wanted soon: a shard is fetched in one
+    sweep when its first sample is asked for. None: exactly the samples asked for are fetched.
     """
 
-    def __init__(self, index: SampleIndex, whole_shards: bool = False) -> None:
-        self._index, self._whole_shards = index, whole_shards
+    def __init__(self, index: SampleIndex, window: int | None = None) -> None:
+        self._index, self._window = index, window
+        # let go in time, so that the next epoch sweeps again: a step may touch two windows of S and two of C
+        self._most_open = _OPEN_SHARDS if window is None else min(_OPEN_SHARDS, 4 * window)
         self._files: OrderedDict[int, FileIO] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -54,13 +56,16 @@ class ShardReader:
         """The open shard; the least recently used one is let go, and closed once no thread reads it any more."""
         with self._lock:
             file = self._files.get(shard)
-            if file is None:
-                file = self._files[shard] = self._open(shard)
-                if len(self._files) > _OPEN_SHARDS:
-                    self._files.popitem(last=False)
-            else:
+            if file is not None:
                 self._files.move_to_end(shard)
-            return file
+                return file
+            file = self._files[shard] = self._open(shard)
+            if len(self._files) > self._most_open:
+                self._files.popitem(last=False)
+        if self._window is not None and hasattr(os, "posix_fadvise"):
+            for first in range(0, self._index.dataset.shards[shard].nbytes, _SWEEP):
+                os.posix_fadvise(file.fileno(), first, _SWEEP, os.POSIX_FADV_WILLNEED)
+        return file
 
     def _open(self, shard: int) -> FileIO:
         path = self._index.shard_path(shard)
@@ -72,9 +77,6 @@ class ShardReader:
             ) from error
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            if self._whole_shards:
-                for first in range(0, self._index.dataset.shards[shard].nbytes, _SWEEP):
-                    os.posix_fadvise(file.fileno(), first, _SWEEP, os.POSIX_FADV_WILLNEED)
         return file
 
     def close(self) -> None:
