@@ -62,7 +62,9 @@ def decode_and_resize(paths: list[str], resize: int, encode: bool) -> None:
 
 def reference(paths: list[str], workers: int, resize: int, encode: bool) -> None:
     shares = [paths[worker::workers] for worker in range(workers)]
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    processes = multiprocessing.get_context("forkserver")  # as packing starts its own
+    processes.set_forkserver_preload(["shards.shard_writer", "webdataset"])
+    with ProcessPoolExecutor(workers, processes) as pool:
         list(pool.map(decode_and_resize, shares, [resize] * workers, [encode] * workers))
 
 
@@ -103,7 +105,7 @@ def main() -> None:
         packed, decoded, encoded = measure(place / "root", paths, given.workers, given.resize, given.rounds)
     command = (
         f"python benchmarks/packing.py --images {given.images.name} --workers {given.workers} "
-        f"--resize {given.resize} --rounds {given.rounds}"
+        f"--resize {given.resize} --rounds {given.rounds} --count {given.count}"
     )
     figures = {
         "packing": (packed, decoded, "reference: decode, resize"),

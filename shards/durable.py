@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards.errors import DataError
+
+_UNWRITABLE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+    errno.ESTALE,
+)
 
 
 @contextmanager
@@ -27,7 +37,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"the disk is full while writing {path}; nothing half-written was kept. "
                 "Free some space there and run the same command again"
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in _UNWRITABLE:
             raise DataError(f"cannot write {path}: {error.strerror}; choose another folder") from error
         raise
 
@@ -41,7 +51,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_LEFTOVER = re.compile(r"\.(?P<name>.*)\.tmp\d+(\.old)?")
+_LEFTOVER = re.compile(r"\..*\.tmp\d+(\.old)?")
 
 
 def _temporary(path: Path) -> Path:
@@ -57,15 +67,9 @@ def is_leftover(path: Path) -> bool:
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
-def remove_leftovers(folder: Path, names: Container[str] | None = None) -> None:
-    """Sweep away, at any depth, what killed processes left half-written.
-
-    The caller is the only writer in the folder or, with `names`, the only one of files that are called so.
-    """
-    for path in list(folder.rglob(".*")):
-        leftover = _LEFTOVER.fullmatch(path.name)
-        if leftover is None or (names is not None and leftover["name"] not in names):
-            continue
+def remove_leftovers(folder: Path) -> None:
+    """Sweep away, at any depth, what killed processes left half-written; the caller is the only writer."""
+    for path in [path for path in folder.rglob(".*") if is_leftover(path)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -34,7 +34,8 @@ def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
         shards=tuple(part.shard for part in parts),
     )
     dataset.write(out)
-    shutil.rmtree(out / ".parts")
+    # the lock in it is held: NFS keeps an open file that is removed, under another name, and its folder with it
+    shutil.rmtree(out / ".parts", ignore_errors=True)
 
 
 def _rejected(source: Source, table: pa.Table) -> pa.Table:

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import pickle
+import shlex
 import shutil
 import signal
 import threading
@@ -10,6 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
 from dataclasses import asdict
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,8 @@ from shards.image_store import DEFAULT_QUALITY
 from shards.merge import merge
 from shards.plan import ArrayTask, Plan, make_plan
 from shards.progress import Progress
-from shards.sample_index import Dataset, SampleIndex, shard_name
-from shards.shard_writer import Part, part_path, read_part, write_shard
+from shards.sample_index import Dataset, SampleIndex
+from shards.shard_writer import Part, read_part, write_shard
 from shards.sources.source import Source
 from shards.verify import note_good, require_verified
 
@@ -60,16 +64,11 @@ def pack(
         raise ConfigError(f"max_rejected is a share of the images, 0 to 1, not {max_rejected}")
     plan = make_plan(source, samples_per_shard, resize, quality)
     _require_ours(out)
+    if (out / "dataset.json").exists():  # it never changes again: nothing to lock, and it may be read-only
+        return _finished(out, plan, task, workers, dali_index)
     with sole_writer(out, task):
         if (out / "dataset.json").exists():
-            _require_same(out, Dataset.load(out), plan)
-            if task is not None:
-                return None
-            shutil.rmtree(out / ".parts", ignore_errors=True)
-            if dali_index:
-                with suppress(OSError):  # a shard that cannot be read: the check says so
-                    write_dali_index(SampleIndex.load(out))
-            return require_verified(out, workers)
+            return _finished(out, plan, task, workers, dali_index)
         _begin(out, plan, task)
         parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
         if task is not None:
@@ -82,13 +81,24 @@ def pack(
     return index
 
 
+def _finished(out: Path, plan: Plan, task: ArrayTask | None, workers: int, dali_index: bool) -> SampleIndex | None:
+    _require_same(out, Dataset.load(out), plan)
+    if task is not None:
+        return None
+    shutil.rmtree(out / ".parts", ignore_errors=True)
+    if dali_index:
+        with suppress(OSError):  # a shard that cannot be read: the check says so
+            write_dali_index(SampleIndex.load(out))
+    return require_verified(out, workers)
+
+
 def _require_ours(out: Path) -> None:
     """A folder with files of somebody else is left as it is."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, not a folder; choose another --out")
     if (out / "dataset.json").exists() or (out / ".parts").exists() or not out.exists():
         return
-    strangers = sorted(path.name for path in out.iterdir())
+    strangers = sorted(path.name for path in out.iterdir() if path.name != ".parts")  # a task may just have begun
     if strangers:
         raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
 
@@ -97,8 +107,8 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
     for name, wanted in asdict(plan).items():
         if getattr(found, name) != wanted:
             raise DataError(
-                f"{out} already holds {found.source}/{found.split}, packed with another {name} "
-                f"than {plan.source}/{plan.split} now; choose another --out, or remove it: rm -r {out}"
+                f"{out} already holds {found.source}/{found.split}, packed with another {name} than "
+                f"{plan.source}/{plan.split} now; choose another --out, or remove it: rm -r {shlex.quote(str(out))}"
             )
 
 
@@ -109,17 +119,14 @@ def _begin(out: Path, plan: Plan, task: ArrayTask | None) -> None:
         try:
             found = Plan.of_json(read_json(path))
         except (TypeError, KeyError) as error:
-            raise DataError(f"{path} was not written by incv; remove the folder: rm -r {out}") from error
+            raise DataError(
+                f"{path} was not written by incv; remove the folder: rm -r {shlex.quote(str(out))}"
+            ) from error
         _require_same(out, found, plan)
     else:
         write_json(path, asdict(plan))
-    # other tasks may be at work beside this one
-    own = (
-        None
-        if task is None
-        else {p.name for s in task.shards(plan) for p in (out / shard_name(s), part_path(out, s))}
-    )
-    remove_leftovers(out, own)
+    if task is None:  # other tasks may be at work beside one: what is left of killed ones goes when all are merged
+        remove_leftovers(out)
 
 
 def _write_shards(
@@ -169,12 +176,17 @@ def _written_by_processes(
     # forked from a server that has imported all that they need, once, and holds nothing else
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["shards.shard_writer", "webdataset"])
-    pool = ProcessPoolExecutor(workers, processes, initializer=_start_worker, initargs=(source, plan))
+    pool = ProcessPoolExecutor(
+        workers, processes, initializer=_start_worker, initargs=(pickle.dumps((source, plan)),)
+    )
     try:
-        running = {pool.submit(_write_in_worker, out, shard) for shard in missing}
+        # no more at once than there are workers: what the pool has queued cannot be called back on a stop
+        waiting = iter(missing)
+        running = {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, workers)}
         while running:
             _obey(stop, out)
             done, running = wait(running, _SECONDS_BETWEEN_POLLS, FIRST_COMPLETED)
+            running |= {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, len(done))}
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
@@ -184,7 +196,7 @@ def _written_by_processes(
             "Run the same command again, with fewer --workers"
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)  # shards begun are finished, the others are not begun
+        pool.shutdown(cancel_futures=True)  # shards begun are finished
 
 
 def _obey(stop: Callable[[], bool], out: Path) -> None:
@@ -192,13 +204,13 @@ def _obey(stop: Callable[[], bool], out: Path) -> None:
         raise PackStopped(f"packing into {out} was stopped; the same command goes on from there")
 
 
-_worker_job: tuple[Source, Plan]
+_worker_job: bytes
 
 
-def _start_worker(source: Source, plan: Plan) -> None:
-    """Source and plan travel to a worker once, not with every shard."""
+def _start_worker(job: bytes) -> None:
+    """Source and plan travel once, not with every shard; the first shard opens them, where errors are heard."""
     global _worker_job
-    _worker_job = source, plan
+    _worker_job = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -211,8 +223,14 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+@cache
+def _opened_job() -> tuple[Source, Plan]:
+    job: tuple[Source, Plan] = pickle.loads(_worker_job)
+    return job
+
+
 def _write_in_worker(out: Path, shard: int) -> int:
-    source, plan = _worker_job
+    source, plan = _opened_job()
     write_shard(source, out, plan, shard)
     return shard
 

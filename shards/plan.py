@@ -12,7 +12,7 @@ import numpy as np
 from shards.errors import ConfigError, DataError
 from shards.sources.source import Source
 
-_LARGEST_RESIZE = 4096
+_LARGEST_RESIZE = 2500  # a strip of 8:1 with this side has just the most pixels that are read
 _ROWS_AT_ONCE = 4096
 
 

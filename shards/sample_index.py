@@ -12,6 +12,7 @@ A packed split is one folder:
 """
 
 import hashlib
+import shlex
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,17 +119,20 @@ def shard_name(shard: int) -> str:
 
 
 def pack_again(folder: Path, dataset: Dataset | None = None) -> str:
-    """The end of an error message: the command that makes the folder anew."""
-    source = dataset.source if dataset else "SOURCE"
-    options = _options(dataset) if dataset else ""
-    return f"Pack it again: rm -r {folder} && incv shards pack {source}{options} --root ROOT --out {folder}"
+    """The end of an error message: the command that makes the folder, or makes it anew."""
+    place = shlex.quote(str(folder))
+    if dataset is None:  # perhaps half-packed: nothing finished may be lost
+        return f"Run its pack command, or run it again: incv shards pack SOURCE --root ROOT --out {place}"
+    packing = f"incv shards pack {dataset.source}{_options(dataset)} --root ROOT --out {place}"
+    return f"Pack it again: rm -r {place} && {packing}"
 
 
 def _options(dataset: Dataset) -> str:
     return (
         f" --split {dataset.split or repr('')}"
         + (f" --subset {dataset.subset}" if dataset.subset else "")
-        + (f" --resize {dataset.resize}" if dataset.resize else "")
+        + f" --classes {len(dataset.class_names)}"
+        + (f" --resize {dataset.resize} --quality {dataset.quality}" if dataset.resize else "")
     )
 
 

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from shards.copying import ATTEMPTS, Crew, Result, copy_file, in_parallel
 from shards.dali_index import index_path, write_dali_index
-from shards.durable import disk_errors, read_parquet, remove_leftovers, sync, write_bytes
+from shards.durable import disk_errors, remove_leftovers, sync, write_bytes
 from shards.errors import ConfigError, DataError
 from shards.folder_url import FolderUrl, Unreadable, open_folder
 from shards.good_files import GoodFiles
@@ -160,7 +161,8 @@ class _Staging:
         self._require_room(sum(shards[name].nbytes for name in missing))
         self._bring_shards(missing, shards, notes)
         self._finish()
-        self._index_for_dali(changed=bool(missing))
+        self._index_for_dali()
+        note_good(self.target)  # checksums were taken from the very bytes written
         nbytes = sum(shards[name].nbytes for name in missing)
         return StageReport(copied=len(missing), kept=len(shards) - len(missing), nbytes=nbytes)
 
@@ -170,7 +172,7 @@ class _Staging:
             if found.exists() and found.read_bytes() != self.content:
                 raise DataError(
                     f"{self.target} already holds another data set than {self.folder.shown}; "
-                    f"choose another target, or remove it: rm -r {self.target}"
+                    f"choose another target, or remove it: rm -r {shlex.quote(str(self.target))}"
                 )
             if found.exists():
                 remove_leftovers(self.target)
@@ -232,14 +234,9 @@ class _Staging:
 
     def _index_problem(self, place: Path) -> str:
         try:
-            found = next(index_problems(SampleIndex.load(place)), "")
-            rejected = read_parquet(place / "rejected.parquet", "list of rejected images").num_rows
-            read_parquet(place / "duplicates.parquet", "list of repeated images")
+            return next(index_problems(SampleIndex.load(place)), "")
         except DataError as error:
             return _as_said_of(self.folder, str(error), place, self.dataset)
-        if not found and rejected != self.dataset.count - self.dataset.usable:
-            return "rejected.parquet does not belong to dataset.json"
-        return found
 
     def _require_room(self, nbytes: int) -> None:
         free = shutil.disk_usage(self.target).free
@@ -264,14 +261,14 @@ class _Staging:
         with Progress("stage", everything, done, unit="MB") as progress:
             self._in_parallel(bring, names, crew, progress)
 
-    def _index_for_dali(self, changed: bool) -> None:
+    def _index_for_dali(self) -> None:
         """Where the source has index files for DALI, make them anew: they follow from bytes that were checked."""
         names = [shard.file for shard in self.dataset.shards if shard.samples]
         try:
             wanted = bool(names) and self.folder.holds(index_path(Path(names[0])).name)
         except Unreadable as error:
             raise self._uncopied(index_path(Path(names[0])).name, error) from error
-        if wanted and (changed or not all(index_path(self.target / name).is_file() for name in names)):
+        if wanted:
             write_dali_index(SampleIndex.load(self.target))
 
     def _in_parallel(
@@ -295,7 +292,6 @@ class _Staging:
                 os.replace(place / "dataset.json", self.target / "dataset.json")
                 sync(self.target)
         shutil.rmtree(place, ignore_errors=True)
-        note_good(self.target)  # checksums were taken from the very bytes written
 
 
 def _megabytes(sizes: Iterable[int]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from shards.dali_index import index_path, index_text
-from shards.durable import read_json, write_json
+from shards.durable import read_json, read_parquet, write_json
 from shards.errors import DataError
 from shards.image_check import VERDICTS
 from shards.progress import Progress
@@ -90,7 +90,7 @@ def _noted(folder: Path) -> object:
 def _file_stamps(folder: Path) -> dict[str, list[int]]:
     """Size and time of change of every file that was packed; a file not there is left out."""
     with suppress(DataError):
-        names = ["dataset.json", "index.parquet", "index.arrow"]
+        names = ["dataset.json", "index.parquet", "index.arrow", "rejected.parquet", "duplicates.parquet"]
         shards = [shard.file for shard in Dataset.load(folder).shards]
         names += shards + [index_path(Path(shard)).name for shard in shards]
         stamps = {}
@@ -103,7 +103,11 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def index_problems(index: SampleIndex) -> Iterator[str]:
-    """What is wrong with the two index files, each alone and held against the other and dataset.json."""
+    """What is wrong with the tables, each alone and held against the others and dataset.json."""
+    rejected = read_parquet(index.folder / "rejected.parquet", "list of rejected images").num_rows
+    read_parquet(index.folder / "duplicates.parquet", "list of repeated images")
+    if rejected != index.dataset.count - index.dataset.usable:
+        yield "rejected.parquet does not belong to dataset.json"
     table = index.read_table()
     keys = table["key"]
     mapped = {name: getattr(index, name) for name in NUMERIC}

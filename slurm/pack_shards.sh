@@ -41,7 +41,9 @@ if ((is_first && ${SLURM_RESTART_COUNT:-0} == 0)); then
   # sbatch hands its environment on: without its array variables, the job that merges is a single one
   env -u SLURM_ARRAY_TASK_ID -u SLURM_ARRAY_TASK_COUNT -u SLURM_ARRAY_TASK_MIN -u SLURM_ARRAY_TASK_MAX \
     -u SLURM_ARRAY_TASK_STEP -u SLURM_ARRAY_JOB_ID \
-    sbatch --dependency="afterok:$SLURM_ARRAY_JOB_ID" --kill-on-invalid-dep=yes --job-name=incv-merge "$0" "$@" ||
+    sbatch --dependency="afterok:$SLURM_ARRAY_JOB_ID" --kill-on-invalid-dep=yes --job-name=incv-merge \
+    ${SLURM_JOB_PARTITION:+"--partition=$SLURM_JOB_PARTITION"} ${SLURM_JOB_ACCOUNT:+"--account=$SLURM_JOB_ACCOUNT"} \
+    "$0" "$@" ||
     echo "cannot submit the job that merges; when all tasks are done, submit the same line without --array" >&2
 fi
 exec incv shards pack "${options[@]}" "$@" --task "$SLURM_ARRAY_TASK_ID/$tasks"

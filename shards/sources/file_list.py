@@ -40,9 +40,12 @@ class TextFile:
             if FileState.of(file) != self.state:
                 raise DataError(f"{place} has changed since it was read; run the same command again")
             try:
-                return os.pread(file.fileno(), self.nbytes, self.offset)
+                data = os.pread(file.fileno(), self.nbytes, self.offset)
             except OSError as error:
                 raise DataError(f"{place} cannot be read: {error.strerror}") from error
+        if len(data) != self.nbytes:
+            raise DataError(f"{place} cannot be read to its end; run the same command again")
+        return data
 
 
 def text_file(root: Path, path: str) -> TextFile:

@@ -97,15 +97,17 @@ def _extra(descriptor: int, place: int, nbytes: int, size: int) -> bytes:
 def _records(data: bytes, place: int) -> dict[bytes, bytes]:
     """The pax records of a header, each `LENGTH KEY=VALUE` with a line end, the length that of the whole record."""
     records: dict[bytes, bytes] = {}
-    while data:
-        length, _, rest = data.partition(b" ")
+    start = 0
+    while start < len(data):
+        length, _, _ = data[start : start + 8].partition(b" ")
         if not length.isdigit() or len(length) > 7:
             raise BadTar(f"attributes cannot be read at byte {place:,}")
-        content, data = rest[: max(int(length) - len(length) - 1, 0)], data[int(length) :]
-        key, equals, value = content.partition(b"=")
+        stop = start + int(length)
+        key, equals, value = data[start + len(length) + 1 : stop].partition(b"=")
         if not equals or not value.endswith(b"\n"):
             raise BadTar(f"attributes cannot be read at byte {place:,}")
         records[key] = value[:-1]
+        start = stop
     return records
 
 

@@ -135,7 +135,7 @@ def _images(root: Path, names: _PartNames, files: FileList) -> Images:
         hint = f"; {compressed[0]} has to be unpacked to {names.tar} first" if compressed else ""
         raise DataError(f"{root} has neither {names.folder}/ nor {names.tar}{hint}. Expected there: {_LAYOUT}")
     before = f"{folder}/" if folder else ""
-    places = locate(tar, {before + files.path(row): row for row in range(len(files))}, folder)
+    places = locate(tar, {before + files.path(row): row for row in range(len(files))}, names.folder)
     missing = places.missing()
     if len(missing):
         first = int(missing[0])

@@ -12,7 +12,7 @@ from trainer.loading.dali_loader import DaliLoader
 from trainer.loading.image_set import open_image_set
 from trainer.loading.pixels import Normalise
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 GPU = torch.device("cuda", 0)
 
 

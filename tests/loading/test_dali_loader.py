@@ -1,13 +1,15 @@
 """DALI against the CPU loader on photographs, and what happens when DALI itself cannot decode an image."""
 
+import gc
 import io
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from packed_pictures import Pictures, packed, with_damage
+from packed_pictures import Pictures, equal_pictures, packed, with_damage
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -154,3 +156,61 @@ def test_the_recipe_chooses_dali(photographs):
     padded = ImageConfig(size=64, pad=4, fill="edge")
     with pytest.raises(ConfigError, match=r"dali cannot pad with image\.fill: edge"):
         open_image_set(photographs, photographs.usable_ids(), labels, padded, execution, CPU)
+
+
+def test_an_error_of_the_feed_reaches_the_consumer(photographs):
+    """It must not be taken for an image that DALI cannot decode, which would end the data early."""
+    geometry = Geometry(75, 100, 0, True, "zero")
+
+    def broken():
+        yield from requests_of(photographs, geometry)[:5]
+        raise RuntimeError("can't start new thread")
+
+    loader = DaliLoader(photographs, geometry, GRAY_LEVELS, CPU, 2, scales=True)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(loader.batches(broken()))
+    loader.close()
+
+
+def test_small_images_are_scaled_in_predict_passes_too(tmp_path):
+    """In training the padding makes up for what they lack."""
+    index = packed(equal_pictures(6, width=12, height=12, classes=2), tmp_path / "shards")
+    image = ImageConfig(size=16, pad=2)
+    data = open_image_set(
+        index, index.usable_ids(), index.label.astype(np.int64), image, ExecutionConfig(loader="dali"), CPU
+    )
+    (batch,) = data.loader.batches(data.predict_requests(data.ids, 8))
+    data.close()
+    assert batch.images.shape == (6, 3, 16, 16)
+
+
+def test_a_rank_without_rows_does_not_fall_back_to_slow_decoding(photographs, capfd):
+    geometry = Geometry(75, 100, 0, True, "zero")
+    plan = TrainingPlan(1, photographs.usable_ids(), 9, 2)  # 30 = 9 + 9 + 9 + 3: rank 0 of 8 has none of the 3
+    labels = photographs.label.astype(np.int64)
+    requests = list(training_requests(plan, photographs, labels, geometry, 0, 0, 8))
+    assert any(len(request.ids) > request.rows for request in requests)
+    _, dali = both(photographs, geometry, requests)
+    assert len(dali) == len(requests)
+    assert "DALI could not decode" not in capfd.readouterr().err
+
+
+def test_a_closed_loader_leaves_no_threads_behind(photographs):
+    geometry = Geometry(75, 100, 0, True, "zero")
+
+    def threads_after_a_pass() -> int:
+        loader = DaliLoader(photographs, geometry, GRAY_LEVELS, CPU, 2, scales=True)
+        list(loader.batches(requests_of(photographs, geometry)))
+        begun = loader.batches(requests_of(photographs, geometry))
+        next(begun)
+        begun.close()
+        loader.close()
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    threads_after_a_pass()
+    first = threads_after_a_pass()
+    gc.disable()
+    try:
+        assert [threads_after_a_pass() for _ in range(3)] == [first] * 3
+    finally:
+        gc.enable()

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ordinary_user import ordinary_user
 from pictures import ListSource, contents, image_tree, list_source, picture
 from PIL import Image
 
@@ -284,3 +285,39 @@ def test_workers_ended_by_a_signal_to_the_whole_job_are_a_stop(tmp_path):
             samples_per_shard=2,
             stop=lambda: next(polls, True),
         )
+
+
+def test_a_finished_folder_may_be_read_only(tmp_path):
+    """The usual shared data set: somebody else packed it."""
+    out = tmp_path / "out"
+    first = pack(list_source(12), out, samples_per_shard=5)
+    out.chmod(0o555)
+    with ordinary_user(out):
+        again = pack(list_source(12), out, samples_per_shard=5)
+    out.chmod(0o755)
+    assert again.checksum == first.checksum
+
+
+class VanishingList(ListSource):
+    """A source that other processes cannot open any more."""
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise DataError("/data/info/train_filelist_google.txt has changed since it was read")
+
+
+def test_what_a_worker_says_of_its_source_is_heard(tmp_path):
+    with pytest.raises(DataError, match=r"train_filelist_google\.txt has changed"):
+        pack(VanishingList(list_source(12).rows), tmp_path / "out", workers=2, samples_per_shard=3)
+
+
+def test_a_stop_finishes_what_was_begun_and_no_more(tmp_path):
+    def stop():
+        return len(list((tmp_path / "out").glob("*.tar"))) >= 2
+
+    with pytest.raises(PackStopped):
+        pack(list_source(60), tmp_path / "out", workers=2, samples_per_shard=3, stop=stop)
+    assert 2 <= len(list((tmp_path / "out").glob("*.tar"))) <= 6

@@ -166,3 +166,27 @@ def test_the_checksum_does_not_depend_on_the_place(folder, tmp_path):
     moved = folder.rename(tmp_path / "elsewhere")
     assert not verify(moved).problems
     assert SampleIndex.load(moved).checksum == pack(list_source(12), tmp_path / "b", samples_per_shard=5).checksum
+
+
+def test_a_damaged_or_lost_side_table_is_named(folder):
+    (folder / "rejected.parquet").write_bytes(b"junk")
+    assert "rejected.parquet" in verify(folder).problems[0]
+    with pytest.raises(DataError, match=r"rejected\.parquet"):
+        require_verified(folder)
+    pack(list_source(12), folder.parent / "again", samples_per_shard=5)
+    (folder.parent / "again" / "duplicates.parquet").unlink()
+    assert "duplicates.parquet" in verify(folder.parent / "again").problems[0]
+
+
+def test_advice_loses_no_finished_work_and_names_no_other_path(tmp_path):
+    half = tmp_path / "half done"
+    (half / ".parts").mkdir(parents=True)
+    (problem,) = verify(half).problems
+    assert "rm -r" not in problem
+    assert f"--out '{half}'" in problem
+    pack(list_source(12), tmp_path / "small one", samples_per_shard=5, resize=12, quality=80)
+    (tmp_path / "small one" / "shard-000001.tar").unlink()
+    with pytest.raises(DataError) as refusal:
+        require_verified(tmp_path / "small one")
+    assert f"rm -r '{tmp_path / 'small one'}' && incv shards pack list" in str(refusal.value)
+    assert "--classes 2 --resize 12 --quality 80" in str(refusal.value)

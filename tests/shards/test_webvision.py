@@ -412,3 +412,18 @@ def test_many_rows_open_fast(tmp_path):
     found = subprocess.run([sys.executable, "-c", measured, root], capture_output=True, text=True, check=True)
     count, seconds, megabytes = (float(word) for word in found.stdout.split())
     assert (count, seconds < 4.0, megabytes < 300) == (244_000, True, True), found.stdout
+
+
+def test_members_may_lack_the_folder_that_the_list_names(root, tmp_path):
+    """google_resized_256.tar of q0001/x.jpg instead of google/q0001/x.jpg."""
+    folders, tars = open_source("webvision", root, "train"), tmp_path / "tars"
+    as_tars(root, tars)
+    for part in ("google", "flickr"):
+        for prefix in ("", "./"):
+            files = sorted(file for file in (root / part).rglob("*") if file.is_file())
+            members = ((f"{prefix}{f.relative_to(root / part).as_posix()}", f.read_bytes()) for f in files)
+            write_tar(tars / f"{part}_resized_256.tar", members)
+            found = open_source("webvision", tars, "train")
+            assert [found.sample(row) for row in range(len(found))] == [
+                folders.sample(row) for row in range(len(folders))
+            ]
