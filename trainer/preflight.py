@@ -1,5 +1,6 @@
 """Find at once what would otherwise end a run hours later."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,12 @@ def preflight(recipe: Recipe, index: SampleIndex, world: int = 1) -> RunLabels:
     _check_incv(recipe, index, len(ids))
     _check_network(recipe, index.num_classes)
     return labels
+
+
+def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
+    """The recipe's loader can load the evaluation sets too."""
+    for name, index in indices.items():
+        require_loader(index, limited_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
 
 
 def require_rows_of_one_pass(recipe: Recipe, world: int) -> None:

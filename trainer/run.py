@@ -15,7 +15,7 @@ from trainer.data_sets import open_splits
 from trainer.label_file import file_checksum
 from trainer.manifest import Manifest, now
 from trainer.methods.micro_batches import batchnorm_rows
-from trainer.preflight import preflight
+from trainer.preflight import preflight, preflight_evaluation
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
 from trainer.stage_bodies import StageBodies
@@ -39,6 +39,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     index, eval_indices = open_splits(recipe, stop)
     packing = time.monotonic() - began
     labels = preflight(recipe, index, world.size)
+    preflight_evaluation(recipe, eval_indices)
     run.take()
     try:
         manifest = Manifest(run)

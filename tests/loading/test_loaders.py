@@ -3,6 +3,7 @@
 (From lossless pictures cut as they are; test_dali_loader.py holds scaled JPEGs against each other.)
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,8 @@ from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
 from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.preflight import preflight_evaluation
+from trainer.recipe_file import load_recipe
 from trainer.world import World
 
 CPU = torch.device("cpu")
@@ -375,6 +378,15 @@ def test_images_of_many_sizes_go_through_the_decoding_loader(mixed_index):
     data.close()
     with pytest.raises(ConfigError, match=r"execution\.loader: resident needs images of one size"):
         image_set(mixed_index, "resident")
+
+
+def test_the_loader_must_fit_the_evaluation_sets_too(equal_index, mixed_index):
+    """Found at the start, not after days of training."""
+    tiny = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+    recipe = load_recipe(tiny, ["execution.loader=resident"])
+    preflight_evaluation(recipe, {"test": equal_index})
+    with pytest.raises(ConfigError, match=r"execution\.loader: resident needs images of one size"):
+        preflight_evaluation(recipe, {"test": mixed_index})
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 20, 36])
