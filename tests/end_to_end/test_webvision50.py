@@ -108,5 +108,5 @@ def test_the_whole_recipe_on_the_real_lists(tmp_path):
     assert bytes_of(tmp_path / "from_tars") == bytes_of(tmp_path / "shards")
     some = overrides(webvision, ilsvrc12, tmp_path / "shards", 10, 32)
     run = Path(os.environ.get("INCV_KEEP", tmp_path / "run"))
-    incv("run", "-c", "recipes/webvision50.yaml", "--run-dir", run, *some, "data.train.limit=200")
+    incv("run", "-c", "recipes/webvision50.yaml", "--run-dir", run, *some)
     check_run(run, WHOLE, tmp_path / "shards")
