@@ -37,8 +37,12 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     packing.add_argument("source", metavar="SOURCE", help=" | ".join(SOURCES))
     packing.add_argument("--root", type=Path, help="the folder of the raw images (digits needs none)")
     packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
-    packing.add_argument("--split", default="train", help="default: train")
-    packing.add_argument("--subset", help="of sources that have some; webvision: google, flickr or all")
+    packing.add_argument(
+        "--split",
+        default="train",
+        help="train, val (webvision); val (ilsvrc12); train, test (cifar10, digits); default: train",
+    )
+    packing.add_argument("--subset", help="webvision: google, flickr or all; default: all")
     packing.add_argument("--classes", type=int, metavar="K", help="only the first K classes; default: all")
     packing.add_argument(
         "--resize", type=int, metavar="PIXELS", help="shorter side of the images; default: as they are"
@@ -84,7 +88,9 @@ def _pack(arguments: argparse.Namespace) -> int:
         dali_index=arguments.dali_index,
     )
     if index is None:
-        print(f"{arguments.out}: task {task} is done; when all are, the same command without --task merges them")
+        merged = (arguments.out / "dataset.json").exists()
+        left = "the folder is finished" if merged else "when all are, the same command without --task merges them"
+        print(f"{arguments.out}: task {task} is done; {left}")
     else:
         print(f"{arguments.out}: {_summary(index)}")
     return 0

@@ -63,7 +63,7 @@ def pack(
     if not 0 <= max_rejected <= 1:
         raise ConfigError(f"max_rejected is a share of the images, 0 to 1, not {max_rejected}")
     plan = make_plan(source, samples_per_shard, resize, quality)
-    _require_ours(out)
+    require_ours(out)
     if (out / "dataset.json").exists():  # it never changes again: nothing to lock, and it may be read-only
         return _finished(out, plan, task, workers, dali_index)
     with sole_writer(out, task):
@@ -92,7 +92,7 @@ def _finished(out: Path, plan: Plan, task: ArrayTask | None, workers: int, dali_
     return require_verified(out, workers)
 
 
-def _require_ours(out: Path) -> None:
+def require_ours(out: Path) -> None:
     """A folder with files of somebody else is left as it is."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, not a folder; choose another --out")
@@ -105,10 +105,13 @@ def _require_ours(out: Path) -> None:
 
 def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
     for name, wanted in asdict(plan).items():
-        if getattr(found, name) != wanted:
+        is_now = getattr(found, name)
+        if is_now != wanted:
+            brief = isinstance(wanted, int | str | None) and name != "listing"
+            how = f"{name} {is_now!r}, {wanted!r} is asked for" if brief else f"another {name} than is asked for"
             raise DataError(
-                f"{out} already holds {found.source}/{found.split}, packed with another {name} than "
-                f"{plan.source}/{plan.split} now; choose another --out, or remove it: rm -r {shlex.quote(str(out))}"
+                f"{out} already holds {found.source}/{found.split}, packed with {how}; choose another --out, or "
+                f"remove it: rm -r {shlex.quote(str(out))}"
             )
 
 

@@ -133,6 +133,7 @@ def _options(dataset: Dataset) -> str:
         + (f" --subset {dataset.subset}" if dataset.subset else "")
         + f" --classes {len(dataset.class_names)}"
         + (f" --resize {dataset.resize} --quality {dataset.quality}" if dataset.resize else "")
+        + (f" --samples-per-shard {dataset.samples_per_shard}" if dataset.samples_per_shard != 1000 else "")
     )
 
 

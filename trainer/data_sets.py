@@ -29,11 +29,11 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) ->
     else:
         print(f"packing {config.source} {config.split} into {folder}", file=sys.stderr)
         index = _packed(key, config, workers, stop)
-    _require_as_asked(key, config, index)
+    require_as_asked(key, config, index)
     return index
 
 
-def _require_as_asked(key: str, config: DataConfig, index: SampleIndex) -> None:
+def require_as_asked(key: str, config: DataConfig, index: SampleIndex) -> None:
     """A folder that was packed otherwise than the recipe says is never used instead."""
     dataset = index.dataset
     pairs = {

@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from shards.errors import InputError
+from shards.pack import require_ours
 from shards.sample_index import SampleIndex
 from trainer.config import METHODS, DataConfig, Recipe
-from trainer.data_sets import source_of
+from trainer.data_sets import require_as_asked, source_of
 from trainer.incv.noise_estimates import judged_by_best_epoch
 from trainer.loading.image_set import limited_ids
 from trainer.manifest import Manifest
@@ -34,6 +35,9 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> 
     for split, index in indices.items():
         if index is None:
             obstacles += _refusals(partial(source_of, keys[split], splits[split]))
+            obstacles += _refusals(partial(require_ours, Path(splits[split].shards)))
+        else:
+            obstacles += _refusals(partial(require_as_asked, keys[split], splits[split], index))
     return "\n".join([*lines, *(f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles))])
 
 

@@ -58,6 +58,16 @@ def test_a_dry_run_in_a_finished_directory_says_what_is_done(incv: Incv, finishe
     assert "would be refused: unknown model" in unknown.out
 
 
+def test_a_dry_run_refuses_the_folders_that_the_run_would_refuse(incv: Incv, playground: Path) -> None:
+    resized = incv("run", "-c", TINY, "--dry-run", "data.train.resize=12")
+    assert "would be refused" in resized.out
+    assert "packed with resize null; the recipe asks for 12" in resized.out
+    (playground / "taken").mkdir()
+    (playground / "taken" / "thesis.txt").write_text("mine")
+    taken = incv("run", "-c", TINY, "--dry-run", "data.train.shards=taken")
+    assert "would be refused: taken is not empty (thesis.txt)" in taken.out
+
+
 # --- the directory ------------------------------------------------------------------------------------------
 
 
