@@ -95,7 +95,7 @@ def _dali(read: Callable[[], object], batch: int, threads: int, gpu: bool, smoot
 
     @pipeline_def(batch_size=batch, num_threads=threads, device_id=0 if gpu else None, prefetch_queue_depth=3)
     def pipeline() -> object:
-        share = 0.7 if smooth else 0.9  # of the hardware decoder: for each the best of those tried
+        share = 0.7 if smooth else 0.9  # of the hardware decoder
         load = {"device": "mixed", "hw_decoder_load": share, "jpeg_fancy_upsampling": smooth} if gpu else {}
         images = fn.decoders.image(read(), output_type=types.RGB, **load)
         images = fn.resize(images, resize_shorter=RESIZE)

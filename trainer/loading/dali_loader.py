@@ -23,7 +23,7 @@ from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
 from trainer.loading.pixels import Normalise
 from trainer.loading.shard_reader import ShardReader
 
-_READING_THREADS = 4  # enough for one GPU; more would only fight over the interpreter
+_READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
 _REQUESTS_AHEAD = 8  # read from disk before DALI wants them
 _BATCHES_READY = 2  # decoded before the network wants them
 
