@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from functools import cache
 from itertools import islice
@@ -25,13 +25,14 @@ from shards.durable import read_json, remove_leftovers, write_json
 from shards.errors import ConfigError, DataError
 from shards.folder_lock import sole_writer
 from shards.image_store import DEFAULT_QUALITY
+from shards.mend import damaged_shards, mend
 from shards.merge import merge
 from shards.plan import ArrayTask, Plan, make_plan
 from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex
 from shards.shard_writer import Part, read_part, write_shard
 from shards.sources.source import Source
-from shards.verify import note_good, require_verified
+from shards.verify import is_noted_good, note_good, require_verified
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
@@ -64,11 +65,11 @@ def pack(
         raise ConfigError(f"max_rejected is a share of the images, 0 to 1, not {max_rejected}")
     plan = make_plan(source, samples_per_shard, resize, quality)
     require_ours(out)
-    if (out / "dataset.json").exists():  # it never changes again: nothing to lock, and it may be read-only
-        return _finished(out, plan, task, workers, dali_index)
+    if (out / "dataset.json").exists():
+        return _finished(source, out, plan, task, workers, dali_index)
     with sole_writer(out, task):
-        if (out / "dataset.json").exists():
-            return _finished(out, plan, task, workers, dali_index)
+        if (out / "dataset.json").exists():  # another has just finished it
+            return _finished(source, out, plan, task, workers, dali_index, locked=True)
         _begin(out, plan, task)
         parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
         if task is not None:
@@ -81,10 +82,25 @@ def pack(
     return index
 
 
-def _finished(out: Path, plan: Plan, task: ArrayTask | None, workers: int, dali_index: bool) -> SampleIndex | None:
+def _finished(
+    source: Source,
+    out: Path,
+    plan: Plan,
+    task: ArrayTask | None,
+    workers: int,
+    dali_index: bool,
+    locked: bool = False,
+) -> SampleIndex | None:
+    """The index of a folder that was packed before; shards damaged since are written anew.
+
+    Where nothing is damaged nothing is locked: the folder may be read-only.
+    """
     _require_same(out, Dataset.load(out), plan)
     if task is not None:
         return None
+    if not is_noted_good(out) and damaged_shards(out, Dataset.load(out)):
+        with nullcontext() if locked else sole_writer(out, None):
+            mend(source, out, plan)
     shutil.rmtree(out / ".parts", ignore_errors=True)
     if dali_index:
         with suppress(OSError):  # a shard that cannot be read: the check says so

@@ -118,12 +118,14 @@ def shard_name(shard: int) -> str:
     return f"shard-{shard:06d}.tar"
 
 
-def pack_again(folder: Path, dataset: Dataset | None = None) -> str:
-    """The end of an error message: the command that makes the folder, or makes it anew."""
+def pack_again(folder: Path, dataset: Dataset | None = None, mend: bool = False) -> str:
+    """The end of an error message: the command that makes the folder, mends its shards, or makes it anew."""
     place = shlex.quote(str(folder))
     if dataset is None:  # perhaps half-packed: nothing finished may be lost
         return f"Run its pack command, or run it again: incv shards pack SOURCE --root ROOT --out {place}"
     packing = f"incv shards pack {dataset.source}{_options(dataset)} --root ROOT --out {place}"
+    if mend:
+        return f"Its pack command writes the damaged shards anew: {packing}"
     return f"Pack it again: rm -r {place} && {packing}"
 
 

@@ -38,6 +38,8 @@ class VerifyReport:
     samples: int
     shards: int
     problems: list[str] = field(default_factory=list)
+    tables_are_good: bool = True
+    """Whether the index and the tables beside it are as packed: then the shards can be mended."""
 
 
 def verify(folder: Path, workers: int = 1) -> VerifyReport:
@@ -47,7 +49,8 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
         index = SampleIndex.load(folder)
         problems = list(index_problems(index))
     except DataError as error:
-        return VerifyReport(0, 0, [str(error)])
+        return VerifyReport(0, 0, [str(error)], tables_are_good=False)
+    tables_are_good = not problems
     shards = index.dataset.shards
     with_dali = any(index_path(index.shard_path(shard)).exists() for shard in range(len(shards)))
     # threads are enough: nearly all is reading and hashing, which leave the interpreter free
@@ -59,7 +62,7 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
             progress.advance(min(index.dataset.samples_per_shard, len(index) - progress.done))
     if not problems:
         note_good(folder, before)
-    return VerifyReport(len(index), len(shards), problems)
+    return VerifyReport(len(index), len(shards), problems, tables_are_good)
 
 
 def note_good(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
@@ -71,14 +74,20 @@ def note_good(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
 def require_verified(folder: Path, workers: int = 1) -> SampleIndex:
     """The index of `folder`, after a full check unless no file has changed since the last good one."""
     index = SampleIndex.load(folder)
-    if _noted(folder) != _file_stamps(folder):
-        problems = verify(folder, workers).problems
+    if not is_noted_good(folder):
+        report = verify(folder, workers)
+        problems = report.problems
         if problems:
-            again = pack_again(folder, index.dataset)
+            again = pack_again(folder, index.dataset, mend=report.tables_are_good)
             shown = "; ".join(problem.removesuffix(f". {again}") for problem in problems[:_PROBLEMS_SHOWN])
             more = f" and {len(problems) - _PROBLEMS_SHOWN} more" if len(problems) > _PROBLEMS_SHOWN else ""
             raise DataError(f"{folder} is damaged: {shown}{more}. {again}")
     return index
+
+
+def is_noted_good(folder: Path) -> bool:
+    """Whether no file has changed since the last good check."""
+    return _noted(folder) == _file_stamps(folder)
 
 
 def _noted(folder: Path) -> object:

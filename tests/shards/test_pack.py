@@ -25,6 +25,7 @@ from shards.image_check import VERDICTS, decode_rgb
 from shards.pack import PackStopped, pack
 from shards.plan import make_plan
 from shards.sources import open_source
+from shards.verify import verify
 
 HTML = b"<html>not found</html>"
 
@@ -321,3 +322,28 @@ def test_a_stop_finishes_what_was_begun_and_no_more(tmp_path):
     with pytest.raises(PackStopped):
         pack(list_source(60), tmp_path / "out", workers=2, samples_per_shard=3, stop=stop)
     assert 2 <= len(list((tmp_path / "out").glob("*.tar"))) <= 6
+
+
+def test_damaged_shards_are_written_anew_and_no_others(tmp_path):
+    out, source = tmp_path / "out", list_source(12)
+    pack(source, out, samples_per_shard=3, dali_index=True)
+    before = contents(out)
+    whole = (out / "shard-000000.tar").stat()
+    (out / "shard-000001.tar").unlink()
+    (out / "shard-000002.tar").write_bytes(b"junk")
+    index = pack(source, out, samples_per_shard=3)
+    assert contents(out) == before
+    assert (out / "shard-000000.tar").stat().st_mtime_ns == whole.st_mtime_ns
+    assert not verify(index.folder).problems
+
+
+def test_a_source_that_has_changed_mends_nothing(tmp_path):
+    out, rows = tmp_path / "out", list_source(12).rows
+    pack(ListSource(rows), out, samples_per_shard=3)
+    (out / "shard-000001.tar").write_bytes(b"junk")
+    other = [(key, label, picture(99)) for key, label, _ in rows]
+    with pytest.raises(DataError, match=r"shard-000001\.tar is damaged, and list gives other bytes now"):
+        pack(ListSource(other), out, samples_per_shard=3)
+    assert (out / "shard-000001.tar").read_bytes() == b"junk"
+    pack(ListSource(rows), out, samples_per_shard=3)
+    assert not verify(out).problems

@@ -134,9 +134,9 @@ def test_a_folder_that_cannot_be_written_is_checked_each_time(folder, monkeypatc
     assert not (folder / ".verified.json").exists()
 
 
-def test_a_damaged_finished_pack_is_not_returned(folder):
-    (folder / "shard-000000.tar").unlink()
-    with pytest.raises(DataError, match=r"shard-000000\.tar is missing"):
+def test_a_finished_pack_with_a_damaged_table_is_not_returned(folder):
+    (folder / "duplicates.parquet").unlink()
+    with pytest.raises(DataError, match=r"duplicates\.parquet"):
         pack(list_source(12), folder, samples_per_shard=5)
 
 
@@ -188,5 +188,12 @@ def test_advice_loses_no_finished_work_and_names_no_other_path(tmp_path):
     (tmp_path / "small one" / "shard-000001.tar").unlink()
     with pytest.raises(DataError) as refusal:
         require_verified(tmp_path / "small one")
-    assert f"rm -r '{tmp_path / 'small one'}' && incv shards pack list" in str(refusal.value)
+    assert "rm -r" not in str(refusal.value)  # only that shard is to be written
+    assert "Its pack command writes the damaged shards anew: incv shards pack list" in str(refusal.value)
     assert "--classes 2 --resize 12 --quality 80" in str(refusal.value)
+
+
+def test_a_damaged_index_cannot_be_mended(folder):
+    _flip(folder / "index.arrow", -700)
+    with pytest.raises(DataError, match=r"Pack it again: rm -r .* && incv shards pack list"):
+        require_verified(folder)
