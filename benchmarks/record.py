@@ -13,10 +13,11 @@ import platform
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from trainer.manifest import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("incv", "torch", "numpy", "pyarrow", "pillow", "nvidia-dali-cuda130")
@@ -44,7 +45,7 @@ def record(
         "spread": _short(spread),
         "machine": machine(),
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": versions(),
+        "versions": installed_versions(_PACKAGES),
     }
     return line | {key: said for key, said in (("unit", unit), ("note", note)) if said is not None}
 
@@ -91,16 +92,6 @@ def _processor() -> str:
         return "unknown processor"
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else "unknown processor"
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _short(number: float) -> float:

@@ -41,13 +41,20 @@ def _locked(path: Path, kind: int, why_not: str) -> Iterator[None]:
     with disk_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{why_not}; wait for it, or choose another --out") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        if not lock_now(descriptor, kind):
+            raise DataError(f"{why_not}; wait for it, or choose another --out")
         yield
     finally:
         os.close(descriptor)
+
+
+def lock_now(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether the lock was to be had at once; always, on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from shards.durable import sync
@@ -24,10 +25,9 @@ def damaged_shards(out: Path, dataset: Dataset) -> list[int]:
     return damaged
 
 
-def mend(source: Source, out: Path, plan: Plan) -> int:
-    """How many shards were written anew. The caller is the only writer; what is whole is not touched."""
+def mend(source: Source, out: Path, plan: Plan, damaged: Sequence[int]) -> None:
+    """Write these shards anew. The caller is the only writer; what is whole is not touched."""
     dataset = Dataset.load(out)
-    damaged = damaged_shards(out, dataset)
     place = out / ".parts" / "mended"
     with Progress(f"mend {plan.source}/{plan.split}", len(damaged), unit="shards") as progress:
         for number in damaged:
@@ -43,4 +43,3 @@ def mend(source: Source, out: Path, plan: Plan) -> int:
             sync(out)
             progress.advance()
     shutil.rmtree(out / ".parts", ignore_errors=True)
-    return len(damaged)

@@ -32,7 +32,7 @@ from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex
 from shards.shard_writer import Part, read_part, write_shard
 from shards.sources.source import Source
-from shards.verify import is_noted_good, note_good, require_verified
+from shards.verify import is_noted_good, note_good, require_verified, verify
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
@@ -95,12 +95,13 @@ def _finished(
 
     Where nothing is damaged nothing is locked: the folder may be read-only.
     """
-    _require_same(out, Dataset.load(out), plan)
+    dataset = Dataset.load(out)
+    _require_same(out, dataset, plan)
     if task is not None:
         return None
-    if not is_noted_good(out) and damaged_shards(out, Dataset.load(out)):
+    if not is_noted_good(out) and verify(out, workers).problems and (damaged := damaged_shards(out, dataset)):
         with nullcontext() if locked else sole_writer(out, None):
-            mend(source, out, plan)
+            mend(source, out, plan, damaged)
     shutil.rmtree(out / ".parts", ignore_errors=True)
     if dali_index:
         with suppress(OSError):  # a shard that cannot be read: the check says so

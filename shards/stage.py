@@ -1,7 +1,5 @@
 """Copying a packed folder to a disk of this machine: in parallel, checksummed, resumable after any kill."""
 
-import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -19,6 +17,7 @@ from shards.copying import ATTEMPTS, Crew, Result, copy_file, in_parallel
 from shards.dali_index import index_path, write_dali_index
 from shards.durable import disk_errors, remove_leftovers, sync, write_bytes
 from shards.errors import ConfigError, DataError
+from shards.folder_lock import lock_now
 from shards.folder_url import FolderUrl, Unreadable, open_folder
 from shards.good_files import GoodFiles
 from shards.progress import Progress
@@ -105,25 +104,14 @@ def _turn(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
     """Alone in the folder: of several processes of a node one copies, the others wait and find it done."""
     descriptor = os.open(target, os.O_RDONLY)
     try:
-        if not _locked(descriptor):
+        if not lock_now(descriptor):
             print(f"stage: another process is writing into {target}; waiting for it", file=sys.stderr, flush=True)
-            while not _locked(descriptor):
+            while not lock_now(descriptor):
                 _obey(stop, target)
                 time.sleep(_SECONDS_BETWEEN_POLLS)
         yield
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK):
-            raise  # those five: a file system without locks, where the user has to take care
-    return True
 
 
 def _obey(stop: Callable[[], bool], target: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,7 +53,7 @@ class Manifest:
             {
                 "time": now(),
                 "command": " ".join(sys.argv),
-                "versions": _versions(),
+                "versions": installed_versions(_PACKAGES),
                 "machine": platform.machine(),
                 "device": str(world.device),
                 "threads": world.threads,
@@ -117,9 +118,10 @@ class StepCounter:
         os.close(self._descriptor)
 
 
-def _versions() -> dict[str, str]:
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of Python, and of those of `packages` that are installed."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -9,9 +9,9 @@ import numpy as np
 
 from shards.errors import DataError
 from shards.sources.inside import open_inside
+from shards.sources.source import SUFFIXES
 from shards.sources.tar_members import FileState, locate, open_tar
 
-SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 _LARGEST_LIST = 2**30
 _LONGEST_LINE = 4096
 _NEWLINE, _RETURN, _SPACE, _SLASH, _DOT = b"\n\r /."

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.sources.file_list import SUFFIXES, TextFile, refusal, stem, text_file, text_lines
+from shards.sources.file_list import TextFile, refusal, stem, text_file, text_lines
 from shards.sources.inside import FolderImages, is_there, refuse_undecodable_name
-from shards.sources.source import Images, RawSample, require_root, require_split
+from shards.sources.source import SUFFIXES, Images, RawSample, is_image, require_root, require_split, suffix_of
 from shards.sources.synsets import imagenet_synsets, is_wnid, read_synsets, wnid
 from shards.sources.tar_members import TarImages, locate
 
@@ -66,7 +66,7 @@ class Ilsvrc12:
     def sample(self, row: int) -> RawSample:
         found = self._rows[row]
         data = self._images.read(row, found.path, found.origin)
-        return RawSample(self.key(row), found.label, SUFFIXES[_suffix(found.name)], data)
+        return RawSample(self.key(row), found.label, SUFFIXES[suffix_of(found.name)], data)
 
 
 def _opened(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
@@ -74,7 +74,7 @@ def _opened(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
         folders, files = _entries(root / base)
         if any(is_wnid(name) for name in folders):
             return _folder_rows(root, base, sorted(filter(is_wnid, folders)), labels), FolderImages(root)
-        images = {name for name in files if _is_image(name)}
+        images = {name for name in files if is_image(name)}
         if images:
             text = _list(root, f"{root / base} holds images without their classes")
             before = f"{base}/" if base else ""
@@ -99,21 +99,13 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
     return folders, files
 
 
-def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and _suffix(name) in SUFFIXES
-
-
 def _folder_rows(root: Path, base: str, wnids: list[str], labels: dict[str, int]) -> list[_Row]:
     rows: list[_Row] = []
     for name in wnids:
         folder = f"{base}/{name}" if base else name
         if name not in labels:
             raise DataError(f"the folder {root / folder} is none of the {len(labels):,} classes; remove it")
-        images = [file for file in _entries(root / folder)[1] if _is_image(file)]
+        images = [file for file in _entries(root / folder)[1] if is_image(file)]
         if not images:
             raise DataError(f"the class folder {root / folder} holds no .jpg, .jpeg or .png image")
         for file in images:
@@ -145,7 +137,7 @@ def _listed(text: TextFile, labels: dict[str, int]) -> list[_Row]:
         if not is_wnid(found):
             form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is no label"
             raise refusal(text, number, line, f"no image and WordNet id ({form})")
-        if "/" in name or not _is_image(name):
+        if "/" in name or not is_image(name):
             raise refusal(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
         if found not in labels:
             raise refusal(text, number, line, f"{found} is none of the {len(labels):,} classes")

@@ -8,9 +8,8 @@ from pathlib import Path
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES
 from shards.sources.inside import refuse_undecodable_name
-from shards.sources.source import RawSample, did_you_mean, require_root
+from shards.sources.source import SUFFIXES, RawSample, did_you_mean, is_image, require_root, suffix_of
 
-_SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 _LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '' : <class>/<image>)"
 
 
@@ -30,7 +29,7 @@ class ImageFolder:
         ignored = 0
         for label, folder in enumerate(classes):
             files = sorted(_files(folder, self._root))
-            images = [file for file in files if _is_image(file)]
+            images = [file for file in files if is_image(os.path.basename(file))]
             if not images:
                 raise DataError(f"the class folder {self._root / folder} holds no .jpg, .jpeg or .png image")
             ignored += len(files) - len(images)
@@ -60,12 +59,7 @@ class ImageFolder:
                 data = file.read(MAX_BYTES + 1)  # one byte more is enough to be found oversized
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        return RawSample(self._paths[row], self._labels[row], _SUFFIXES[path.suffix.lower()], data)
-
-
-def _is_image(path: str) -> bool:
-    name = os.path.basename(path)
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
+        return RawSample(self._paths[row], self._labels[row], SUFFIXES[suffix_of(path.name)], data)
 
 
 def _class_folders(root: Path, split: str) -> list[str]:

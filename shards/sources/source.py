@@ -2,6 +2,7 @@
 
 import difflib
 import io
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,18 @@ import numpy as np
 from PIL import Image
 
 from shards.errors import ConfigError, DataError
+
+SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
+
+
+def suffix_of(name: str) -> str:
+    """In lower case, with its dot."""
+    return os.path.splitext(name)[1].lower()
+
+
+def is_image(name: str) -> bool:
+    """By the name of a file; hidden ones are none."""
+    return not name.startswith(".") and suffix_of(name) in SUFFIXES
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError
-from shards.sources.file_list import SUFFIXES, FileList, TextFile, stem, text_file, text_files_in_tar
+from shards.sources.file_list import FileList, TextFile, stem, text_file, text_files_in_tar
 from shards.sources.inside import FolderImages, is_there
-from shards.sources.source import Images, RawSample, did_you_mean, require_root, require_split
+from shards.sources.source import SUFFIXES, Images, RawSample, did_you_mean, require_root, require_split, suffix_of
 from shards.sources.synsets import read_synsets
 from shards.sources.tar_members import TarImages, locate
 
@@ -82,7 +82,7 @@ class WebVision:
     def sample(self, row: int) -> RawSample:
         part, line = self._place(row)
         path = part.files.path(line)
-        suffix = SUFFIXES["." + path.rpartition(".")[2].lower()]
+        suffix = SUFFIXES[suffix_of(path)]
         data = part.images.read(line, path, part.files.origin(line))
         return RawSample(self.key(row), self.label(row), suffix, data)
 

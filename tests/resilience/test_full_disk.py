@@ -2,30 +2,19 @@
 
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import processes
 import pytest
+from small_disk import enlarge, mounted_disk
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB: room for one checkpoint of the tiny network, not for three."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system that is small enough to fill up")
-    mounted = _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
-    if mounted.returncode:
-        pytest.skip(f"this machine does not let us mount a tmpfs: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def _mount(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    """Room for one checkpoint of the tiny network, not for three."""
+    with mounted_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def test_a_run_goes_on_once_there_is_room(
@@ -40,7 +29,7 @@ def test_a_run_goes_on_once_there_is_room(
     assert "Traceback" not in output
     processes.require_whole(run_dir)
 
-    assert _mount("-o", "remount,size=200m", str(small_disk)).returncode == 0
+    enlarge(small_disk, "200m")
     code = processes.finish(processes.start(playground, run_dir, log))
     assert code == 0, log.read_text()
     processes.require_same_results(run_dir, undisturbed)

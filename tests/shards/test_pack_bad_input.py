@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pictures import contents, image_tree, picture
+from small_disk import enlarge, mounted_disk
 
 import shards.command
 from shards.folder_lock import sole_writer
@@ -120,20 +121,9 @@ def test_two_packers_on_one_folder(incv, tmp_path, task):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB: room for the first shards, not for all."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system that is small enough to fill up")
-    mounted = _mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder))
-    if mounted.returncode:
-        pytest.skip(f"this machine does not let us mount a tmpfs: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def _mount(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    """Room for the first shards, not for all."""
+    with mounted_disk(tmp_path / "disk", "64k") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -145,7 +135,7 @@ def test_a_disk_that_fills_up(incv, tmp_path, small_disk, workers):
     assert "the disk is full" in _one_line(error)
     assert not list(out.rglob(".*.tmp*"))
     assert not (out / "dataset.json").exists()
-    assert _mount("-o", "remount,size=10m", str(small_disk)).returncode == 0
+    enlarge(small_disk, "10m")
     assert incv(*_pack(root, out, *options))[0] == 0
     pack(open_source("image_folder", root, "train"), tmp_path / "whole", samples_per_shard=3)
     assert contents(out) == contents(tmp_path / "whole")

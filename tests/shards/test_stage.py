@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import contents, list_source
+from small_disk import enlarge, mounted_disk
 from web_server import WebServer, serving
 
 from shards import copying, folder_url
@@ -482,16 +483,8 @@ def test_one_that_waits_can_be_stopped(web: WebServer, target):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system that is small enough to fill up")
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    mounted = subprocess.run(mounting, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"this machine does not let us mount a tmpfs: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", "64k") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("asks_first", [True, False])
@@ -505,7 +498,7 @@ def test_a_full_disk(packed, small_disk, monkeypatch, asks_first):
     assert not list(target.rglob("*.tmp*"))
     for path in target.glob("shard-*.tar"):
         assert path.read_bytes() == (packed / path.name).read_bytes()
-    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    enlarge(small_disk, "4m")
     stage(str(packed), target)
     require_copy(packed, target)
 

@@ -59,17 +59,9 @@ class CpuLoader:
         Normalised here where they stay on the CPU: the picture is still in the cache, and the threads share the work.
         """
         encoded = (self._reader.bytes_of(int(sample)) for sample in request.ids)
-        if not self._normalise.fits_cpu:
-            pixels, failed = decode_rows(request, encoded, self._geometry)
-            return torch.from_numpy(pixels), failed
-        size, failed_rows = self._geometry.size, []
-        pictures = np.empty((len(request.ids), size, size, 3), np.float32)
-        for row, piece in enumerate(_pieces(request, encoded, self._geometry)):
-            if piece is None:
-                failed_rows.append(row)
-                piece = np.zeros((size, size, 3), np.uint8)
-            self._normalise.write(piece, pictures[row])
-        return torch.from_numpy(pictures), np.asarray(failed_rows, np.int64)
+        normalise = self._normalise if self._normalise.fits_cpu else None
+        pictures, failed = decode_rows(request, encoded, self._geometry, normalise)
+        return torch.from_numpy(pictures), failed
 
     def _show(self, pictures: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         shown = picked(pictures, rows)
@@ -83,17 +75,27 @@ class CpuLoader:
 
 
 def decode_rows(
-    request: BatchRequest, images: Iterable[bytes | None], geometry: Geometry
-) -> tuple[Pixels, npt.NDArray[np.int64]]:
-    """Pixels of the request's rows, and the row numbers of images that cannot be decoded (or are None)."""
-    pixels = np.zeros((len(request.ids), geometry.size, geometry.size, 3), np.uint8)
+    request: BatchRequest,
+    images: Iterable[bytes | None],
+    geometry: Geometry,
+    normalise: Normalise | None = None,
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
+    """The request's rows, [n, size, size, 3], and the numbers of those that cannot be decoded (or are None): black.
+
+    uint8, or float32 where `normalise` is given.
+    """
+    shape = (geometry.size, geometry.size, 3)
+    pictures = np.empty((len(request.ids), *shape), np.uint8 if normalise is None else np.float32)
     failed = []
     for row, piece in enumerate(_pieces(request, images, geometry)):
         if piece is None:
             failed.append(row)
+            piece = np.zeros(shape, np.uint8)
+        if normalise is None:
+            pictures[row] = piece
         else:
-            pixels[row] = piece
-    return pixels, np.asarray(failed, np.int64)
+            normalise.write(piece, pictures[row])
+    return pictures, np.asarray(failed, np.int64)
 
 
 def _pieces(request: BatchRequest, images: Iterable[bytes | None], geometry: Geometry) -> Iterator[Pixels | None]:
