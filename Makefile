@@ -3,13 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 ENV := .venv/.ready
 
-.PHONY: demo test test-slow test-gpu lint typecheck unit constraints clean help
+.PHONY: demo test test-slow test-gpu test-cluster test-storm lint typecheck unit constraints clean help
 
 help:
 	@echo "make demo         the paper's method on real handwritten digits, into runs/demo/ (under 3 minutes)"
 	@echo "make test         lint, types, import directions and all tests"
 	@echo "make test-slow    the longer checks"
 	@echo "make test-gpu     the checks that need a GPU"
+	@echo "make test-cluster many processes: launchers, kills, a real Slurm (under 15 minutes)"
+	@echo "make test-storm   the longer checks of these"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows"
 	@echo "make clean        remove the environment (.venv)"
 
@@ -27,13 +29,19 @@ typecheck: $(ENV)
 	$(BIN)/mypy
 
 unit: $(ENV)
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster and not storm"
 
 test-gpu: $(ENV)
 	$(BIN)/python -m pytest -m gpu
 
 test-slow: $(ENV)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not cluster and not storm"
+
+test-cluster: $(ENV)
+	$(BIN)/python -m pytest -m "cluster and not storm"
+
+test-storm: $(ENV)
+	$(BIN)/python -m pytest -m storm
 
 # uv is ten times faster than pip; where it cannot be had, pip does the same from the same pins.
 $(ENV): pyproject.toml constraints.txt

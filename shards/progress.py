@@ -6,7 +6,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_TO_FIRST_LINE = 10.0
+_SECONDS_BETWEEN_LINES = 60.0
 
 
 class Progress:
@@ -22,7 +23,8 @@ class Progress:
             if self._terminal
             else None
         )
-        self._start = self._last_line = time.monotonic()
+        self._start = time.monotonic()
+        self._next_line = self._start + _SECONDS_TO_FIRST_LINE
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count `count` more units done; `note` is shown behind (a loss, an epoch)."""
@@ -32,14 +34,14 @@ class Progress:
             if note:
                 self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+        elif time.monotonic() >= self._next_line:
             self._line()
 
     def _line(self) -> None:
         now = time.monotonic()
         rate = (self.done - self._first) / max(now - self._start, 1e-9)
         left = (self.total - self.done) / rate if rate > 0 else 0.0
-        self._last_line = now
+        self._next_line = now + _SECONDS_BETWEEN_LINES
         print(
             f"{self.what}: {self.done:,}/{self.total:,} {self.unit}, {_short(rate)}/s, {left:,.0f} s left"
             + (f", {self._note}" if self._note else ""),

@@ -9,6 +9,7 @@
 #
 # INCV_SETUP=FILE   sourced first: modules, the environment that has `incv`
 # INCV_TASKS=N      the number of tasks, where only some of them are repeated: INCV_TASKS=16 sbatch --array=3,7 ...
+# INCV_MERGE=no     submit no job that merges: someone else does (slurm/pipeline.sh)
 #
 #SBATCH --job-name=incv-pack
 #SBATCH --cpus-per-task=8
@@ -37,7 +38,7 @@ fi
 
 tasks=${INCV_TASKS:-$SLURM_ARRAY_TASK_COUNT}
 is_first=$((SLURM_ARRAY_TASK_ID == ${SLURM_ARRAY_TASK_MIN:-0}))
-if ((is_first && ${SLURM_RESTART_COUNT:-0} == 0)); then
+if ((is_first && ${SLURM_RESTART_COUNT:-0} == 0)) && [[ ${INCV_MERGE:-} != no ]]; then
   # sbatch hands its environment on: without its array variables, the job that merges is a single one
   env -u SLURM_ARRAY_TASK_ID -u SLURM_ARRAY_TASK_COUNT -u SLURM_ARRAY_TASK_MIN -u SLURM_ARRAY_TASK_MAX \
     -u SLURM_ARRAY_TASK_STEP -u SLURM_ARRAY_JOB_ID \

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 
 from shards.errors import InputError
+from trainer.engines.plain import PlainEngine
 from trainer.finite_guard import FiniteGuard, NonFiniteError
+from trainer.world import ALONE
 
+RATE = 0.1
 NAN, INF = float("nan"), float("inf")
 
 
@@ -19,6 +22,11 @@ def trained(kind):
     give(weights, 0.5)
     optimizer.step()
     return weights, optimizer
+
+
+def engine(weights, optimizer):
+    module = nn.ParameterList(weights)
+    return PlainEngine(module, optimizer, ALONE, module)
 
 
 def give(weights, value, at=None):
@@ -54,7 +62,7 @@ def test_nothing_moves_on_a_number_that_is_not_finite(kind, loss, gradient, othe
     weights, optimizer = trained(kind)
     give(weights, gradient, other)
     before, guard = everything(weights, optimizer), FiniteGuard()
-    assert guard.step(optimizer, torch.tensor(loss), weights) is False
+    assert guard.step(engine(weights, optimizer), torch.tensor(loss), RATE) is False
     after = everything(weights, optimizer)
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert guard.state() == {"skipped": 1, "in_a_row": 1}
@@ -67,7 +75,7 @@ def test_a_finite_step_is_the_optimisers_own(kind):
     guard = FiniteGuard()
     give(weights, -0.3)
     give(plain, -0.3)
-    assert guard.step(optimizer, torch.tensor(2.0, requires_grad=True), weights) is True
+    assert guard.step(engine(weights, optimizer), torch.tensor(2.0, requires_grad=True), RATE) is True
     other.step()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, plain, strict=True))
     assert guard.state() == {"skipped": 0, "in_a_row": 0}
@@ -79,9 +87,9 @@ def test_ten_in_a_row_end_the_training_with_what_to_do():
     before = weights[0].detach().clone()
     give(weights, NAN)
     for _ in range(9):
-        assert not guard.step(optimizer, torch.tensor(1.0), weights)
+        assert not guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
     with pytest.raises(NonFiniteError, match=r"10 steps in a row.*Lower optimizer\.learning_rate") as caught:
-        guard.step(optimizer, torch.tensor(1.0), weights)
+        guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
     assert isinstance(caught.value, InputError)  # a message, not a traceback
     assert torch.equal(weights[0], before)
 
@@ -92,9 +100,9 @@ def test_a_finite_step_starts_the_row_anew():
     for _ in range(3):
         for _ in range(9):
             give(weights, NAN)
-            guard.step(optimizer, torch.tensor(1.0), weights)
+            guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
         give(weights, 1.0)
-        assert guard.step(optimizer, torch.tensor(1.0), weights)
+        assert guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
     assert guard.state() == {"skipped": 27, "in_a_row": 0}
 
 
@@ -103,10 +111,10 @@ def test_the_count_survives_a_restart():
     give(weights, NAN)
     first, second = FiniteGuard(), FiniteGuard()
     for _ in range(6):
-        first.step(optimizer, torch.tensor(1.0), weights)
+        first.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
     second.load(first.state())
     assert second.state() == {"skipped": 6, "in_a_row": 6}
     for _ in range(3):
-        second.step(optimizer, torch.tensor(1.0), weights)
+        second.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
     with pytest.raises(NonFiniteError):
-        second.step(optimizer, torch.tensor(1.0), weights)
+        second.step(engine(weights, optimizer), torch.tensor(1.0), RATE)

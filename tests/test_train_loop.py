@@ -15,9 +15,11 @@ from torch import nn
 from shards.errors import DataError
 from trainer.checkpoint import TrainState, newest_checkpoint
 from trainer.config import ExecutionConfig, OptimizerConfig
+from trainer.heartbeat import Heartbeat
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.manifest import Manifest
+from trainer.methods.optimised import Setting
 from trainer.methods.standard import StandardTask
 from trainer.run_directory import RunDirectory
 from trainer.stop_request import Stopped
@@ -49,7 +51,7 @@ class ToyTask:
     """One number that remembers every id it has seen and every random number it has drawn."""
 
     def __init__(self, on_step=lambda at: None):
-        self.learning_rate = 0.5
+        self.learning_rate, self.chosen = 0.5, None
         self.value = torch.zeros((), dtype=torch.float64)
         self.epochs, self.steps = [], []
         self._on_step = on_step
@@ -81,7 +83,7 @@ def network_task(on_step=lambda at: None):
             on_step(at)
             return super().step(batch, at)
 
-    return Watched(network, OptimizerConfig(learning_rate=0.01, milestones=((2, 0.001),)), 5, CPU)
+    return Watched(network, Setting(OptimizerConfig(learning_rate=0.01, milestones=((2, 0.001),)), 5, WORLD))
 
 
 def batches_from(first):
@@ -95,7 +97,7 @@ def run(folder, task, stop_at=None, execution=EXECUTION, batches=batches_from):
     run_dir = RunDirectory(folder / "run")
     run_dir.root.mkdir(parents=True, exist_ok=True)
     manifest = Manifest(run_dir)
-    manifest.begin("toy", WORLD, 7)
+    notes = manifest.begin("toy", WORLD, {"methods": 7}, "the code")
     polls = []
 
     def reason():
@@ -103,7 +105,8 @@ def run(folder, task, stop_at=None, execution=EXECUTION, batches=batches_from):
         return "SIGTERM" if stop_at is not None and len(polls) >= stop_at else None
 
     torch.manual_seed(3)
-    around = Surroundings(WORLD, execution, manifest, SimpleNamespace(reason=reason))
+    stop = SimpleNamespace(reason=reason, shared_reason=reason)
+    around = Surroundings(WORLD, execution, notes, stop, Heartbeat(None, 0, 1, "alone"))
     try:
         train(Training("toy", folder), task, PLAN, batches, around)
     finally:

@@ -17,13 +17,14 @@ from trainer.config import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.labels import read_labels
 from trainer.loading.image_set import open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.methods.optimised import Setting
 from trainer.methods.standard import StandardTask
 from trainer.models import create_model
 from trainer.recipe_file import load_recipe
 from trainer.run import carry_out
 from trainer.run_directory import RunDirectory
 from trainer.unreadable import Place, UnreadableLog, whole_lines
-from trainer.world import World
+from trainer.world import ALONE, World
 
 TINY = Path(__file__).parents[1] / "recipes" / "tiny.yaml"
 BRIEF = ["execution.threads=1", "incv.rounds=1", "incv.epochs=1", "standard.epochs=1", "coteaching.epochs=1"]
@@ -154,7 +155,7 @@ def train_as(rank: int, folder: Path, run: Path, answers: multiprocessing.Queue)
     torch.set_num_threads(1)
     data = image_set(folder)
     plan = TrainingPlan(stream_of(0, "standard"), data.ids, 16, 1)
-    task = StandardTask(create_model("digits_cnn", 10, 0), OptimizerConfig(), plan.steps_per_epoch, CPU)
+    task = StandardTask(create_model("digits_cnn", 10, 0), Setting(OptimizerConfig(), plan.steps_per_epoch, ALONE))
     watched = UnreadableLog(RunDirectory(run), rank).watch(data, Place("train", "standard", "training"))
     steps, ids = 0, []
     for at, batch in zip(plan.steps(), watched.training_batches(plan, 0, World(rank, 2, CPU, 1)), strict=True):

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from shards.durable import remove_leftovers, whole_folder, write_bytes
+from trainer.world import World
 
 _KEPT = 2
 
@@ -62,13 +63,13 @@ class Checkpointer:
         self._writer.shutdown(wait=True)
 
     def _write(self, step: int, state: TrainState) -> None:
-        name = f"step-{step:010d}"
-        with whole_folder(self._folder / name) as temporary:
+        target = step_folder(self._folder, step)
+        with whole_folder(target) as temporary:
             content = save(state.tensors)  # not save_file, which hides a full disk behind an error of its own
             (temporary / "tensors.safetensors").write_bytes(content)
             record = {"sha256": hashlib.sha256(content).hexdigest(), "values": state.values}
             (temporary / "state.json").write_text(json.dumps(record))
-        write_bytes(self._folder / "latest", f"{name}\n".encode())
+        write_bytes(self._folder / "latest", f"{target.name}\n".encode())
         self._prune()
 
     def _prune(self) -> None:
@@ -77,13 +78,17 @@ class Checkpointer:
         remove_leftovers(self._folder)
 
 
+def step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:010d}"
+
+
 def newest_checkpoint(folder: Path) -> tuple[int, TrainState] | None:
     """The newest checkpoint that can be read, with its step; damaged ones are passed over with a warning."""
-    for step_folder in reversed(_step_folders(folder)):
+    for candidate in reversed(_step_folders(folder)):
         try:
-            return int(step_folder.name.removeprefix("step-")), read_checkpoint(step_folder)
+            return int(candidate.name.removeprefix("step-")), read_checkpoint(candidate)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            print(f"warning: checkpoint {step_folder} is damaged ({error}); trying an older one", file=sys.stderr)
+            print(f"warning: checkpoint {candidate} is damaged ({error}); trying an older one", file=sys.stderr)
     return None
 
 
@@ -129,6 +134,31 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Te
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def of_every_rank(world: World, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What differs between ranks, as `rank<r>.<name>`; all ranks call it together, with like tensors."""
+    if world.size == 1:
+        return dict(tensors)
+    flat = {
+        name: tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for name, tensor in tensors.items()
+    }
+    sizes = [part.numel() for part in flat.values()]
+    every = world.gathered(torch.cat(list(flat.values())))
+    return {
+        f"rank{rank}.{name}": part.clone().view(tensors[name].dtype).reshape(tensors[name].shape)
+        for rank, whole in enumerate(every)
+        for name, part in zip(flat, whole.split(sizes), strict=True)
+    }
+
+
+def own_of(world: World, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What `of_every_rank` saved of this rank; nothing where the saved world was of another size."""
+    saved = {key.partition(".")[0] for key in tensors if key.startswith("rank")}
+    if len(saved) != world.size:
+        return {}
+    prefix = f"rank{world.rank}."
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
     state = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -137,6 +167,7 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def load_random_state(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Go on drawing where `random_state` was taken."""
     torch.set_rng_state(tensors["random.cpu"])
     if device.type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"], device)

@@ -1,8 +1,10 @@
-"""The command `incv`: run, each stage alone, shards, ls, cp, validate."""
+"""The command `incv`: run, each stage alone, doctor, shards, ls, cp, validate."""
 
 import argparse
+import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,22 @@ from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
-from trainer.config import STAGES, Recipe
+from trainer.config import STAGES, DataConfig, Recipe
+from trainer.doctor.durable_point import durable_point
+from trainer.doctor.examination import examine
+from trainer.launch import recognised
 from trainer.recipe_file import load_recipe
 from trainer.report.summary import summary_table
 from trainer.run_directory import RunDirectory
-from trainer.stages import keys_hash, result_keys
+from trainer.stages import keys_hash, result_keys, stages_of
 from trainer.stop_request import EXIT_STOPPED, StopRequest
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
+_PRINTED = {
+    "run-dir": "the run directory these arguments mean",
+    "stages": "the stages of the recipe",
+    "splits": "key, folder and arguments of `incv shards pack` of each split, a line each,",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
         alone = commands.add_parser(stage, help=f"the stage {stage} alone")
         _add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
+    doctor = commands.add_parser("doctor", help="say which rank of a run hangs where, or that all is well")
+    doctor.add_argument("--run-dir", type=Path, required=True, help="the run to look at; nothing in it is changed")
+    doctor.add_argument("--progress", action="store_true", help="one line that changes as the run durably gets on")
+    doctor.set_defaults(func=_doctor)
     add_shards_commands(commands)
     validate = commands.add_parser("validate", help="check a recipe and its overrides")
     _add_recipe_arguments(validate)
@@ -83,12 +97,17 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
     parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="do a finished stage again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
+    for what, described in _PRINTED.items():
+        parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and do nothing")
 
 
 def _run(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
     recipe = load_recipe(path, parsed.overrides)
     root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
+    if parsed.print_run_dir or parsed.print_splits or parsed.print_stages:
+        _print_facts(parsed, recipe, root)
+        return 0
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
     from trainer.dry_run import planned
     from trainer.run import carry_out
@@ -97,11 +116,24 @@ def _run(parsed: argparse.Namespace) -> int:
         print(planned(recipe, path.stem, root, parsed.redo))
         return 0
     code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage)
-    if code == 0 and parsed.stage in (None, "report"):
+    stopped = RunDirectory(root).stopped.exists()
+    if code == 0 and not stopped and parsed.stage in (None, "report") and recognised().rank == 0:
         run = RunDirectory(root)
         print(summary_table(read_json(run.report_json)))
         print(f"\nreport: {run.report_html}")
     return code
+
+
+def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None:
+    """What scripts ask for, quoted for a shell."""
+    if parsed.print_run_dir:
+        print(root)
+    if parsed.print_stages:
+        print(" ".join(stages_of(recipe)[1:]))
+    if parsed.print_splits:
+        splits = {"data.train": recipe.data.train} | {f"data.eval.{name}": s for name, s in recipe.data.eval.items()}
+        for key, split in splits.items():
+            print(shlex.join([f"{key}.shards", split.shards, *pack_arguments(split)]))
 
 
 def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
@@ -121,6 +153,13 @@ def _naming_keys(recipe: Recipe) -> dict[str, Any]:
     return {**result_keys(recipe), "labels.file": recipe.labels.file}
 
 
+def pack_arguments(split: DataConfig) -> list[str]:
+    """The arguments of `incv shards pack` that make this split."""
+    options = {name: getattr(split, name) for name in ("root", "split", "subset", "classes", "resize")}
+    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return [split.source, f"--out={split.shards}", *given]
+
+
 def recipe_path(given: str) -> Path:
     """A file, or a shipped recipe by its name."""
     path = Path(given)
@@ -131,6 +170,16 @@ def recipe_path(given: str) -> Path:
         names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
         raise ConfigError(f"no recipe {given!r}: neither a file nor one of {names}")
     return shipped
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    """Exit 0: well, finished or stopped; 1: a rank hangs, is silent or has failed; 2: no run directory."""
+    if parsed.progress:
+        print(durable_point(parsed.run_dir))
+        return 0
+    text, well = examine(parsed.run_dir, time.time())
+    print(text)
+    return 0 if well else 1
 
 
 def _validate(parsed: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
+Precision = Literal["fp32", "bf16", "fp16"]
 Method = Literal["standard", "coteaching", "coteaching_incv"]
 METHODS: tuple[str, ...] = get_args(Method)
 STAGES = ("pack", "labels", "incv", *METHODS, "evaluate", "export", "report")
@@ -118,6 +119,8 @@ class ModelConfig(Section):
     """Any timm name, or one of ours: cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of timm.create_model."""
+    sync_batchnorm: bool = False
+    """BatchNorm over the rows of all ranks instead of each rank's own; GPUs only."""
 
 
 class BatchConfig(Section):
@@ -151,6 +154,8 @@ class OptimizerConfig(Section):
     decay_scope: Literal["all", "residual_convs"] = "all"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD only."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Largest norm of a network's gradient, each network by itself; null: not clipped."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "OptimizerConfig":
@@ -208,6 +213,18 @@ class CoteachingConfig(TrainingConfig):
 
 class ExecutionConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
+    world: Positive | None = execution(None)
+    """The number of processes the launcher promised; another number is an error. null: whatever it starts."""
+    backend: Literal["auto", "nccl", "gloo"] = execution("auto")
+    """How ranks talk: auto is NCCL between GPUs and gloo between CPUs; gloo lets processes share a GPU."""
+    folds: Literal["auto", "in_turn", "side_by_side"] = execution("auto")
+    """Whether half of the ranks train each fold of INCV, or all of them one after the other; auto: if even, half."""
+    start_timeout: Annotated[float, Field(gt=0)] = execution(1800.0)
+    """Seconds ranks wait for each other until the first step: data sets are opened, programs compiled."""
+    timeout: Annotated[float, Field(gt=0)] = execution(300.0)
+    """The same after the first step."""
+    lost_after: Annotated[float, Field(gt=0)] = execution(30.0)
+    """A rank that gave no sign of life for so many seconds is taken for dead, and the others end."""
     threads: Positive | None = execution(None)
     """CPU threads of torch; null: one a core."""
     loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")
@@ -220,6 +237,8 @@ class ExecutionConfig(Section):
     """Steps between two checkpoints; at most a fifth of the training is ever at stake."""
     deterministic: bool = execution(False)
     """Bit-identical resume on a GPU, at some cost; a CPU always is."""
+    trace: bool = execution(False)
+    """Write each step's sample_ids, boxes and chosen rows to logs/trace-rank*.jsonl: to compare two runs."""
 
 
 class Recipe(Section):
@@ -232,7 +251,7 @@ class Recipe(Section):
     model: ModelConfig
     batch: BatchConfig
     order: OrderConfig = OrderConfig()
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
     incv: IncvConfig | None = None
     standard: StandardConfig | None = None

@@ -102,3 +102,18 @@ def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[st
                 f"evaluation set {name} ({index.folder}) has other classes than the training set ({train.folder})"
             )
     return train, sets
+
+
+def seen_splits(recipe: Recipe) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+    """The same on a rank that comes second: what the first has packed or checked, as this node sees it."""
+    return _seen(recipe.data.train), {name: _seen(config) for name, config in recipe.data.eval.items()}
+
+
+def _seen(config: DataConfig) -> SampleIndex:
+    folder = Path(config.shards)
+    if not (folder / "dataset.json").exists():
+        raise DataError(
+            f"this node does not see the shards in {folder}: put them on storage that every node mounts, or stage "
+            "them on each node first (`incv shards stage`)"
+        )
+    return SampleIndex.load(folder)

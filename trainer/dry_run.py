@@ -16,6 +16,7 @@ from trainer.preflight import preflight, require_rows_of_one_pass
 from trainer.run import facts_of
 from trainer.run_directory import RunDirectory
 from trainer.stages import StageBook, require_stages, stages_of
+from trainer.world import ALONE
 
 
 def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> str:
@@ -29,9 +30,9 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> 
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
-    obstacles += _refusals(lambda: require_rows_of_one_pass(recipe, world=1))
+    obstacles += _refusals(lambda: require_rows_of_one_pass(recipe, ALONE.size))
     if train is not None:
-        obstacles += _refusals(lambda: preflight(recipe, train))
+        obstacles += _refusals(lambda: preflight(recipe, train, ALONE))
     for split, index in indices.items():
         if index is None:
             obstacles += _refusals(partial(source_of, keys[split], splits[split]))

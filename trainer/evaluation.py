@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from trainer.loading.batch import Batch
+from trainer.world import World
 
 _TOP = 5
 
@@ -38,6 +39,21 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
         "unreadable": unreadable,
         "networks": networks,
         "ensemble": ensemble if len(networks) > 1 else None,
+    }
+
+
+def summed(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:
+    """The counts of all ranks together. networks: how many were evaluated; a rank without a sample cannot know."""
+    own = counted["networks"] or [{"top1": 0, "top5": 0}] * networks
+    pairs = [*own, counted["ensemble"] or {"top1": 0, "top5": 0}]
+    numbers = [counted["count"], counted["unreadable"], *(pair[top] for pair in pairs for top in ("top1", "top5"))]
+    count, unreadable, *hit = world.sum_(torch.tensor(numbers)).tolist()
+    *each, ensemble = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
+    return {
+        "count": count,
+        "unreadable": unreadable,
+        "networks": each,
+        "ensemble": ensemble if networks > 1 else None,
     }
 
 

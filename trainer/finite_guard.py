@@ -1,6 +1,6 @@
 """Never step on a non-finite loss or gradient: NaN must not be read as "noisy label"."""
 
-from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 
@@ -13,25 +13,29 @@ class NonFiniteError(InputError):
     """Training has diverged."""
 
 
+class Stepping(Protocol):
+    """The part of an engine that the guard stands before."""
+
+    def gradients_finite(self) -> torch.Tensor: ...
+
+    def step(self, rate: float) -> None: ...
+
+
 class FiniteGuard:
-    """Steps the optimiser where loss and gradients are finite, skips where not, gives up after ten skips."""
+    """Steps where loss and gradients are finite, skips where not, gives up after ten skips in a row."""
 
     def __init__(self) -> None:
         self.skipped = 0
         self.in_a_row = 0
 
-    def step(
-        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters: Iterable[torch.nn.Parameter]
-    ) -> bool:
-        """Whether the step was made."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        size = torch.nn.utils.get_total_norm(gradients) + loss.detach()
-        if bool(torch.isfinite(size)):
-            optimizer.step()
+    def step(self, engine: Stepping, loss: torch.Tensor, rate: float, searching: bool = False) -> bool:
+        """Whether the step was made. searching: a loss scale is still being lowered, which is no divergence."""
+        if bool(engine.gradients_finite() & torch.isfinite(loss.detach())):
+            engine.step(rate)
             self.in_a_row = 0
             return True
         self.skipped += 1
-        self.in_a_row += 1
+        self.in_a_row += 0 if searching else 1
         if self.in_a_row >= _MOST_IN_A_ROW:
             raise NonFiniteError(
                 f"the loss or its gradient was not finite in {self.in_a_row} steps in a row: training has "

@@ -3,13 +3,14 @@
 import os
 import platform
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.durable import disk_errors, read_json, write_json
+from shards.durable import disk_errors, is_leftover, read_json, write_json
 from trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # world imports torch, which commands that only read a manifest need not wait for
@@ -44,56 +45,98 @@ class Manifest:
     def save(self) -> None:
         write_json(self._run.manifest, self.content)
 
-    def begin(self, recipe: str, world: "World", batchnorm_rows: int) -> None:
-        """Record this start; steps of starts that were killed are counted from their counters first."""
+    def begin(self, recipe: str, world: "World", batchnorm_rows: Mapping[str, int], code: str) -> "StartNotes":
+        """Record this start; what starts that were killed had noted is taken over first.
+
+        code: hash of the program that runs.
+        """
         for number, earlier in enumerate(self.content["starts"]):
-            earlier["steps_executed"] = self._counted(number)
+            earlier.update(self._notes(number).read())
         self.content["recipe"] = recipe
-        self.content["starts"].append(
-            {
-                "time": now(),
-                "command": " ".join(sys.argv),
-                "versions": installed_versions(_PACKAGES),
-                "machine": platform.machine(),
-                "device": str(world.device),
-                "threads": world.threads,
-                "world": world.size,
-                "batchnorm_rows": batchnorm_rows,
-                "resumed_from": None,
-                "steps_executed": {},
-                "ended": None,
-            }
-        )
+        start = {
+            "time": now(),
+            "command": " ".join(sys.argv),
+            "versions": installed_versions(_PACKAGES),
+            "code": code,
+            "machine": platform.machine(),
+            "launcher": world.launcher,
+            "device": str(world.device),
+            "threads": world.threads,
+            "world": world.size,
+            "batchnorm_rows": dict(batchnorm_rows),
+            "resumed_from": None,
+            "resumed": {},
+            "steps_executed": {},
+            "ended": None,
+        }
+        self._warn_of_changes(start)
+        self.content["starts"].append(start)
         self.save()
+        return self._notes(len(self.content["starts"]) - 1)
+
+    def _warn_of_changes(self, start: dict[str, Any]) -> None:
+        """A run that goes on with other programs than it began with may not be the one it would have been."""
+        if not self.content["starts"]:
+            return
+        before = self.content["starts"][-1]
+        names = sorted(before["versions"].keys() | start["versions"].keys())
+        changes = [
+            f"{name} {before['versions'].get(name)} -> {start['versions'].get(name)}"
+            for name in names
+            if before["versions"].get(name) != start["versions"].get(name)
+        ]
+        if before.get("code", start["code"]) != start["code"]:
+            changes.append("incv's own code")
+        if changes:
+            print(f"warning: changed since this run's last start: {'; '.join(changes)}", file=sys.stderr)
 
     def end(self, how: str) -> None:
         self.start["ended"] = how
         if how == "finished":
             self.content["redo"] = None
-        self.start["steps_executed"] = self._counted(len(self.content["starts"]) - 1)
+        self.start.update(self._notes(len(self.content["starts"]) - 1).read())
         self.save()
 
-    def resumed(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
-        """Remember the first thing this start resumed."""
-        if self.start["resumed_from"] is None:
-            self.start["resumed_from"] = {"stage": stage, "round": round_, "fold": fold, "step": step}
-            self.save()
+    def _notes(self, start: int) -> "StartNotes":
+        return StartNotes(self._run, start)
+
+
+class StartNotes:
+    """What the trainings of a start note down, each in files of its own: several ranks may be at it at once."""
+
+    def __init__(self, run: RunDirectory, number: int) -> None:
+        self.number = number
+        self._folder = run.logs / f"start-{number:04d}"
 
     def counter(self, training: str) -> "StepCounter":
         """Counts the executed steps of one training (`incv/0/1`, `standard`) in this start."""
-        folder = self._counters(len(self.content["starts"]) - 1)
+        return StepCounter(self._made("steps") / training.replace("/", "."))
+
+    def resumed(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
+        """Something of an earlier start goes on here."""
+        name = stage if round_ is None else f"{stage}.{round_}.{fold}"
+        point = {"stage": stage, "round": round_, "fold": fold, "step": step}
+        file = self._made("resumed") / name
+        if not file.exists():
+            write_json(file, {"at": time.time_ns(), "point": point})
+
+    def _made(self, kind: str) -> Path:
+        folder = self._folder / kind
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        return StepCounter(folder / training.replace("/", "."))
+        return folder
 
-    def _counters(self, start: int) -> Path:
-        return self._run.logs / f"start-{start:04d}"
+    def read(self) -> dict[str, Any]:
+        """For the manifest: steps executed and points resumed from, by training; the first of these by itself."""
+        steps = {file.name.replace(".", "/"): int(file.read_text() or 0) for file in self._files("steps")}
+        notes = {file.name.replace(".", "/"): read_json(file) for file in self._files("resumed")}
+        first = min(notes.values(), key=lambda note: note["at"])["point"] if notes else None
+        resumed = {training: note["point"]["step"] for training, note in notes.items()}
+        return {"steps_executed": steps, "resumed_from": first, "resumed": resumed}
 
-    def _counted(self, start: int) -> dict[str, int]:
-        folder = self._counters(start)
-        if not folder.exists():
-            return {}
-        return {file.name.replace(".", "/"): int(file.read_text() or 0) for file in sorted(folder.iterdir())}
+    def _files(self, kind: str) -> list[Path]:
+        folder = self._folder / kind
+        return sorted(file for file in folder.iterdir() if not is_leftover(file)) if folder.exists() else []
 
 
 class StepCounter:

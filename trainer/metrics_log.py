@@ -14,8 +14,9 @@ from shards.durable import disk_errors, write_bytes
 class MetricsLog:
     """Averages what the task reports between two lines; reads the device only when a line is written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        """writes: False on ranks that leave the file to the first."""
+        self._path, self._writes = path, writes
         self._sums: dict[str, torch.Tensor] = {}
         self._steps = 0
 
@@ -49,10 +50,11 @@ class MetricsLog:
         self._sums, self._steps = {}, 0
         shown = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
         line = {**facts, **shown}
-        with disk_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        if self._writes:
+            with disk_errors(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
         return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name == "loss")
 
     def state(self) -> dict[str, Any]:

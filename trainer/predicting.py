@@ -1,14 +1,63 @@
-"""Forward passes without training: each id of a subset exactly once, in eval mode."""
+"""Forward passes without training: each id of a subset exactly once, in eval mode, spread over the ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from shards.progress import Progress
+from trainer.config import Precision
 from trainer.loading.batch import Batch, BatchRequest, Loader
-from trainer.methods.optimised import Precision, autocast
+from trainer.loading.image_set import ImageSet
+from trainer.loading.sample_order import Ids
+from trainer.methods.optimised import autocast
 from trainer.stop_request import Stopped, StopRequest
+from trainer.train_loop import Surroundings
+
+Passes = Iterator[tuple[Batch, list[torch.Tensor]]]
+Result = TypeVar("Result")
+
+
+def predict(
+    networks: Sequence[nn.Module],
+    data: ImageSet,
+    ids: Ids,
+    precision: Precision,
+    around: Surroundings,
+    name: str,
+    read: Callable[[Passes], Result],
+) -> Result:
+    """What `read` makes of this rank's share of a pass over `ids`.
+
+    There is no collective inside; the ranks meet at the end, where a stop of one is a stop of all.
+    """
+    world, device = around.world, around.world.device
+    requests = data.predict_requests(ids, around.execution.predict_batch, world)
+    around.heart.at(name, 0, len(requests))
+    result, stopped = None, None
+    try:
+        result = read(
+            _moving(
+                forward_pass(networks, data.loader, requests, device, precision, around.stop, name),
+                around,
+                name,
+                len(requests),
+            )
+        )
+    except Stopped as stop:
+        stopped = stop
+    around.heart.at(f"waiting after {name}", 0, 0)
+    if world.meet(stopped is not None):
+        raise stopped or Stopped(name, len(requests), around.stop.shared_reason())
+    assert result is not None
+    return result
+
+
+def _moving(passes: Passes, around: Surroundings, name: str, total: int) -> Passes:
+    for number, batch in enumerate(passes):
+        around.heart.at(name, number, total)
+        yield batch
 
 
 def forward_pass(
@@ -19,7 +68,7 @@ def forward_pass(
     precision: Precision,
     stop: StopRequest,
     name: str,
-) -> Iterator[tuple[Batch, list[torch.Tensor]]]:
+) -> Passes:
     """Each batch with the float32 logits [rows, classes] of every network."""
     were_training = [network.training for network in networks]
     try:

@@ -1,5 +1,6 @@
 """Find at once what would otherwise end a run hours later."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,11 +9,14 @@ import torch
 from shards.errors import ConfigError, DataError
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
+from trainer.engines.deepspeed import deepspeed_stage
+from trainer.incv.rounds import folds_side_by_side
 from trainer.labels import Labels, make_labels, require_every_class
 from trainer.loading.image_set import limited_ids, require_loader
 from trainer.loading.sample_order import Ids
 from trainer.methods.networks import TWO_NETWORKS, initial_module
 from trainer.optimisation import make_optimizer
+from trainer.world import World
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,10 @@ class RunLabels:
     """None where nobody knows."""
 
 
-def preflight(recipe: Recipe, index: SampleIndex, world: int = 1) -> RunLabels:
-    """Labels, network and optimisers of the recipe fit this data set and so many ranks, or an error says why not."""
-    require_rows_of_one_pass(recipe, world)
+def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
+    """Labels, network and optimisers of the recipe fit this data set and these ranks, or an error says why not."""
+    require_rows_of_one_pass(recipe, world.size)
+    _check_ranks(recipe, world)
     ids = limited_ids(index, recipe.data.train.limit)
     require_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
@@ -55,6 +60,31 @@ def require_rows_of_one_pass(recipe: Recipe, world: int) -> None:
         raise ConfigError(
             f"batch.micro = {micro}, and coteaching.rank: one_pass holds up to {rows} rows of a step on a GPU at "
             f"once: set coteaching.rank: eval_first, or batch.micro to null or at least {rows}"
+        )
+
+
+def _check_ranks(recipe: Recipe, world: World) -> None:
+    """What only a run over several processes, or by a certain engine, can get wrong."""
+    if world.size > recipe.batch.global_:
+        raise ConfigError(
+            f"{world.size} processes share batch.global = {recipe.batch.global_} rows, so some would have none: "
+            "start fewer processes, or raise batch.global"
+        )
+    if recipe.incv is not None:
+        folds_side_by_side(recipe.execution, world)
+    if recipe.model.sync_batchnorm and world.device.type != "cuda":
+        raise ConfigError("model.sync_batchnorm works on GPUs only: set it to false")
+    if world.launcher != "accelerate" or deepspeed_stage(os.environ) is None:
+        return
+    clipped = [section for section in (recipe.standard, recipe.coteaching) if section and section.optimizer.clip]
+    if clipped:
+        raise ConfigError(
+            "optimizer.clip limits each network's gradient by itself, and DeepSpeed keeps gradients in pieces that "
+            "mix networks: set optimizer.clip to null, or start without DeepSpeed"
+        )
+    if recipe.precision == "fp16":
+        raise ConfigError(
+            "precision: fp16 needs a loss scale, which DeepSpeed would not know: use bf16, or no DeepSpeed"
         )
 
 

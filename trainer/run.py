@@ -4,112 +4,232 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shards.durable import write_bytes, write_json
 from shards.errors import ConfigError, InputError
+from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
-from trainer.data_sets import open_splits
+from trainer.data_sets import open_splits, seen_splits
+from trainer.heartbeat import Heartbeat
+from trainer.incv.rounds import folds_side_by_side
 from trainer.label_file import file_checksum
-from trainer.manifest import Manifest, now
+from trainer.launch import require_precision
+from trainer.manifest import Manifest, StartNotes, now
 from trainer.methods.micro_batches import batchnorm_rows
 from trainer.preflight import preflight, preflight_evaluation
+from trainer.pulse import WorldError
+from trainer.rank_log import aloud, rank_log
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
 from trainer.stage_bodies import StageBodies
-from trainer.stages import Keys, StageBook, require_stages, stages_of
+from trainer.stages import Keys, StageBook, keys_hash, require_stages, stage_keys, stages_of
+from trainer.start_checks import code_hash, require_common_directory, require_same_start
 from trainer.stop_request import EXIT_STOPPED, Stopped, StopRequest
+from trainer.trace import Trace
 from trainer.train_loop import Surroundings
-from trainer.world import join_world
+from trainer.world import World, abandon, join_world, leave, lost_company
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for."""
+
+    recipe: Recipe
+    name: str
+    run: RunDirectory
+    redo: Sequence[str] = ()
+    only: str | None = None
+    """One stage alone; None: all."""
 
 
 def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), only: str | None = None) -> int:
     """Run all stages, or `only` one; returns the exit code of the command. A stopped packing raises PackStopped.
 
-    Nothing is written to the run directory before recipe, shards and labels have been found good.
+    Every rank calls it. Nothing is written to the run directory before recipe, shards and labels were found good.
     """
-    run, stop = RunDirectory(root), StopRequest(root)
-    _refuse_other_recipe(run, name)
-    require_stages(redo, only, recipe)
+    wanted = Wanted(recipe, name, RunDirectory(root), redo, only)
+    require_precision(recipe.precision)
+    stop = StopRequest(root)
     stop.listen()
-    world = join_world(recipe.execution)
-    began = time.monotonic()
-    index, eval_indices = open_splits(recipe, stop)
-    packing = time.monotonic() - began
-    labels = preflight(recipe, index, world.size)
-    preflight_evaluation(recipe, eval_indices)
-    run.take()
+    world = join_world(recipe.execution, stop)
     try:
-        manifest = Manifest(run)
-        book = StageBook(recipe, facts_of(recipe, index, eval_indices), run, manifest)
-        book.require_unchanged(redo)
-        if only is not None:
-            book.require_inputs(only)
-        stop.forget_old_file()
-        book.redo(redo)
-        run.stopped.unlink(missing_ok=True)
-        write_bytes(run.config, recipe_yaml(recipe).encode())
-        manifest.content["dataset"] = _described(index)
-        manifest.begin(name, world, batchnorm_rows(recipe.batch.global_, world.size, recipe.batch.micro))
-        book.begin("pack")
-        book.finish("pack", packing, done=True)
-        around = Surroundings(world, recipe.execution, manifest, stop)
-        bodies = StageBodies(recipe, run, around, index, eval_indices, labels)
-        return _to_the_end(recipe, run, around, bodies, book, only)
+        code = _together(wanted, world, stop)
+    except PackStopped as stopped:
+        if world.is_first:
+            aloud(f"incv: {stopped}")
+        abandon(world, str(stopped), 0 if world.by_marker else EXIT_STOPPED)
+        raise
+    except Exception as error:
+        _give_up(world, error)
+        raise
+    finally:
+        world.pulse.end()
+    leave(world)
+    return code
+
+
+def _give_up(world: World, error: Exception) -> None:
+    """With company: say why, tell the others, and end. Alone: whoever called says why."""
+    if world.ties is None:
+        return
+    with suppress(WorldError):
+        if lost_company(error):  # what one rank cannot reach, another may have explained
+            time.sleep(1.0)
+            world.pulse.require_well()
+            error = WorldError(f"the other ranks do not answer: {str(error).splitlines()[0]}")
+    told_by_another = isinstance(error, WorldError) and error.of_another
+    if world.is_first or not told_by_another:
+        aloud(f"incv: error: {error}" if isinstance(error, InputError) else f"incv: {type(error).__name__}: {error}")
+    abandon(world, str(error), error.exit_code if isinstance(error, InputError) else 1)
+
+
+def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
+    """The whole run, on every rank."""
+    recipe, run = wanted.recipe, wanted.run
+    began = time.monotonic()
+    opened: list[tuple[SampleIndex, dict[str, SampleIndex]]] = []
+    world.share(lambda: _open(wanted, stop, opened))
+    index, eval_indices = opened[0] if opened else seen_splits(recipe)
+    packing = time.monotonic() - began
+    labels = preflight(recipe, index, world)
+    preflight_evaluation(recipe, eval_indices)
+    require_same_start(world, recipe, {"train": index, **eval_indices})
+    books: list[tuple[Manifest, StageBook]] = []
+    facts = facts_of(recipe, index, eval_indices)
+    try:
+        start = world.share(lambda: _take(wanted, world, stop, facts, packing, index, books))
+        require_common_directory(world, run)
+        with rank_log(run.rank_log(world.rank), world.rank, world.size):
+            heart = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
+            world.pulse.beat, world.pulse.last_words = heart.beat, lambda: heart.close("failed")
+            heart.beat()
+            trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
+            notes = StartNotes(run, start)
+            around = Surroundings(world, recipe.execution, notes, stop, heart, trace)
+            identities = {stage: keys_hash(keys) for stage, keys in stage_keys(recipe, facts).items()}
+            bodies = StageBodies(recipe, run, around, index, eval_indices, labels, identities)
+            return _to_the_end(wanted, around, bodies, books[0] if books else None)
     finally:
         run.release()
 
 
-def _to_the_end(
-    recipe: Recipe, run: RunDirectory, around: Surroundings, bodies: StageBodies, book: StageBook, only: str | None
+def _open(wanted: Wanted, stop: StopRequest, opened: list[tuple[SampleIndex, dict[str, SampleIndex]]]) -> None:
+    """The first rank's part before the others look: arguments that make sense, shards that are there and good."""
+    _refuse_other_recipe(wanted.run, wanted.name)
+    require_stages(wanted.redo, wanted.only, wanted.recipe)
+    opened.append(open_splits(wanted.recipe, stop))
+
+
+def _take(
+    wanted: Wanted,
+    world: World,
+    stop: StopRequest,
+    facts: Keys,
+    packing: float,
+    index: SampleIndex,
+    books: list[tuple[Manifest, StageBook]],
 ) -> int:
-    """Carry the stages out and record how this start ended."""
+    """The first rank takes the directory and records this start; returns the start's number."""
+    recipe, run = wanted.recipe, wanted.run
+    run.take()
+    manifest = Manifest(run)
+    book = StageBook(recipe, facts, run, manifest)
+    book.require_unchanged(wanted.redo)
+    if wanted.only is not None:
+        book.require_inputs(wanted.only)
+    stop.forget_old_file()
+    book.redo(wanted.redo)
+    run.stopped.unlink(missing_ok=True)
+    write_bytes(run.config, recipe_yaml(recipe).encode())
+    manifest.content["dataset"] = _described(index)
+    notes = manifest.begin(wanted.name, world, _batchnorm_rows(recipe, world), code_hash())
+    book.begin("pack")
+    book.finish("pack", packing, done=True)
+    books.append((manifest, book))
+    return notes.number
+
+
+def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
+    """Rows that BatchNorm sees together, in a fold of INCV and in a method."""
+    halves = 2 if recipe.incv is not None and folds_side_by_side(recipe.execution, world) else 1
+    return {
+        stage: batchnorm_rows(recipe.batch.global_, ranks, recipe.batch.micro)
+        for stage, ranks in (("incv", world.size // halves), ("methods", world.size))
+    }
+
+
+def _to_the_end(
+    wanted: Wanted, around: Surroundings, bodies: StageBodies, books: tuple[Manifest, StageBook] | None
+) -> int:
+    """Carry the stages out and record how this start ended. books: the first rank's."""
+    manifest, book = books if books is not None else (None, None)
+    ended = "failed"
     try:
-        stopped_in = _carry_out_stages(recipe, bodies, book, only)
-    except InputError:
-        with suppress(InputError):  # the disk may be full
-            around.manifest.end("failed")
+        stopped_in = _carry_out_stages(wanted, around, bodies, book)
+        ended = "finished" if stopped_in is None else "stopped"
+    except Exception:
+        if manifest is not None:
+            with suppress(InputError):  # the disk may be full
+                manifest.end("failed")
         raise
     finally:
         bodies.close()
+        around.heart.close(ended)
+    if manifest is not None:
+        manifest.end(ended)
     if stopped_in is None:
-        around.manifest.end("finished")
         return 0
     stage, why = stopped_in
-    around.manifest.end("stopped")
-    record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
-    write_json(run.stopped, record)
-    around.stop.settle()
-    print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
-    return EXIT_STOPPED
+    if around.world.is_first:
+        record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
+        write_json(wanted.run.stopped, record)
+        around.stop.settle()
+        print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
+    around.world.meet()  # nobody leaves before the marker is written: an agent may end those who stay behind
+    return 0 if around.world.by_marker else EXIT_STOPPED
 
 
 def _carry_out_stages(
-    recipe: Recipe, bodies: StageBodies, book: StageBook, only: str | None
+    wanted: Wanted, around: Surroundings, bodies: StageBodies, book: StageBook | None
 ) -> tuple[str, Stopped] | None:
     """Where and why the run was stopped, or None where it came to its end."""
-    for stage in stages_of(recipe):
-        if stage == "pack" or only not in (None, stage):
+    world = around.world
+    for stage in stages_of(wanted.recipe):
+        if stage == "pack" or wanted.only not in (None, stage):
             continue
-        if book.status(stage).state == "done":
-            book.require_outputs(stage)
-            print(f"{stage}: done before", file=sys.stderr)
+        if not world.share(lambda: _begins(stage, book)):  # noqa: B023 - called at once
             continue
-        book.begin(stage)
         began = time.monotonic()
-        done = False
+        done, stopped = False, None
         try:
             bodies.carry_out(stage)
             done = True
-        except Stopped as stopped:
-            return stage, stopped
+        except Stopped as stop:
+            stopped = stop
         finally:
             seconds = time.monotonic() - began
-            book.finish(stage, seconds, done)
+            if book is not None:
+                book.finish(stage, seconds, done)
+        around.heart.at(f"waiting after {stage}", 0, 0)
+        if world.meet(stopped is not None):
+            return stage, stopped or Stopped(stage, 0, around.stop.shared_reason())
         print(f"{stage}: done in {seconds:.1f} s", file=sys.stderr)
     return None
+
+
+def _begins(stage: str, book: StageBook | None) -> bool:
+    """Whether a stage is to be carried out; recorded as begun, if so. The first rank decides."""
+    assert book is not None
+    if book.status(stage).state == "done":
+        book.require_outputs(stage)
+        print(f"{stage}: done before", file=sys.stderr)
+        return False
+    book.begin(stage)
+    return True
 
 
 def facts_of(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:

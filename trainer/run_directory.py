@@ -52,6 +52,15 @@ class RunDirectory:
     def unreadable(self, rank: int) -> Path:
         return self.logs / f"unreadable-rank{rank}.jsonl"
 
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:04d}.log"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.logs / f"heartbeat-rank{rank}.json"
+
+    def trace(self, rank: int) -> Path:
+        return self.logs / f"trace-rank{rank}.jsonl"
+
     def require_ours(self) -> None:
         """Refuse a folder that holds something else."""
         if not self.root.exists():

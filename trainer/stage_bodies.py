@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from shards.durable import read_json, write_json
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe, TrainingConfig
-from trainer.evaluation import count_hits
+from trainer.evaluation import count_hits, summed
 from trainer.export import export_network
 from trainer.incv.noise_estimates import NoiseEstimates, forget_rate, noise_of_selected, warmup_epochs
 from trainer.incv.rounds import Incv
@@ -21,12 +20,12 @@ from trainer.labels import Labels, read_labels, write_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
 from trainer.loading.shard_reader import ShardReader
-from trainer.methods.coteaching import CoteachingTask
-from trainer.methods.networks import initial_module, trained_networks
-from trainer.methods.optimised import image_type
+from trainer.methods.coteaching import CoteachingTask, Forgetting
+from trainer.methods.networks import initial_module, seed_draws, trained_networks
+from trainer.methods.optimised import image_type, setting_of
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
-from trainer.predicting import forward_pass
+from trainer.predicting import predict
 from trainer.preflight import RunLabels
 from trainer.report import write_report
 from trainer.run_directory import RunDirectory
@@ -46,23 +45,30 @@ class StageBodies:
         index: SampleIndex,
         eval_indices: Mapping[str, SampleIndex],
         labels: RunLabels,
+        identities: Mapping[str, str],
     ) -> None:
+        """identities: for each stage the hash of the result keys it reads."""
         self._recipe, self._run, self._around = recipe, run, around
         self._index, self._eval_indices, self._run_labels = index, eval_indices, labels
+        self._identities = identities
         self._opened: ImageSet | None = None
 
     def carry_out(self, stage: str) -> None:
-        bodies = {
-            "labels": self._labels,
+        """All ranks call it; what only writes files is for the first."""
+        self._around.heart.at(stage, 0, 0)
+        alone = {"labels": self._labels, "export": self._export, "report": self._report}
+        if stage in alone:
+            if self._around.world.is_first:
+                alone[stage]()
+            return
+        together = {
             "incv": self._incv,
             "standard": self._standard,
             "coteaching": self._coteaching,
             "coteaching_incv": self._coteaching_incv,
             "evaluate": self._evaluate,
-            "export": self._export,
-            "report": self._report,
         }
-        bodies[stage]()
+        together[stage]()
 
     def close(self) -> None:
         if self._opened is not None:
@@ -92,7 +98,7 @@ class StageBodies:
         write_labels(self._run.labels, labels.ids, labels.given)
 
     def _incv(self) -> None:
-        Incv(self._recipe, self._training_set(), self._run, self._around).run()
+        Incv(self._recipe, self._training_set(), self._run, self._around, self._identities["incv"]).run()
 
     def _standard(self) -> None:
         config, data = self._recipe.standard, self._training_set()
@@ -100,12 +106,7 @@ class StageBodies:
         plan = self._plan("standard", config, data.ids)
         module = initial_module(self._recipe, "standard", data.classes)
         task = StandardTask(
-            module,
-            config.optimizer,
-            plan.steps_per_epoch,
-            self._around.world.device,
-            self._recipe.precision,
-            self._recipe.batch.micro,
+            module, setting_of(self._recipe, config.optimizer, plan, self._around.world, by_launcher=True)
         )
         self._train("standard", task, plan, {})
 
@@ -144,29 +145,20 @@ class StageBodies:
         assert config is not None
         module = initial_module(self._recipe, method, self._training_set().classes)
         assert isinstance(module, TwinModel)
-        task = CoteachingTask(
-            module,
-            config.optimizer,
-            plan.steps_per_epoch,
-            self._around.world.device,
-            self._recipe.precision,
-            batch=plan.batch,
-            forget_rate=rate,
-            ramp_epochs=config.ramp_epochs,
-            rank=config.rank,
-            micro=self._recipe.batch.micro,
-        )
+        setting = setting_of(self._recipe, config.optimizer, plan, self._around.world, by_launcher=True)
+        task = CoteachingTask(module, setting, Forgetting(plan.batch, rate, config.ramp_epochs), config.rank)
         self._train(method, task, plan, {"forget_rate": rate, "warmup_epochs": plan.candidates_from})
 
     def _train(self, method: str, task: Task, plan: TrainingPlan, facts: dict[str, Any]) -> None:
         folder, world = self._run.method(method), self._around.world
         facts |= {"selected": len(plan.selected), "candidates": len(plan.candidates)}
-        write_json(folder / "training.json", facts | {"steps": plan.total_steps, "epochs": plan.epochs})
-        torch.manual_seed(plan.stream)
+        if world.is_first:
+            write_json(folder / "training.json", facts | {"steps": plan.total_steps, "epochs": plan.epochs})
+        seed_draws(plan.stream, world.rank)
         log = UnreadableLog(self._run, world.rank)
         data = log.watch(self._training_set(), Place("train", method, "training"), self._recipe.data.max_unreadable)
         train(
-            Training(method, folder),
+            Training(method, folder, identity=self._identities[method]),
             task,
             plan,
             lambda first: data.training_batches(plan, first, world),
@@ -178,11 +170,11 @@ class StageBodies:
 
     def _evaluate(self) -> None:
         """Every method on every set; finished passes are kept, so a stopped evaluation goes on."""
-        partial = self._run.evaluation_progress
-        counts: dict[str, dict[str, Any]] = read_json(partial) if partial.exists() else {}
+        partial, world = self._run.evaluation_progress, self._around.world
+        counts: dict[str, dict[str, Any]] = world.share(lambda: read_json(partial) if partial.exists() else {})
         done = sum(len(methods) for methods in counts.values())
-        if done:
-            self._around.manifest.resumed("evaluate", None, None, done)
+        if done and world.is_first:
+            self._around.notes.resumed("evaluate", None, None, done)
         for name, index in self._eval_indices.items():
             missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
             if not missing:
@@ -194,27 +186,26 @@ class StageBodies:
                 except Stopped as stopped:
                     raise Stopped("evaluate", done, stopped.reason) from None
                 counts.setdefault(name, {})[method] = counted
-                write_json(partial, counts)
+                if world.is_first:
+                    write_json(partial, counts)
                 done += 1
             data.close()
-        write_json(self._run.evaluation, counts)
-        partial.unlink(missing_ok=True)
+        if world.is_first:
+            write_json(self._run.evaluation, counts)
+            partial.unlink(missing_ok=True)
 
     def _evaluate_one(self, method: str, name: str, data: ImageSet) -> dict[str, Any]:
         around = self._around
         place = Place(name, "evaluate", f"predicting with {method}")
         data = UnreadableLog(self._run, around.world.rank).watch(data, place)
-        networks = trained_networks(self._recipe, method, self._run.method(method), data.classes)
-        passes = forward_pass(
-            [network.to(around.world.device) for network in networks],
-            data.loader,
-            data.predict_requests(data.ids, around.execution.predict_batch),
-            around.world.device,
-            self._recipe.precision,
-            around.stop,
-            f"evaluate {method} on {name}",
+        networks = [
+            network.to(around.world.device)
+            for network in trained_networks(self._recipe, method, self._run.method(method), data.classes)
+        ]
+        own = predict(
+            networks, data, data.ids, self._recipe.precision, around, f"evaluate {method} on {name}", count_hits
         )
-        return count_hits(passes)
+        return summed(around.world, own, len(networks))
 
     def _export(self) -> None:
         for method in self._recipe.methods:

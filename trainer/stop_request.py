@@ -1,4 +1,4 @@
-"""A wish to stop, by signal or by a file named STOP; loops poll it, nothing happens in the handler."""
+"""A wish to stop, by signal, by a file named STOP or by another rank; loops poll it, the handler only notes it."""
 
 import signal
 import sys
@@ -6,7 +6,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from trainer.launch import launched_at
+from trainer.pulse import Pulse
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+_LOOKS, _SECONDS_BETWEEN_LOOKS = 50, 0.1
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 
 
@@ -22,30 +26,53 @@ class StopRequest:
     def __init__(self, run_dir: Path | None = None) -> None:
         self._file = run_dir / "STOP" if run_dir is not None else None
         self._signal: str | None = None
-        self._began = time.time()
+        self._pulse: Pulse | None = None
 
     def listen(self) -> None:
         """Take over the signals."""
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
 
+    def join(self, pulse: Pulse) -> None:
+        """From now on the other ranks are asked too: their wish is ours, and ours theirs."""
+        self._pulse = pulse
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
 
     def forget_old_file(self) -> None:
-        """A STOP file from before this start is no longer meant; call it once the directory is ours."""
-        if self._file is not None and self._file.exists() and self._file.stat().st_mtime < self._began:
+        """A STOP file from before the launcher's start is no longer meant; call it once the directory is ours."""
+        if self._file is not None and self._file.exists() and self._file.stat().st_mtime < launched_at():
             print(f"warning: {self._file} is from before this start and was removed", file=sys.stderr)
             self._file.unlink()
 
-    def reason(self) -> str | None:
-        """Why to stop, or None."""
+    def own_reason(self) -> str | None:
+        """Why this process was asked to stop, or None."""
         if self._signal is not None:
             return self._signal
         return "STOP file" if self._file is not None and self._file.exists() else None
 
+    def own_signal(self) -> str | None:
+        """The same for a rank that leaves looking for the file to rank 0: not all of them must ask the disk."""
+        return self._signal
+
+    def reason(self) -> str | None:
+        """Why to stop, or None; raises where another rank cannot go on."""
+        if self._pulse is None:
+            return self.own_reason()
+        self._pulse.require_well()
+        return self._signal or self._pulse.stop_reason
+
     def requested(self) -> bool:
         return self.reason() is not None
+
+    def shared_reason(self) -> str:
+        """The reason of a stop that the ranks have agreed on; another rank's may be on its way."""
+        for _ in range(_LOOKS):
+            if reason := self.reason():
+                return reason
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return "another rank was asked to stop"
 
     def settle(self) -> None:
         """After the stop is recorded: the STOP file has been obeyed."""

@@ -10,13 +10,25 @@ import torch
 
 from shards.errors import DataError
 from shards.progress import Progress
-from trainer.checkpoint import Checkpointer, TrainState, load_random_state, newest_checkpoint, random_state
+from trainer.checkpoint import (
+    Checkpointer,
+    TrainState,
+    load_random_state,
+    newest_checkpoint,
+    of_every_rank,
+    own_of,
+    random_state,
+    read_checkpoint,
+    step_folder,
+)
 from trainer.config import ExecutionConfig
+from trainer.heartbeat import Heartbeat
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, TrainingPlan
-from trainer.manifest import Manifest
+from trainer.loading.sample_order import StepIds, TrainingPlan, mix64
+from trainer.manifest import StartNotes
 from trainer.metrics_log import MetricsLog
 from trainer.stop_request import Stopped, StopRequest
+from trainer.trace import Trace
 from trainer.world import World
 
 _SHARE_AT_STAKE = 5  # a checkpoint at least every fifth of a training
@@ -27,6 +39,8 @@ class Task(Protocol):
 
     learning_rate: float
     """That of the last step."""
+    chosen: tuple[torch.Tensor, torch.Tensor] | None
+    """Of the last step, for methods of two networks: this rank's sample_ids that were easy for each."""
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
         """One update; returns scalars to be averaged into the metrics."""
@@ -47,6 +61,8 @@ class Training:
     folder: Path
     round: int | None = None
     fold: int | None = None
+    identity: str | None = None
+    """Hash of the result keys it is trained by; a checkpoint of another one is not its own."""
 
     @property
     def name(self) -> str:
@@ -62,9 +78,12 @@ class Surroundings:
     """What every loop of a start shares."""
 
     world: World
+    """All ranks, or those of a fold's group."""
     execution: ExecutionConfig
-    manifest: Manifest
+    notes: StartNotes
     stop: StopRequest
+    heart: Heartbeat
+    trace: Trace | None = None
 
 
 def checkpoint_interval(total_steps: int, checkpoint_every: int) -> int:
@@ -78,17 +97,21 @@ def train(
     batches_from: Callable[[int], Iterator[Batch]],
     around: Surroundings,
 ) -> None:
-    """Run `task` over the plan from its newest checkpoint, or from the start, to the end."""
+    """Run `task` over the plan from its newest checkpoint, or from the start, to the end; all ranks together."""
     keeper = _Keeper(training, task, plan, around)
-    counter = around.manifest.counter(training.name)
     interval = checkpoint_interval(plan.total_steps, around.execution.checkpoint_every)
+    agreement = around.world.agreement(around.stop.reason)
     try:
         first = keeper.begin()
         with Progress(training.name, plan.total_steps, first, "steps") as progress:
             for at, batch in zip(plan.steps(first), batches_from(first), strict=True):
+                around.heart.at(training.name, at.step, plan.total_steps)
+                agreement.post()
                 keeper.metrics.add(task.step(batch, at))
-                counter.add()
+                if around.trace is not None:
+                    around.trace.step(training.name, at.step, batch, task.chosen)
                 done = at.step + 1
+                keeper.count(at.step == first)
                 finished = done == plan.total_steps
                 # The first step too: from then on a run without a checkpoint is known to have lost something.
                 due = done == 1 or finished or done % around.execution.log_every == 0
@@ -96,44 +119,74 @@ def train(
                 progress.advance(1, note)
                 if done % plan.steps_per_epoch == 0:
                     keeper.end_epoch(done)
-                reason = around.stop.reason()
-                if reason is not None and not finished:
+                if agreement.result() and not finished:
                     keeper.save(done, wait=True)
-                    raise Stopped(training.name, done, reason)
+                    raise Stopped(training.name, done, around.stop.shared_reason())
                 if finished or done % interval == 0:
                     keeper.save(done)
         keeper.wait()
     finally:
-        counter.close()
         keeper.close()
 
 
 class _Keeper:
-    """What a training leaves behind and comes back to: checkpoints and metrics."""
+    """What a training leaves behind and comes back to: checkpoints and metrics, written by the first rank."""
 
     def __init__(self, training: Training, task: Task, plan: TrainingPlan, around: Surroundings) -> None:
         self._training, self._task, self._plan, self._around = training, task, plan, around
+        self._writes = around.world.is_first
         self._checkpoints = Checkpointer(training.checkpoints)
-        self.metrics = MetricsLog(training.folder / "metrics.jsonl")
+        self._counter = around.notes.counter(training.name) if self._writes else None
+        self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
 
     def begin(self) -> int:
         """Load the newest checkpoint, or make the one of step 0; returns the step to go on with."""
-        found = newest_checkpoint(self._training.checkpoints)
-        if found is None:
-            self._refuse_to_start_over()
+        world = self._around.world
+        found: list[TrainState] = []
+        step = world.share(lambda: self._newest(found))
+        if step is None:
             self.save(0, wait=True)
             return 0
-        step, state = found
+        state = found[0] if found else read_checkpoint(step_folder(self._training.checkpoints, step))
+        self._require_own(step, state)
         self._task.load(state)
-        load_random_state(state.tensors, self._around.world.device)
-        self.metrics.load(state.values["metrics"], self._around.world.device)
-        self.metrics.cut_back(step)
-        if 0 < step < self._plan.total_steps:
-            print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
-        self._around.manifest.resumed(self._training.stage, self._training.round, self._training.fold, step)
+        self._load_random(step, state)
+        self.metrics.load(state.values["metrics"], world.device)
+        if self._writes:
+            self.metrics.cut_back(step)
+            self._around.notes.resumed(self._training.stage, self._training.round, self._training.fold, step)
+            if 0 < step < self._plan.total_steps:
+                print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
         if not state.values["epoch_ended"]:
             self.end_epoch(step)
-        return step
+        return int(step)
+
+    def _newest(self, found: list[TrainState]) -> int | None:
+        """The step to go on from; its state, which the first rank has read to be sure of it, into `found`."""
+        newest = newest_checkpoint(self._training.checkpoints)
+        if newest is None:
+            self._refuse_to_start_over()
+            return None
+        found.append(newest[1])
+        return newest[0]
+
+    def _require_own(self, step: int, state: TrainState) -> None:
+        saved, own = state.values.get("identity"), self._training.identity
+        if saved is not None and own is not None and saved != own:
+            raise DataError(
+                f"{step_folder(self._training.checkpoints, step)} is a checkpoint of another recipe than the one "
+                f"that trains {self._training.name} here: put the right one back, choose another --run-dir, or begin "
+                f"the stage again with `--redo {self._training.stage}`"
+            )
+
+    def _load_random(self, step: int, state: TrainState) -> None:
+        """Each rank's own; in a world of another size, draws that depend on the step and the rank alone."""
+        world = self._around.world
+        own = own_of(world, state.tensors) if world.size > 1 else state.tensors
+        if "random.cpu" in own:
+            load_random_state(own, world.device)
+        else:
+            torch.manual_seed(int(mix64(self._plan.stream, step, world.rank)))
 
     def _refuse_to_start_over(self) -> None:
         if self.metrics.has_lines():
@@ -143,6 +196,13 @@ class _Keeper:
                 "no readable checkpoint: its progress is lost. Put the checkpoints back, or begin the stage again "
                 f"with `--redo {self._training.stage}`"
             )
+
+    def count(self, is_first: bool) -> None:
+        """A step was made; after the first of this start, ranks that wait long for each other have lost someone."""
+        if self._counter is not None:
+            self._counter.add()
+        if is_first:
+            self._around.world.shorten_timeout(self._around.execution.timeout)
 
     def log(self, done: int) -> str:
         epoch = round(done / self._plan.steps_per_epoch, 3)
@@ -157,13 +217,22 @@ class _Keeper:
             raise Stopped(self._training.name, done, stopped.reason) from None
 
     def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
+        """All ranks tell what is theirs alone; the first writes."""
+        world = self._around.world
         state = self._task.state()
-        state.tensors.update(random_state(self._around.world.device))
-        state.values.update(metrics=self.metrics.state(), epoch_ended=epoch_ended)
-        self._checkpoints.save(step, state, wait)
+        state.tensors.update(of_every_rank(world, random_state(world.device)))
+        state.values.update(
+            metrics=self.metrics.state(),
+            epoch_ended=epoch_ended,
+            identity=self._training.identity,
+        )
+        if self._writes:
+            self._checkpoints.save(step, state, wait)
 
     def wait(self) -> None:
         self._checkpoints.wait()
 
     def close(self) -> None:
+        if self._counter is not None:
+            self._counter.close()
         self._checkpoints.close()

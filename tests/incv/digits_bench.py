@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
+from trainer.heartbeat import Heartbeat
 from trainer.incv.rounds import Incv
 from trainer.labels import make_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
@@ -18,7 +19,7 @@ from trainer.recipe_file import load_recipe
 from trainer.run_directory import RunDirectory
 from trainer.stop_request import StopRequest
 from trainer.train_loop import Surroundings
-from trainer.world import join_world
+from trainer.world import ALONE
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
 KEYS = (
@@ -52,9 +53,10 @@ class Bench:
     def run(self, recipe: Recipe, data: ImageSet, root: Path | None = None) -> RunDirectory:
         """All rounds, in a new folder or in one that an earlier run left."""
         run = RunDirectory(root or self.new_folder())
-        world, manifest = join_world(recipe.execution), Manifest(run)
-        manifest.begin("tiny", world, recipe.batch.global_)
-        Incv(recipe, data, run, Surroundings(world, recipe.execution, manifest, StopRequest(run.root))).run()
+        torch.set_num_threads(1)
+        notes = Manifest(run).begin("tiny", ALONE, {"incv": recipe.batch.global_}, "the code")
+        heart = Heartbeat(None, 0, 1, "alone")
+        Incv(recipe, data, run, Surroundings(ALONE, recipe.execution, notes, StopRequest(run.root), heart)).run()
         return run
 
 

@@ -21,7 +21,9 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import StepIds
+from trainer.methods.optimised import Setting
 from trainer.models import create_model
+from trainer.world import ALONE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 few_examples = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -207,7 +209,7 @@ class ScriptedJudge:
 
 def fold_task(judge: Callable[[torch.nn.Module], Predictions] | None) -> FoldTask:
     optimizer = OptimizerConfig(kind="adam", learning_rate=0.01)
-    return FoldTask(create_model("digits_cnn", 10, seed=5), optimizer, 1, torch.device("cpu"), "fp32", judge)
+    return FoldTask(create_model("digits_cnn", 10, seed=5), Setting(optimizer, 1, ALONE), judge)
 
 
 def train_epochs(task: FoldTask, epochs: Iterable[int]) -> None:

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from toy_networks import (
-    CPU,
-    SGD,
     after_one_step,
     assert_same_network,
     batch_of,
@@ -18,11 +16,12 @@ from toy_networks import (
     linear,
     losses_of,
     normed,
+    setting,
     step_at,
 )
 
 from trainer.loading.batch import Batch
-from trainer.methods.coteaching import CoteachingTask, kept_rows, small_loss_rows
+from trainer.methods.coteaching import CoteachingTask, Forgetting, kept_rows, small_loss_rows
 from trainer.models import TwinModel
 
 quick = settings(max_examples=60, deadline=None)
@@ -82,7 +81,7 @@ def test_the_easiest_real_rows_are_chosen(rows, keep):
 
 def task_of(a, b, rank, batch, forget_rate=0.5, ramp_epochs=10, precision="fp32"):
     twins = TwinModel(a, b)
-    return CoteachingTask(twins, SGD, 5, CPU, precision, batch, forget_rate, ramp_epochs, rank)
+    return CoteachingTask(twins, setting(precision=precision), Forgetting(batch, forget_rate, ramp_epochs), rank)
 
 
 @pytest.mark.parametrize("build", [linear, normed])

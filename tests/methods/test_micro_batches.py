@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from toy_networks import CPU, RATE, SGD, batch_of, linear, losses_of, normed, step_at
+from toy_networks import RATE, batch_of, linear, losses_of, normed, setting, step_at
 
 from shards.errors import ConfigError
 from trainer.dry_run import planned
 from trainer.loading.batch import Batch
-from trainer.methods.coteaching import CoteachingTask
+from trainer.methods.coteaching import CoteachingTask, Forgetting
 from trainer.methods.micro_batches import batchnorm_rows, micro_batches
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
@@ -68,12 +68,12 @@ class Watched(nn.Module):
 
 
 def standard(build, micro):
-    return StandardTask(build(1).double(), SGD, 5, CPU, micro=micro)
+    return StandardTask(build(1).double(), setting(micro=micro))
 
 
 def pair(build, micro, batch=12, forget_rate=0.5, watch=lambda network: network):
     twins = TwinModel(watch(build(1).double()), watch(build(2).double()))
-    return CoteachingTask(twins, SGD, 5, CPU, "fp32", batch, forget_rate, 10, "eval_first", micro)
+    return CoteachingTask(twins, setting(micro=micro), Forgetting(batch, forget_rate, 10), "eval_first")
 
 
 def assert_equal_weights(task, expected, tolerance=1e-12):
@@ -179,4 +179,4 @@ def test_a_start_records_the_rows_of_its_batchnorm(tmp_path, monkeypatch):
     overrides = ["batch.micro=10", "coteaching.rank=eval_first", "execution.threads=1"]
     assert carry_out(load_recipe(TINY, overrides), "tiny", tmp_path / "run", only="labels") == 0
     (start,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["starts"]
-    assert start["batchnorm_rows"] == 8
+    assert start["batchnorm_rows"] == {"incv": 8, "methods": 8}

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from toy_networks import CPU, SGD, batch_of, normed, step_at
+from toy_networks import batch_of, normed, setting, step_at
 
-from trainer.methods.coteaching import CoteachingTask, small_loss_rows
+from trainer.methods.coteaching import CoteachingTask, Forgetting, small_loss_rows
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 
@@ -15,8 +15,8 @@ NAN, INF = float("nan"), float("inf")
 
 def task_of(kind):
     if kind == "standard":
-        return StandardTask(normed(1), SGD, 5, CPU)
-    return CoteachingTask(TwinModel(normed(1), normed(2)), SGD, 5, CPU, "fp32", 8, 0.5, 10, kind)
+        return StandardTask(normed(1), setting())
+    return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), Forgetting(8, 0.5, 10), kind)
 
 
 every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first"])

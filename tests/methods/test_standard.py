@@ -4,7 +4,16 @@ import copy
 
 import pytest
 import torch
-from toy_networks import CPU, SGD, after_one_step, assert_same_network, batch_of, linear, losses_of, normed, step_at
+from toy_networks import (
+    after_one_step,
+    assert_same_network,
+    batch_of,
+    linear,
+    losses_of,
+    normed,
+    setting,
+    step_at,
+)
 
 from trainer.config import OptimizerConfig
 from trainer.finite_guard import NonFiniteError
@@ -15,7 +24,7 @@ from trainer.methods.standard import StandardTask
 
 def test_a_step_is_the_gradient_of_the_mean_loss_of_real_rows():
     network, batch = linear(1), batch_of(8, real=5)
-    task = StandardTask(copy.deepcopy(network), SGD, 5, CPU)
+    task = StandardTask(copy.deepcopy(network), setting())
     report = task.step(batch, step_at(5))
     assert_same_network(task.module, after_one_step(network, batch.images[:5], batch.labels[:5]))
     expected = losses_of(network, batch.images[:5], batch.labels[:5]).mean()
@@ -32,7 +41,7 @@ def twice(build):
     other.labels[5:] = (other.labels[5:] + 1) % 4
     tasks = []
     for rows in (batch, other):
-        task = StandardTask(build(1), SGD, 5, CPU)
+        task = StandardTask(build(1), setting())
         task.step(rows, step_at(5))
         tasks.append(task)
     return [task.module for task in tasks]
@@ -56,17 +65,17 @@ def test_losses_are_fp32_also_under_bf16():
     rows = logits.double()
     expected = rows.logsumexp(1) - rows[torch.arange(6), torch.arange(6) % 4]
     torch.testing.assert_close(losses.double(), expected, rtol=0, atol=1e-6)
-    task = StandardTask(linear(1), SGD, 5, CPU, "bf16")
+    task = StandardTask(linear(1), setting(precision="bf16"))
     report = task.step(batch_of(8), step_at(8))
     assert report["loss"].dtype == torch.float32
-    exact = StandardTask(linear(1), SGD, 5, CPU).step(batch_of(8), step_at(8))["loss"]
+    exact = StandardTask(linear(1), setting()).step(batch_of(8), step_at(8))["loss"]
     assert 0 < abs(report["loss"] - exact) < 0.05  # the forward did run in bf16
 
 
 def test_the_rate_follows_the_schedule():
     optimizer = OptimizerConfig(kind="sgd", momentum=0.0, learning_rate=0.5, milestones=((1, 0.0001),))
     network, batch = linear(1), batch_of(8)
-    task = StandardTask(copy.deepcopy(network), optimizer, 5, CPU)
+    task = StandardTask(copy.deepcopy(network), setting(optimizer))
     task.step(batch, step_at(8, epoch=1, step=5))
     assert task.learning_rate == 0.0001
     moved = (task.module[1].weight - network[1].weight).abs().max()
@@ -76,12 +85,12 @@ def test_the_rate_follows_the_schedule():
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_a_task_goes_on_from_its_state_bit_for_bit(kind):
     optimizer = OptimizerConfig(kind=kind, learning_rate=0.01, weight_decay=0.01)
-    first = StandardTask(normed(1), optimizer, 5, CPU)
+    first = StandardTask(normed(1), setting(optimizer))
     for number in range(3):
         first.step(batch_of(8, seed=number), step_at(8, step=number))
     state = first.state()
     state.tensors = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    second = StandardTask(normed(7), optimizer, 5, CPU)
+    second = StandardTask(normed(7), setting(optimizer))
     second.load(state)
     for task in (first, second):
         for number in range(3, 6):
@@ -93,12 +102,12 @@ def test_a_task_goes_on_from_its_state_bit_for_bit(kind):
 def test_a_non_finite_loss_moves_no_weight_and_ten_end_the_training():
     network, batch = linear(1), batch_of(8)
     batch.images[2] = torch.nan
-    task = StandardTask(copy.deepcopy(network), SGD, 5, CPU)
+    task = StandardTask(copy.deepcopy(network), setting())
     for number in range(9):
         task.step(batch, step_at(8, step=number))
     assert_same_network(task.module, network, atol=0)
     assert task.state().values["guard"] == {"skipped": 9, "in_a_row": 9}
-    resumed = StandardTask(linear(2), SGD, 5, CPU)
+    resumed = StandardTask(linear(2), setting())
     resumed.load(task.state())
     with pytest.raises(NonFiniteError, match="learning_rate"):
         resumed.step(batch, step_at(8, step=9))  # the count is part of the state

@@ -6,14 +6,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.config import OptimizerConfig
+from trainer.config import OptimizerConfig, Precision
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds
+from trainer.methods.optimised import Setting
+from trainer.world import ALONE
 
 CPU = torch.device("cpu")
 RATE = 0.1
 SGD = OptimizerConfig(kind="sgd", momentum=0.0, learning_rate=RATE)
 CLASSES = 4
+
+
+def setting(
+    optimizer: OptimizerConfig = SGD,
+    precision: Precision = "fp32",
+    micro: int | None = None,
+    steps_per_epoch: int = 5,
+) -> Setting:
+    """One process on the CPU."""
+    return Setting(optimizer, steps_per_epoch, ALONE, precision, micro)
 
 
 def linear(seed: int) -> nn.Module:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trainer.checkpoint
-import trainer.incv.rounds
+import trainer.predicting
 import trainer.stage_bodies
 from trainer.cli import main
 from trainer.incv.folds import FoldTask
@@ -42,7 +42,7 @@ def in_fold_training() -> None:
 
 def in_predict_pass() -> None:
     """At the second batch of the first predict pass that follows a finished fold training."""
-    round_network, forward_pass = FoldTask.round_network, trainer.incv.rounds.forward_pass
+    round_network, forward_pass = FoldTask.round_network, trainer.predicting.forward_pass
     trained = []
 
     def noted(self: FoldTask) -> Any:
@@ -56,7 +56,7 @@ def in_predict_pass() -> None:
             yield batch
 
     FoldTask.round_network = noted  # type: ignore[method-assign]
-    trainer.incv.rounds.forward_pass = killed
+    trainer.predicting.forward_pass = killed
 
 
 def in_checkpoint_write() -> None:

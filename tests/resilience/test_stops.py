@@ -15,7 +15,7 @@ from typing import Any
 import processes
 import pytest
 
-import trainer.incv.rounds
+import trainer.predicting
 from shards.durable import read_json
 from trainer.config import STAGES
 from trainer.run_directory import RunDirectory
@@ -154,6 +154,7 @@ def test_a_stop_file_from_before_the_start_is_no_longer_meant(
     run_dir = tmp_path / "run"
     shutil.copytree(undisturbed, run_dir)
     (run_dir / "STOP").touch()
+    os.utime(run_dir / "STOP", (1e9, 1e9))
     monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 0, error
@@ -167,14 +168,14 @@ def test_a_predict_pass_can_be_stopped(
 ) -> None:
     """Round 1 judges after each of its five epochs, and once more with the best network."""
     run_dir = tmp_path / "run"
-    forward_pass, calls = trainer.incv.rounds.forward_pass, itertools.count(1)
+    forward_pass, calls = trainer.predicting.forward_pass, itertools.count(1)
 
     def asked(*arguments: Any) -> Iterator[Any]:
         if next(calls) == number_of_pass:
             (run_dir / "STOP").touch()
         return forward_pass(*arguments)
 
-    monkeypatch.setattr(trainer.incv.rounds, "forward_pass", asked)
+    monkeypatch.setattr(trainer.predicting, "forward_pass", asked)
     monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 75, error

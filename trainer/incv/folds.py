@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from trainer.checkpoint import TrainState, load_module, module_state
-from trainer.config import OptimizerConfig
 from trainer.incv.predictions import Predictions
 from trainer.loading.sample_order import Ids, epoch_order
-from trainer.methods.optimised import Precision
+from trainer.methods.optimised import Setting
 from trainer.methods.standard import StandardTask
 
 
@@ -23,24 +22,16 @@ def split_halves(stream: int, candidates: Ids) -> tuple[Ids, Ids]:
 class FoldTask(StandardTask):
     """Standard training that can remember the epoch whose network agrees best with the held-out labels."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizer: OptimizerConfig,
-        steps_per_epoch: int,
-        device: torch.device,
-        precision: Precision,
-        judge: Callable[[nn.Module], Predictions] | None,
-        micro: int | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, setting: Setting, judge: Callable[[nn.Module], Predictions] | None) -> None:
         """judge: predicts the held-out half after each epoch; None where the last epoch's network is used."""
-        super().__init__(module, optimizer, steps_per_epoch, device, precision, micro)
+        super().__init__(module, setting)
         self._judge = judge
         self.best_agreement = -1.0
         self.best_epoch = -1
         self._best: dict[str, torch.Tensor] = {}
 
     def end_epoch(self, epoch: int) -> None:
+        super().end_epoch(epoch)
         if self._judge is None:
             return
         agreement = self._judge(self.module).agreement()

@@ -60,6 +60,19 @@ class Predictions:
         return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})
 
 
+NOTHING = Predictions(
+    sample_id=np.empty(0, np.int64),
+    fold=np.empty(0, np.int8),
+    predicted=np.empty(0, np.int32),
+    agrees=np.empty(0, np.bool_),
+    loss=np.empty(0, np.float32),
+    given_probability=np.empty(0, np.float32),
+    predicted_probability=np.empty(0, np.float32),
+    status=np.empty(0, np.int8),
+)
+"""Of a rank that had nothing to predict."""
+
+
 def merged(parts: Iterable[Predictions], expected: Ids) -> Predictions:
     """All folds' rows, sorted; raises where they are not the expected ids, each exactly once."""
     parts = list(parts)
@@ -82,6 +95,8 @@ def collect(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k
     for batch, (logits,) in passes:
         for name, values in _judged(batch, logits, fold, top_k).items():
             columns[name].append(values)
+    if not columns["sample_id"]:
+        return NOTHING
     joined = {name: np.concatenate(values) for name, values in columns.items()}
     order = np.argsort(joined["sample_id"], kind="stable")
     return Predictions(**{name: values[order] for name, values in joined.items()})

@@ -1,41 +1,70 @@
 """Algorithm 2: rounds of two folds, each leaving predictions and a selection behind; files in, files out."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from shards.durable import write_json
-from shards.errors import DataError
-from trainer.config import IncvConfig, Recipe
+from shards.errors import ConfigError, DataError
+from trainer.config import ExecutionConfig, IncvConfig, Recipe
 from trainer.incv.folds import FoldTask, split_halves
+from trainer.incv.gathering import gathered
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     estimate_noise,
     judged_by_best_epoch,
     remove_ratio,
 )
-from trainer.incv.predictions import Predictions, collect, merged
+from trainer.incv.predictions import NOTHING, Predictions, collect, merged
 from trainer.incv.selection import after_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
+from trainer.methods.networks import seed_draws
+from trainer.methods.optimised import setting_of
 from trainer.models import create_model
-from trainer.predicting import forward_pass
+from trainer.predicting import predict
 from trainer.run_directory import RunDirectory
+from trainer.stop_request import Stopped
 from trainer.train_loop import Surroundings, Training, train
 from trainer.unreadable import Place, UnreadableLog
+from trainer.world import World
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """One network of a round: what it is trained on, and the half it then judges."""
+
+    round: int
+    number: int
+    trained_on: Ids
+    held_out: Ids
+    best: bool
+    """Whether the epoch that agrees best with the held-out labels judges, instead of the last."""
+
+
+def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
+    """Whether half of the ranks train each fold."""
+    if execution.folds == "side_by_side" and world.size % 2:
+        raise ConfigError(
+            f"execution.folds: side_by_side needs an even number of processes, not {world.size}: set it to auto"
+        )
+    return execution.folds != "in_turn" and world.size % 2 == 0
 
 
 class Incv:
     """One run of Algorithm 2 over the samples of a training set."""
 
-    def __init__(self, recipe: Recipe, data: ImageSet, run: RunDirectory, around: Surroundings) -> None:
+    def __init__(
+        self, recipe: Recipe, data: ImageSet, run: RunDirectory, around: Surroundings, identity: str | None = None
+    ) -> None:
+        """identity: hash of the result keys that the folds are trained by."""
         assert recipe.incv is not None
         self._recipe, self._config = recipe, recipe.incv
-        self._data, self._run, self._around = data, run, around
+        self._data, self._run, self._around, self._identity = data, run, around, identity
 
     def run(self) -> None:
         """All rounds that are not done yet, then the final selection and `incv.json`."""
@@ -53,7 +82,7 @@ class Incv:
             noise = noise or self._estimate(predictions)
             ratio = remove_ratio(self._config, noise.chosen(self._config))
             index = after_round(index, predictions, number, ratio)
-            index.write(self._run.round_selection(number))
+            self._write(index, self._run.round_selection(number))
             records.append(_record(predictions, ratio, best))
         assert noise is not None
         self._finish(index, noise, records, ended_early)
@@ -71,17 +100,24 @@ class Incv:
                 "INCV selected no sample: no network agreed with any held-out label. Train the folds longer "
                 "(incv.epochs) or set incv.min_per_class"
             )
-        index.write(self._run.selection)
-        write_json(
-            self._run.incv,
-            {
+        checksum = self._write(index, self._run.selection)
+        if self._around.world.is_first:
+            found = {
                 "noise": noise.as_json(),
                 "rounds": records,
                 "ended_early": ended_early,
                 "filled_classes": [asdict(one) | {"class": one.label} for one in filled],
-                "selection_checksum": index.checksum(),
-            },
-        )
+                "selection_checksum": checksum,
+            }
+            write_json(self._run.incv, found)
+
+    def _write(self, index: SelectionIndex, path: Path) -> str:
+        """Once, after all ranks have found the same; returns its checksum."""
+        checksum = index.checksum()
+        self._around.world.require_equal(checksum, "the selection")
+        if self._around.world.is_first:
+            index.write(path)
+        return checksum
 
     def _too_few(self, number: int, candidates: int) -> str:
         if number == 0:
@@ -91,78 +127,90 @@ class Incv:
         return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left to judge"
 
     def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Predictions:
-        """A round's predictions: read where the round is done, else by training its folds."""
-        path = self._run.round_predictions(number)
+        """A round's predictions, on every rank: read where the round is done, else by training its folds."""
+        path, world = self._run.round_predictions(number), self._around.world
         candidates = index.ids(State.CANDIDATE)
-        if path.exists():
+        if world.share(path.exists):
             return merged([Predictions.read(path)], candidates)
         halves = split_halves(stream_of(self._recipe.seed, "incv.split", number), candidates)
-        parts = []
-        for fold in (0, 1):
-            trained_on = np.concatenate([index.ids(State.SELECTED), halves[fold]])
-            parts.append(self._fold(number, fold, trained_on, halves[1 - fold], best))
-        predictions = merged(parts, candidates)
+        selected = index.ids(State.SELECTED)
+        folds = [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best) for f in (0, 1)]
+        if folds_side_by_side(self._around.execution, world):
+            predictions = self._side_by_side(folds, candidates)
+        else:
+            predictions = merged([self._predicted(fold, self._around) for fold in folds], candidates)
         self._refuse_unusable(predictions)
-        predictions.write(path)
+        if world.is_first:
+            predictions.write(path)
         return predictions
 
-    def _fold(self, number: int, fold: int, trained_on: Ids, held_out: Ids, best: bool) -> Predictions:
-        folder = self._run.fold(number, fold)
-        done = folder / "predictions.parquet"
-        if done.exists():
+    def _side_by_side(self, folds: "list[Fold]", candidates: Ids) -> Predictions:
+        """Each half of the ranks does one fold as if alone; the world meets when both are done, or stop."""
+        around, world = self._around, self._around.world
+        which, group = world.half()
+        mine, stopped = NOTHING, None
+        try:
+            mine = self._predicted(folds[which], replace(around, world=group))
+        except Stopped as stop:
+            stopped = stop
+        around.heart.at("waiting for the other fold", 0, 0)
+        if world.meet(stopped is not None):
+            raise stopped or Stopped(f"incv/{folds[0].round}", 0, around.stop.shared_reason())
+        return gathered(world, mine if group.is_first else NOTHING, candidates)
+
+    def _predicted(self, fold: "Fold", around: Surroundings) -> Predictions:
+        """What the network of one fold says of the half it has not seen, on every rank of `around`."""
+        done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
+        if around.world.share(done.exists):
             return Predictions.read(done)
-        recipe, world = self._recipe, self._around.world
+        network = self._trained(fold, around)
+        predictions = self._judge(network, fold, around)
+        if around.world.is_first:
+            predictions.write(done)
+        return predictions
+
+    def _trained(self, fold: "Fold", around: Surroundings) -> nn.Module:
+        recipe, world = self._recipe, around.world
         plan = TrainingPlan(
-            stream=stream_of(recipe.seed, "incv", number, fold),
-            selected=np.sort(trained_on),
+            stream=stream_of(recipe.seed, "incv", fold.round, fold.number),
+            selected=np.sort(fold.trained_on),
             batch=recipe.batch.global_,
             epochs=self._config.epochs,
             windows=windows_of(recipe.order, self._data.index.shard),
         )
-        torch.manual_seed(plan.stream)
+        seed_draws(plan.stream, world.rank)
+        first_weights = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
-            create_model(
-                recipe.model.name,
-                self._data.classes,
-                initial_seed(recipe.seed, self._config, number, fold),
-                **recipe.model.options,
-            ),
-            self._config.optimizer,
-            plan.steps_per_epoch,
-            world.device,
-            recipe.precision,
-            judge=(lambda network: self._judge(network, held_out, number, fold)) if best else None,
-            micro=recipe.batch.micro,
+            create_model(recipe.model.name, self._data.classes, first_weights, **recipe.model.options),
+            setting_of(recipe, self._config.optimizer, plan, world),
+            judge=(lambda network: self._judge(network, fold, around)) if fold.best else None,
         )
-        data = self._watched(number, fold, "training", recipe.data.max_unreadable)
+        data = self._watched(fold, "training", recipe.data.max_unreadable)
         train(
-            Training("incv", folder, number, fold),
+            Training("incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity),
             task,
             plan,
             lambda first: data.training_batches(plan, first, world),
-            self._around,
+            around,
         )
-        predictions = self._judge(task.round_network(), held_out, number, fold)
-        predictions.write(done)
-        return predictions
+        return task.round_network()
 
-    def _watched(self, number: int, fold: int, doing: str, most: float | None = None) -> ImageSet:
+    def _watched(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
         log = UnreadableLog(self._run, self._around.world.rank)
-        return log.watch(self._data, Place("train", "incv", doing, number, fold), most)
+        return log.watch(self._data, Place("train", "incv", doing, fold.round, fold.number), most)
 
-    def _judge(self, network: nn.Module, held_out: Ids, number: int, fold: int) -> Predictions:
+    def _judge(self, network: nn.Module, fold: "Fold", around: Surroundings) -> Predictions:
         """A predict pass over the held-out half, each id once."""
-        data = self._watched(number, fold, "predicting")
-        passes = forward_pass(
+        part = predict(
             [network],
-            data.loader,
-            data.predict_requests(np.sort(held_out), self._around.execution.predict_batch),
-            self._around.world.device,
+            self._watched(fold, "predicting"),
+            np.sort(fold.held_out),
             self._recipe.precision,
-            self._around.stop,
-            f"incv predict fold {fold}",
+            around,
+            f"incv/{fold.round}/{fold.number} predict",
+            lambda passes: collect(passes, fold.number, self._config.agree_top_k),
         )
-        return collect(passes, fold, self._config.agree_top_k)
+        return gathered(around.world, part, fold.held_out)
 
     def _refuse_unusable(self, predictions: Predictions) -> None:
         share = 1.0 - float(predictions.usable().mean())

@@ -47,6 +47,8 @@ class Batch:
     """int64 [rows]"""
     weights: torch.Tensor
     """float32 [rows], 1 in real rows and 0 in filled or unreadable ones"""
+    request: BatchRequest | None = None
+    """What was asked for."""
     unreadable: list[int] = field(default_factory=list)
     """sample_ids that could not be decoded"""
 
@@ -86,6 +88,7 @@ def assemble(
         images=images,
         labels=torch.from_numpy(request.labels[source]).to(device),
         weights=torch.from_numpy(weights).to(device),
+        request=request,
         unreadable=[int(sample) for sample in request.ids[lost]],
     )
 

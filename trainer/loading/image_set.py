@@ -18,7 +18,7 @@ from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
 from trainer.loading.sample_order import Ids, TrainingPlan, mix64
-from trainer.world import World
+from trainer.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class ImageSet:
         requests = training_requests(plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size)
         return self.loader.batches(requests)
 
-    def predict_requests(self, ids: Ids, batch: int) -> list[BatchRequest]:
-        return list(predict_requests(ids, batch, self.index, self.labels, self.geometry))
+    def predict_requests(self, ids: Ids, batch: int, world: World = ALONE) -> list[BatchRequest]:
+        return list(predict_requests(ids, batch, self.index, self.labels, self.geometry, world.rank, world.size))
 
     def close(self) -> None:
         self.loader.close()

@@ -41,11 +41,17 @@ def training_requests(
 
 
 def predict_requests(
-    ids: Ids, batch: int, index: SampleIndex, labels: npt.NDArray[np.int64], geometry: Geometry
+    ids: Ids,
+    batch: int,
+    index: SampleIndex,
+    labels: npt.NDArray[np.int64],
+    geometry: Geometry,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterable[BatchRequest]:
-    """Every id once, in the order in which they lie in the shards, at the centre crop."""
+    """Every id once, on one of the ranks, in the order in which they lie in the shards, at the centre crop."""
     ids = np.sort(ids)
-    ids = ids[np.argsort(index.shard[ids], kind="stable")]
+    ids = deal(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
     for first in range(0, len(ids), batch):
         part = ids[first : first + batch]
         yield BatchRequest(

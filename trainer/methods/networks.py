@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from shards.durable import read_json
 from shards.errors import DataError
 from trainer.checkpoint import load_module, newest_checkpoint
 from trainer.config import Recipe
-from trainer.loading.sample_order import stream_of
+from trainer.loading.sample_order import mix64, stream_of
 from trainer.models import TwinModel, create_model
 
 TWO_NETWORKS = ("coteaching", "coteaching_incv")
@@ -22,6 +23,11 @@ def initial_module(recipe: Recipe, method: str, classes: int) -> nn.Module:
         return create_model(recipe.model.name, classes, seed, **recipe.model.options)
 
     return TwinModel(network(0), network(1)) if method in TWO_NETWORKS else network(0)
+
+
+def seed_draws(stream: int, rank: int) -> None:
+    """What networks draw while they train (dropout); ranks draw differently."""
+    torch.manual_seed(stream if rank == 0 else int(mix64(stream, rank)))
 
 
 def networks_of(module: nn.Module) -> list[nn.Module]:

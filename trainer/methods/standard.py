@@ -6,24 +6,26 @@ import torch
 
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds
-from trainer.methods.optimised import OptimisedModule, autocast, sample_losses
+from trainer.methods.optimised import OptimisedModule, sample_losses
 
 
 class StandardTask(OptimisedModule):
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
-        if not batch.weights.any():  # every image of the step was unreadable
+        count = self.rows_of_all(batch)
+        if not count:  # every image of the step was unreadable
             return {}
         self.begin_step()
         self.module.train()
-        count = batch.weights.sum()
         loss, agreed = torch.zeros_like(count), torch.zeros_like(count)
-        for part in self.parts(len(batch.ids)):
-            labels, weights = batch.labels[part], batch.weights[part]
-            with autocast(self.device, self.precision):
-                logits = self.module(batch.images[part])
+        parts = self.parts(len(batch.ids))
+        for part in parts:
+            labels, weights, last = batch.labels[part], batch.weights[part], part is parts[-1]
+            logits = self.forward(batch.images[part], last=last)
+            assert isinstance(logits, torch.Tensor)
             share = (sample_losses(logits, labels) * weights).sum() / count
-            self.backward(share)
-            loss += share.detach()
+            self.backward(share, last)
+            loss = loss + share.detach()
             agreed += ((logits.detach().argmax(1) == labels) * weights).sum()
+        loss, agreed = self.world.sum_(torch.stack([loss, agreed.to(loss.dtype)]))
         self.apply(loss, at.step)
         return {"loss": loss, "train_accuracy": agreed / count}

@@ -1,0 +1,90 @@
+#!/bin/bash
+# A recipe as a chain of jobs, each starting when the one before has ended well: packing (an array of jobs for each split
+# that is not packed yet), labels, INCV, each training method, then evaluation, export and report. Run it, do not submit it.
+#
+#   slurm/pipeline.sh [options of sbatch for the training jobs] [-- arguments of incv run]
+#   slurm/pipeline.sh --nodes=2 --gpus-per-node=8 --time=24:00:00 --account=me -- -c webvision50 seed=1
+#
+# Without -c the recipe is webvision50. Where a job fails, those that wait for it are removed; the same line again does
+# what is missing. INCV_SETUP, INCV_STAGE and the others are those of incv_webvision.sh; besides:
+#
+# INCV_PACK_TASKS=N         jobs that pack one split; default: 16
+# INCV_PACK_OPTIONS="..."   options of sbatch for these, --partition=cpu say: words without spaces in them
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+main() {
+  options=()
+  while (($#)) && [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  (($# == 0)) || shift
+  arguments=("$@")
+  case " $*" in
+    *" -c"* | *" --rec"*) ;;
+    *) arguments=(-c webvision50 "$@") ;;
+  esac
+  if [[ -z ${INCV_SETUP:-} && -e .venv/bin/activate ]]; then
+    INCV_SETUP=$PWD/.venv/bin/activate
+  fi
+  if [[ -n ${INCV_SETUP:-} ]]; then
+    export INCV_SETUP
+    set +u # what people source there is seldom written for it
+    # shellcheck disable=SC1090  # the user's own file
+    source "$INCV_SETUP" >&2
+    set -u
+  fi
+  stages=$(incv run "${arguments[@]}" --print-stages)
+  splits=$(incv run "${arguments[@]}" --print-splits)
+  dependency=""
+  submit_packing
+  submit_stages
+}
+
+# Sets `dependency` to the jobs that merge.
+submit_packing() {
+  local line words array merge pack_options=() submitted=" "
+  read -ra pack_options <<<"${INCV_PACK_OPTIONS:-}"
+  while IFS= read -r line; do
+    eval "words=($line)" # words that incv has quoted for a shell
+    if [[ -e ${words[1]}/dataset.json || $submitted == *" ${words[1]} "* ]]; then
+      continue
+    fi
+    submitted+="${words[1]} "
+    array=$(INCV_MERGE=no submit "${pack_options[@]}" --array="0-$((${INCV_PACK_TASKS:-16} - 1))" \
+      "$here/pack_shards.sh" "${words[@]:2}")
+    merge=$(submit "${pack_options[@]}" --dependency="afterok:$array" --job-name=incv-merge \
+      "$here/pack_shards.sh" "${words[@]:2}")
+    echo "$array packs ${words[1]}, $merge merges it"
+    dependency+=:$merge
+  done <<<"$splits"
+  dependency=${dependency:+afterok$dependency}
+}
+
+submit_stages() {
+  local stage job few=(--nodes=1)
+  for stage in $stages; do
+    case $stage in
+      evaluate | export | report) continue ;; # quick: the last job does all three
+    esac
+    job=$(submit "${options[@]}" "${few[@]}" ${dependency:+"--dependency=$dependency"} --job-name="incv-$stage" \
+      "$here/incv_webvision.sh" "$stage" "${arguments[@]}")
+    echo "$job does $stage"
+    dependency=afterok:$job
+    few=() # only the labels, which come first, need no more than one node
+  done
+  job=$(submit "${options[@]}" --dependency="$dependency" --job-name=incv-report \
+    "$here/incv_webvision.sh" run "${arguments[@]}")
+  echo "$job evaluates and reports, into $(incv run "${arguments[@]}" --print-run-dir)"
+}
+
+# The number of the new job; with several clusters sbatch adds a name.
+submit() {
+  local said
+  said=$(sbatch --parsable --kill-on-invalid-dep=yes "$@")
+  echo "${said%%;*}"
+}
+
+main "$@"

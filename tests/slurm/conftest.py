@@ -1,0 +1,49 @@
+"""A Slurm of two nodes, a folder to submit in, and a job that nothing disturbed."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import NoPrograms, SlurmCluster, require_slurm
+from slurm_runs import Runs
+
+from shards.pack import pack
+from shards.sources import open_source
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    try:
+        require_slurm()
+    except NoPrograms as error:
+        pytest.skip(str(error))
+    started = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        started.start()
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="session")
+def runs(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Submits recipes/tiny.yaml from a folder where it finds its shards."""
+    folder = tmp_path_factory.mktemp("submitted")
+    for split in ("train", "test"):
+        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    programs = Path(sys.executable).parent
+    setup = f'export PATH="{programs}:$PATH" PYTHONPATH="{REPOSITORY}" OMP_NUM_THREADS=1\n'
+    (folder / "setup.sh").write_text(setup)
+    return Runs(cluster, folder)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(runs: Runs) -> Path:
+    """A job over both nodes that nothing interrupted."""
+    job = runs.submit("undisturbed")
+    ended = runs.wait_for_end(job)
+    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 0), runs.log(job)
+    return runs.folder / "undisturbed"

@@ -1,0 +1,62 @@
+"""Every rank's predictions on every rank: dense tensors that are added up, proven to cover each id exactly once."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shards.errors import DataError
+from trainer.incv.predictions import Predictions, merged
+from trainer.loading.sample_order import Ids
+from trainer.world import World
+
+_FLOATS = ("loss", "given_probability", "predicted_probability")
+_ONCE = 1 << 16
+"""Above all facts in a row's word of facts: in the sum over ranks, the rows that were given for it."""
+
+
+def gathered(world: World, part: Predictions, expected: Ids) -> Predictions:
+    """All ranks' rows, sorted by sample_id; raises where they are not the expected ids, each exactly once.
+
+    Each column is an int32 array over the expected ids, zero but where a rank has rows. Floating-point numbers travel
+    as their bits: what is added to them is zero, so they arrive as they left.
+    """
+    if world.ties is None:
+        return merged([part], expected)
+    ids = np.sort(expected)
+    places = np.searchsorted(ids, part.sample_id)
+    if len(part.sample_id) and (places.max() >= len(ids) or not np.array_equal(ids[places], part.sample_id)):
+        raise DataError("a rank predicted samples that were not held out: its files are not of this run")
+    facts = np.zeros(len(ids), np.int32)
+    np.add.at(facts, places, _facts(part))  # not assigned: an id that one rank gives twice must be counted twice
+    world.sum_(torch.from_numpy(facts))
+    if not np.array_equal(facts // _ONCE, np.ones_like(facts)):
+        given = facts // _ONCE
+        raise DataError(
+            f"of {len(ids):,} held-out samples {int((given == 0).sum()):,} were predicted by no rank and "
+            f"{int((given > 1).sum()):,} by more than one: nothing is selected from such predictions"
+        )
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        "sample_id": ids,
+        "fold": (facts & 1).astype(np.int8),
+        "agrees": (facts & 2).astype(bool),
+        "status": ((facts >> 2) & 3).astype(np.int8),
+        "predicted": _sum(world, ids, places, part.predicted),
+    }
+    columns |= {
+        name: _sum(world, ids, places, getattr(part, name).view(np.int32)).view(np.float32) for name in _FLOATS
+    }
+    return Predictions(**columns)  # type: ignore[arg-type]
+
+
+def _facts(part: Predictions) -> npt.NDArray[np.int32]:
+    facts = part.fold.astype(np.int32) | (part.agrees.astype(np.int32) << 1) | (part.status.astype(np.int32) << 2)
+    return facts + np.int32(_ONCE)
+
+
+def _sum(
+    world: World, ids: Ids, places: npt.NDArray[np.int64], column: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int32]:
+    dense = np.zeros(len(ids), np.int32)
+    dense[places] = column
+    world.sum_(torch.from_numpy(dense))
+    return dense

@@ -1,0 +1,93 @@
+"""Before the first stage: every rank runs the same code and recipe on the same data, and sees the same directory."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import shards
+import trainer
+from shards.errors import ConfigError
+from shards.sample_index import SampleIndex
+from trainer.config import Recipe
+from trainer.launch import host
+from trainer.manifest import installed_versions
+from trainer.recipe_file import recipe_yaml
+from trainer.run_directory import RunDirectory
+from trainer.world import World
+
+_PATIENCE = 15.0  # seconds; a network file system may show a new file late
+
+
+def code_hash() -> str:
+    """Of every module of ours that could run."""
+    digest = hashlib.sha256()
+    for package in (shards, trainer):
+        folder = Path(package.__path__[0])
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
+    """Raises on the first rank where another has other code, another recipe or other data."""
+    if world.ties is None:
+        return
+    facts = {
+        "recipe": hashlib.sha256(recipe_yaml(recipe).encode()).hexdigest()[:16],
+        "code of incv": code_hash(),
+        **{f"version of {name}": text for name, text in installed_versions(("torch", "timm", "numpy")).items()},
+        **{f"data in {index.folder}": index.checksum[:16] for index in indices.values()},
+    }
+    told = [json.loads(each) for each in world.told(json.dumps({"host": host(), "facts": facts}))]
+
+    def compare() -> None:
+        for rank, other in enumerate(told):
+            for what, ours in facts.items():
+                theirs = other["facts"].get(what)
+                if theirs != ours:
+                    raise ConfigError(
+                        f"rank {rank} ({other['host']}) and rank 0 ({told[0]['host']}) differ in the {what}: "
+                        f"{theirs} and {ours}. Install the same versions and start every node with the same arguments"
+                    )
+
+    world.share(compare)
+
+
+def require_common_directory(world: World, run: RunDirectory) -> None:
+    """Raises on the first rank, which has taken the directory, where another node does not see it."""
+    if world.ties is None:
+        return
+    token = run.root / ".seen-by-all"
+
+    def write() -> str:
+        said = f"{time.time_ns()}"
+        token.write_text(said)
+        return said
+
+    said = world.share(write)
+    seen = [json.loads(each) for each in world.told(json.dumps([host(), _sees(token, said)]))]
+
+    def compare() -> None:
+        token.unlink(missing_ok=True)
+        blind = sorted({name for name, sees in seen if not sees})
+        if blind:
+            raise ConfigError(
+                f"{', '.join(blind)} does not see the run directory {run.root.absolute()} of {seen[0][0]}: choose a "
+                "--run-dir on storage that every node mounts"
+            )
+
+    world.share(compare)
+
+
+def _sees(token: Path, said: str) -> bool:
+    limit = time.monotonic() + _PATIENCE
+    while time.monotonic() < limit:
+        try:
+            if token.read_text() == said:
+                return True
+        except OSError:
+            pass
+        time.sleep(0.05)
+    return False
