@@ -50,8 +50,8 @@ $(ENV): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	if $(BIN)/uv --version >/dev/null 2>&1; \
-	  then $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[demo,dali,dev]'; \
-	  else $(BIN)/python -m pip install -c constraints.txt -e '.[demo,dali,dev]'; fi
+	  then $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[demo,dali,deepspeed,dev]'; \
+	  else $(BIN)/python -m pip install -c constraints.txt -e '.[demo,dali,deepspeed,dev]'; fi
 	touch $@
 
 constraints: $(ENV)

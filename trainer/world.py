@@ -298,8 +298,8 @@ def lost_company(error: BaseException) -> bool:
     )
 
 
-def leave(world: World, seconds: float = 10.0) -> None:
-    """In peace: rank 0, whose process may hold the store, goes last."""
+def leave(world: World, seconds: float = 10.0, in_peace: bool = True) -> None:
+    """Rank 0, whose process may hold the store, goes last. in_peace: no collective is under way."""
     ties = world.ties
     world.pulse.end()
     if ties is None:
@@ -309,6 +309,8 @@ def leave(world: World, seconds: float = 10.0) -> None:
         limit = time.monotonic() + seconds
         while world.is_first and ties.store.add("left", 0) < world.size and time.monotonic() < limit:
             time.sleep(_LONGEST_PAUSE / 5)
+        if in_peace:
+            dist.destroy_process_group()
     except RuntimeError as error:
         if not lost_company(error):
             raise
@@ -320,7 +322,7 @@ def abandon(world: World, message: str, code: int) -> None:
         return
     try:
         world.pulse.fail(message, code)
-        leave(world, seconds=3.0)
+        leave(world, seconds=3.0, in_peace=False)
     except Exception as error:  # whatever it is: the first failure is the one that counts, and it has been told
         print(f"(leaving: {error})", file=sys.stderr)
     sys.stdout.flush()

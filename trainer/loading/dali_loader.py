@@ -55,11 +55,12 @@ class DaliLoader:
         workers: int,
         scales: bool,
         window: int | None = None,
+        exact: bool = False,
     ) -> None:
-        """scales: whether some box has to be scaled to the network's size."""
+        """scales: whether some box has to be scaled to the network's size; exact: as in DecodingPipeline."""
         self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
-        self._workers, self._scales = workers, scales
+        self._workers, self._scales, self._exact = workers, scales, exact
         self._pool = ThreadPoolExecutor(min(workers, _READING_THREADS), thread_name_prefix="read")
         self._idle: list[DecodingPipeline] = []
         self._lock = threading.Lock()
@@ -110,7 +111,7 @@ class DaliLoader:
                 if pipeline.rows >= rows:
                     self._idle.remove(pipeline)
                     return pipeline
-        return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers)
+        return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers, self._exact)
 
     def _read_ahead(self, requests: Iterator[BatchRequest]) -> Generator[_Encoded, None, None]:
         reading = deque(self._pool.submit(self._read, request) for request in islice(requests, _REQUESTS_AHEAD))
