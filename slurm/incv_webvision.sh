@@ -2,12 +2,12 @@
 # A run, or one stage of it, over all nodes and GPUs of a job. Arguments: those of `incv run`, or of `incv STAGE`.
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 --time=24:00:00 --account=me slurm/incv_webvision.sh
-#   sbatch --nodes=2 --gpus-per-node=8 ... slurm/incv_webvision.sh coteaching_incv -c webvision1000 --run-dir /data/run
+#   sbatch --nodes=2 --gpus-per-node=8 ... slurm/incv_webvision.sh coteaching_incv -c webvision1000 --run-dir /data/r
 #
 # Without -c the recipe is webvision50. The job saves and requeues itself before its time is over, and goes on after a
 # preemption, a dead node or a scancel followed by the same line: slurm/README.md says how.
 #
-# INCV_SETUP=FILE          sourced on each node: modules, the environment; default: .venv/bin/activate, if there is one
+# INCV_SETUP=FILE          sourced on each node: modules, the environment; default: .venv/bin/activate, if it is there
 # INCV_CONTAINER=IMAGE     run inside this image (srun --container-image, which the plugin pyxis with enroot brings)
 # INCV_MOUNTS=A:B,...      further folders the container sees; the current one it sees anyway
 # INCV_STAGE=/local/path   copy the shards there first, on each node, and read them from there

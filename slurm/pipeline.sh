@@ -1,6 +1,7 @@
 #!/bin/bash
-# A recipe as a chain of jobs, each starting when the one before has ended well: packing (an array of jobs for each split
-# that is not packed yet), labels, INCV, each training method, then evaluation, export and report. Run it, do not submit it.
+# A recipe as a chain of jobs, each starting when the one before has ended well: packing (an array of jobs for each
+# split that is not packed yet), labels, INCV, each training method, then evaluation, export and report. It is run,
+# not submitted.
 #
 #   slurm/pipeline.sh [options of sbatch for the training jobs] [-- arguments of incv run]
 #   slurm/pipeline.sh --nodes=2 --gpus-per-node=8 --time=24:00:00 --account=me -- -c webvision50 seed=1

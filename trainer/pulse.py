@@ -1,4 +1,4 @@
-"""Signs of life: a thread of each rank that tells the others it lives, and learns of a stop, a failure or a death."""
+"""Signs of life: threads of each rank that tell the others it lives, and learn of a stop, a failure or a death."""
 
 import json
 import os
@@ -71,14 +71,22 @@ class Pulse:
         self.beat: Callable[[], None] = lambda: None
         """Called every few seconds."""
         self.last_words: Callable[[], None] = lambda: None
-        """Called before this thread ends the process."""
+        """Called before a thread of this pulse ends the process."""
+        self.cut_off = False
+        """Whether the store does not answer any more: who asks it again may wait for ever."""
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._stop_reason: str | None = None
         self._failure: Failure | None = None
         self._count = 0
+        self._answers = 0
+        self._last_error = ""
+        self._wished: str | None = None
         self._told = False
         self._ending = threading.Event()
+        # Two, since a store whose node has vanished need not fail: a question to it may just never be answered.
+        # And a shared disk that hangs for a minute, which only the first asks, must not look like a death.
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._talker = threading.Thread(target=self._talk, name="pulse-talk", daemon=True)
 
     def begin(self) -> None:
         """All ranks call it together with the store, once `wish` can be asked."""
@@ -86,13 +94,15 @@ class Pulse:
             self._store.set(f"pulse/{self._rank}", "0")
             self._store.compare_set("stop", "", "")
             self._store.compare_set("failed", "", "")
+            self._talker.start()
         self._thread.start()
 
     def end(self) -> None:
         """No more signs of life: this rank is about to leave, and has told why."""
         self._ending.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=_GRACE)
+        for thread in (self._thread,) if self.cut_off else (self._thread, self._talker):
+            if thread.is_alive() and threading.current_thread() is not thread:
+                thread.join(timeout=_GRACE)
 
     @property
     def stop_reason(self) -> str | None:
@@ -116,28 +126,35 @@ class Pulse:
         self._failure = Failure(**json.loads(first))
 
     def _run(self) -> None:
-        next_beat = 0.0
-        last_contact = time.monotonic()
+        next_beat, answers, silent = 0.0, 0, 0.0
         while not self._ending.is_set():
+            self._wished = self._wish()
             if time.monotonic() >= next_beat:
                 self.beat()
                 next_beat = time.monotonic() + _SECONDS_BETWEEN_BEATS
-            if self._store is not None and self._failure is None:
-                try:
-                    self._exchange(self._store)
-                    last_contact = time.monotonic()
-                except Exception as error:  # of the store: whatever it is, rank 0's node does not answer
-                    silent = time.monotonic() - last_contact
-                    if silent > self._lost_after and not self._ending.is_set():
-                        self._failure = Failure(0, self._hosts[0], _unheard(silent, str(error)), 1)
+            # Looks are counted, not time: a process that was held still itself has not missed any answer.
+            silent = silent + _PERIOD if answers == self._answers else 0.0
+            answers = self._answers
+            if self._store is not None and self._failure is None and silent > self._lost_after:
+                self.cut_off = True
+                self._failure = Failure(0, self._hosts[0], _unheard(silent, self._last_error), 1)
             if self._failure is not None and self._failure.rank != self._rank:
                 self._end_the_process(self._failure)
             self._ending.wait(_PERIOD)
 
+    def _talk(self) -> None:
+        assert self._store is not None
+        while not self._ending.is_set() and self._failure is None:
+            try:
+                self._exchange(self._store)
+                self._answers += 1
+            except Exception as error:  # of the store: whatever it is, rank 0's node does not answer
+                self._last_error = str(error)
+            self._ending.wait(_PERIOD)
+
     def _exchange(self, store: Store) -> None:
-        wish = self._wish()
-        if wish is not None and not self._told:
-            store.compare_set("stop", "", wish)
+        if self._wished is not None and not self._told:
+            store.compare_set("stop", "", self._wished)
             self._told = True
         self._count += 1
         store.set(f"pulse/{self._rank}", str(self._count))

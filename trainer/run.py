@@ -2,6 +2,7 @@
 
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from trainer.data_sets import open_splits, seen_splits
 from trainer.heartbeat import Heartbeat
 from trainer.incv.rounds import folds_side_by_side
 from trainer.label_file import file_checksum
-from trainer.launch import require_precision
+from trainer.launch import recognised, require_precision, require_promised
 from trainer.manifest import Manifest, StartNotes, now
 from trainer.methods.micro_batches import batchnorm_rows
-from trainer.preflight import preflight, preflight_evaluation
+from trainer.preflight import RunLabels, preflight, preflight_evaluation
 from trainer.pulse import WorldError
 from trainer.rank_log import aloud, rank_log
 from trainer.recipe_file import recipe_yaml
@@ -32,6 +33,8 @@ from trainer.stop_request import EXIT_STOPPED, Stopped, StopRequest
 from trainer.trace import Trace
 from trainer.train_loop import Surroundings
 from trainer.world import World, abandon, join_world, leave, lost_company
+
+_LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.2
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,13 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     Every rank calls it. Nothing is written to the run directory before recipe, shards and labels were found good.
     """
     wanted = Wanted(recipe, name, RunDirectory(root), redo, only)
-    require_precision(recipe.precision)
+    try:
+        require_precision(recipe.precision)
+        require_promised(recognised(), recipe.execution.world)
+    except ConfigError as error:
+        if recognised().rank > 0:  # rank 0 says the same
+            return error.exit_code
+        raise
     stop = StopRequest(root)
     stop.listen()
     world = join_world(recipe.execution, stop)
@@ -76,27 +85,36 @@ def _give_up(world: World, error: Exception) -> None:
     """With company: say why, tell the others, and end. Alone: whoever called says why."""
     if world.ties is None:
         return
-    with suppress(WorldError):
-        if lost_company(error):  # what one rank cannot reach, another may have explained
-            time.sleep(1.0)
-            world.pulse.require_well()
-            error = WorldError(f"the other ranks do not answer: {str(error).splitlines()[0]}")
-    told_by_another = isinstance(error, WorldError) and error.of_another
-    if world.is_first or not told_by_another:
-        aloud(f"incv: error: {error}" if isinstance(error, InputError) else f"incv: {type(error).__name__}: {error}")
+    if lost_company(error):
+        error = _explained(world, error)
+    if isinstance(error, InputError):
+        if world.is_first or not (isinstance(error, WorldError) and error.of_another):
+            aloud(f"incv: error: {error}")
+    else:
+        aloud(traceback.format_exc())
     abandon(world, str(error), error.exit_code if isinstance(error, InputError) else 1)
+
+
+def _explained(world: World, error: Exception) -> WorldError:
+    """A rank that does not answer may have said why, or be about to be missed."""
+    try:
+        for _ in range(_LOOKS):
+            world.pulse.require_well()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    except WorldError as told:
+        return told
+    return WorldError(
+        f"the other ranks do not answer any more ({str(error).splitlines()[0]}): a process was killed or a node is "
+        "gone. The same command goes on from the last checkpoint"
+    )
 
 
 def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
     """The whole run, on every rank."""
     recipe, run = wanted.recipe, wanted.run
-    began = time.monotonic()
-    opened: list[tuple[SampleIndex, dict[str, SampleIndex]]] = []
-    world.share(lambda: _open(wanted, stop, opened))
-    index, eval_indices = opened[0] if opened else seen_splits(recipe)
-    packing = time.monotonic() - began
-    labels = preflight(recipe, index, world)
-    preflight_evaluation(recipe, eval_indices)
+    opened: list[Opened] = []
+    packing = world.share(lambda: _open(wanted, world, stop, opened))
+    index, eval_indices, labels = opened[0] if opened else _checked(recipe, world, *seen_splits(recipe))
     require_same_start(world, recipe, {"train": index, **eval_indices})
     books: list[tuple[Manifest, StageBook]] = []
     facts = facts_of(recipe, index, eval_indices)
@@ -117,11 +135,24 @@ def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
         run.release()
 
 
-def _open(wanted: Wanted, stop: StopRequest, opened: list[tuple[SampleIndex, dict[str, SampleIndex]]]) -> None:
-    """The first rank's part before the others look: arguments that make sense, shards that are there and good."""
+Opened = tuple[SampleIndex, dict[str, SampleIndex], RunLabels]
+
+
+def _open(wanted: Wanted, world: World, stop: StopRequest, opened: list[Opened]) -> float:
+    """What the first rank finds before the others look; returns the seconds that packing took."""
+    began = time.monotonic()
     _refuse_other_recipe(wanted.run, wanted.name)
     require_stages(wanted.redo, wanted.only, wanted.recipe)
-    opened.append(open_splits(wanted.recipe, stop))
+    index, eval_indices = open_splits(wanted.recipe, stop)
+    packing = time.monotonic() - began
+    opened.append(_checked(wanted.recipe, world, index, eval_indices))
+    return packing
+
+
+def _checked(recipe: Recipe, world: World, index: SampleIndex, eval_indices: dict[str, SampleIndex]) -> Opened:
+    labels = preflight(recipe, index, world)
+    preflight_evaluation(recipe, eval_indices)
+    return index, eval_indices, labels
 
 
 def _take(

@@ -60,6 +60,8 @@ class StageBodies:
         if stage in alone:
             if self._around.world.is_first:
                 alone[stage]()
+            else:
+                self._around.heart.at(f"waiting for {stage}", 0, 0)
             return
         together = {
             "incv": self._incv,

@@ -46,8 +46,9 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait={kill_wait}
 MinJobAge=3600
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000
+GresTypes=gpu
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000 Gres=gpu:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 Gres=gpu:2
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=60 DefaultTime=30 State=UP OverSubscribe=FORCE:4
 """
 
@@ -80,6 +81,9 @@ class SlurmCluster:
         facts = {"host": socket.gethostname().split(".")[0], "user": getpass.getuser(), "ports": free_ports(3)}
         text = CONFIGURATION.format(folder=self._folder, kill_wait=self._kill_wait, **facts)
         (self._folder / "slurm.conf").write_text(text)
+        for name in ("gpu0", "gpu1"):  # Slurm only counts them: a job is granted two on a node, and finds none
+            (self._folder / name).touch()
+        (self._folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={self._folder}/gpu[0-1]\n")
         munge = self._folder / "munge"
         self._do("mungekey", "--create", f"--keyfile={munge}/key")
         files = {"key-file": "key", "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "log"}
@@ -91,13 +95,12 @@ class SlurmCluster:
         wait_until(self._is_idle, 30, self.logs)
 
     def stop(self) -> None:
-        """Nodes first; a daemon that does not end by itself is killed, and so is what still runs of jobs."""
-        pid_files = [*self._folder.glob("slurmd-*.pid"), self._folder / "slurmctld.pid"]
+        """What still runs of jobs is killed, then the daemons are ended."""
         with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
             self._do("scancel", "--full", "--signal=KILL", f"--user={getpass.getuser()}")
-        for pid_file in [*pid_files, self._folder / "munge" / "munged.pid"]:
-            if pid_file.exists():
-                end_process(int(pid_file.read_text()))
+        end_processes(
+            [int(file.read_text()) for file in [*self._folder.glob("*.pid"), *self._folder.glob("munge/*.pid")]]
+        )
 
     def submit(self, script: Path, *arguments: str, cwd: Path, options: Sequence[str] = (), **variables: str) -> str:
         """The number of the new job. variables: INCV_SETUP=... and the like, on top of the environment."""
@@ -176,12 +179,15 @@ def wait_until(
         time.sleep(pause)
 
 
-def end_process(pid: int, seconds: float = 10) -> None:
+def end_processes(pids: Sequence[int], seconds: float = 10) -> None:
     """By SIGTERM, and by SIGKILL if that does not help."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-        limit = time.monotonic() + seconds
-        while time.monotonic() < limit:
-            os.kill(pid, 0)
-            time.sleep(0.05)
-        os.kill(pid, signal.SIGKILL)
+    limit = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < limit:
+                os.kill(pid, 0)
+                time.sleep(0.05)
+            os.kill(pid, signal.SIGKILL)

@@ -25,10 +25,12 @@ class Runs:
     cluster: SlurmCluster
     folder: Path
 
-    def submit(self, name: str, *arguments: str, nodes: int = 2, **variables: str) -> str:
+    def submit(self, name: str, *arguments: str, nodes: int = 2, gpus: int = 0, **variables: str) -> str:
         """The same line for the same arguments; `name` is the run directory. Returns the number of the job."""
         variables.setdefault("INCV_SETUP", str(self.folder / "setup.sh"))
         options = [f"--nodes={nodes}", "--time=20", "--output=job-%j.log"]
+        if gpus:
+            options.append(f"--gpus-per-node={gpus}")
         line = self.arguments(name, *arguments)
         return self.cluster.submit(SCRIPT, *line, cwd=self.folder, options=options, **variables)
 

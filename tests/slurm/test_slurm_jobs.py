@@ -50,6 +50,7 @@ def test_a_job_near_its_time_limit_saves_and_requeues_itself(runs, undisturbed):
     runs.require_no_process("out_of_time")
 
 
+@pytest.mark.storm
 def test_after_scancel_the_same_line_again_finishes(runs, undisturbed):
     job = runs.submit("cancelled")
     runs.wait_for_training(job, "cancelled/rounds/1/fold0")
@@ -63,6 +64,7 @@ def test_after_scancel_the_same_line_again_finishes(runs, undisturbed):
     assert runs.starts("cancelled")[0]["ended"] in ("stopped", None)
 
 
+@pytest.mark.storm
 def test_three_starts_without_a_later_step_end_the_chain(runs, monkeypatch):
     """A file that is sourced before each start asks it to stop at once, and the next step never comes."""
     one_step_an_epoch = "batch.global=256"
@@ -81,6 +83,14 @@ def test_three_starts_without_a_later_step_end_the_chain(runs, monkeypatch):
     assert (ended.state, ended.exit_code, ended.restarts) == ("FAILED", 1, 2), runs.log(job)
     assert "3 starts in a row" in runs.log(job)
     assert [start["ended"] for start in runs.starts("stuck")] == ["finished", *["stopped"] * 4]
+
+
+@pytest.mark.storm
+def test_a_job_has_a_process_for_each_gpu_it_is_granted(runs):
+    """One stage alone, on a cluster whose GPUs exist in its books only."""
+    job = runs.submit("granted", "labels", gpus=2, INCV_PROCS_PER_NODE="3")
+    assert runs.wait_for_end(job).state == "COMPLETED", runs.log(job)
+    assert [start["world"] for start in runs.starts("granted")] == [4]
 
 
 def test_a_wrong_recipe_ends_at_once(runs):

@@ -25,7 +25,7 @@ def test_a_pipeline_packs_trains_and_reports(runs, undisturbed):
     overrides = [f'{key}="{folder}"' for key, folder in shards.items()]
     jobs = _submit(runs, "pipeline", *overrides)
     assert len(jobs) == 6  # labels, incv, three methods, the rest
-    assert runs.wait_for_end(jobs[-1], seconds=400).state == "COMPLETED"
+    assert runs.wait_for_end(jobs[-1], seconds=550).state == "COMPLETED"
     starts = runs.starts("pipeline")
     assert [start["world"] for start in starts] == [1, 2, 2, 2, 2, 2]
     assert all((runs.folder / folder / "dataset.json").exists() for folder in shards.values())

@@ -24,11 +24,18 @@ def gathered(world: World, part: Predictions, expected: Ids) -> Predictions:
         return merged([part], expected)
     ids = np.sort(expected)
     places = np.searchsorted(ids, part.sample_id)
-    if len(part.sample_id) and (places.max() >= len(ids) or not np.array_equal(ids[places], part.sample_id)):
-        raise DataError("a rank predicted samples that were not held out: its files are not of this run")
-    facts = np.zeros(len(ids), np.int32)
-    np.add.at(facts, places, _facts(part))  # not assigned: an id that one rank gives twice must be counted twice
+    known = places < len(ids)
+    known[known] = ids[places[known]] == part.sample_id[known]
+    facts = np.zeros(len(ids) + 1, np.int32)
+    facts[-1] = np.count_nonzero(~known)  # told to all: a rank that raised alone would leave the others in the sum
+    # Not assigned: an id that one rank gives twice must be counted twice.
+    np.add.at(facts, places[known], _facts(part)[known])
     world.sum_(torch.from_numpy(facts))
+    if facts[-1]:
+        raise DataError(
+            f"{facts[-1]:,} predictions are of samples that were not held out: their files are not of this run"
+        )
+    facts = facts[:-1]
     if not np.array_equal(facts // _ONCE, np.ones_like(facts)):
         given = facts // _ONCE
         raise DataError(

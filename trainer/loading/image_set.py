@@ -70,7 +70,9 @@ def open_image_set(
 
         sides = [geometry.side(index.width[ids], index.height[ids], pad) for pad in (geometry.pad, 0)]
         scales = bool((np.stack(sides) != geometry.size).any())
-        loader = DaliLoader(index, geometry, normalise, device, execution.workers, scales, window, execution.deterministic)
+        loader = DaliLoader(
+            index, geometry, normalise, device, execution.workers, scales, window, execution.deterministic
+        )
     else:
         loader = CpuLoader(index, geometry, normalise, device, execution.workers, window)
     return ImageSet(index, ids, labels, geometry, loader)
