@@ -160,6 +160,7 @@ stage_shards() {
 # One torchrun a node; it starts the processes, and starts them again where one dies.
 train() {
   local restart=${SLURM_RESTART_COUNT:-0}
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$SAVING # how long torchrun lets its processes save after a signal
   export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # with a shared store restarts over gloo often fail
   # shellcheck disable=SC2016
   local launcher='
@@ -170,7 +171,7 @@ train() {
   on_nodes 60 "$launcher" "${addresses[*]}" --nnodes="$nodes" --nproc-per-node="$processes" --max-restarts=3 \
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.$restart" \
     --rdzv-endpoint="${addresses[0]}:$((20000 + (SLURM_JOB_ID + 31 * restart) % 10000))" \
-    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 --shutdown-timeout="$SAVING" \
+    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 \
     -m trainer "${command[@]}" "execution.world=$((nodes * processes))"
 }
 

@@ -39,7 +39,8 @@ def recognised(environ: Mapping[str, str] = os.environ) -> Launch:
     if "RANK" in environ:
         return _of_torch(environ, "accelerate" if by_accelerate else "torchrun")
     if by_accelerate:
-        if "MASTER_ADDR" in environ:  # set only where more than one process was asked for
+        # accelerate sets it only where more than one process was asked for; a job script may have set it too.
+        if "MASTER_ADDR" in environ and not _launcher_has("MASTER_ADDR"):
             raise ConfigError(
                 "accelerate was asked for several processes and started one (`--cpu --num_processes N` does that): "
                 "say `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N ...` or take a file of "
@@ -69,12 +70,30 @@ def _of_slurm(environ: Mapping[str, str]) -> Launch:
     if size == 1:
         return Launch("srun")
     rank, local = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID")
-    here = environ.get("SLURM_STEP_TASKS_PER_NODE", str(local + 1)).split(",")[0].split("(")[0]
+    every = _unfolded(environ.get("SLURM_STEP_TASKS_PER_NODE", str(local + 1)))
+    here = every[min(_number(environ, "SLURM_NODEID"), len(every) - 1)] if "SLURM_NODEID" in environ else every[0]
     address = environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", ""))
     # Jobs that share a node must not share a port, nor two steps of a job.
     of_job = 20_000 + (_number(environ, "SLURM_JOB_ID") * 7 + _number(environ, "SLURM_STEP_ID")) % 20_000
     port = _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else of_job
-    return Launch("srun", rank, size, local, max(int(here), local + 1), address, port)
+    return Launch("srun", rank, size, local, max(here, local + 1), address, port)
+
+
+def _unfolded(counts: str) -> list[int]:
+    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+    unfolded: list[int] = []
+    for part in counts.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        unfolded += [int(count)] * int(times or 1)
+    return unfolded
+
+
+def _launcher_has(name: str) -> bool:
+    """Whether the process that started this one was itself started with the variable."""
+    try:
+        return f"{name}=".encode() in b"\0" + Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 def _first_host(nodes: str) -> str:

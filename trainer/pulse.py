@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,7 +55,9 @@ class Pulse:
     """Alone it only keeps the heartbeat file fresh; with others it also watches them.
 
     Every rank tells the store that it lives; rank 0 looks at all of them, the others look at rank 0: the load on
-    the store grows with the number of ranks, not with its square.
+    the store grows with the number of ranks, not with its square. Three threads, since each may be held up by what
+    must not hold up the others: a store whose node has vanished need not answer, nor a shared disk, and the one that
+    ends the process asks neither.
     """
 
     def __init__(
@@ -65,43 +68,44 @@ class Pulse:
         lost_after: float = 30.0,
         wish: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """wish: why this rank wants to stop."""
+        """wish: why this rank wants to stop; it may ask the disk."""
         self._store, self._rank, self._hosts, self._lost_after = store, rank, hosts, lost_after
         self._wish = wish
         self.beat: Callable[[], None] = lambda: None
-        """Called every few seconds."""
+        """Called every few seconds; it may ask the disk."""
         self.last_words: Callable[[], None] = lambda: None
         """Called before a thread of this pulse ends the process."""
         self.cut_off = False
         """Whether the store does not answer any more: who asks it again may wait for ever."""
         self._seen: dict[int, tuple[bytes, float]] = {}
+        self._wished: str | None = None
         self._stop_reason: str | None = None
         self._failure: Failure | None = None
         self._count = 0
         self._answers = 0
         self._last_error = ""
-        self._wished: str | None = None
-        self._told = False
+        self._told = self._has_failed = False
         self._ending = threading.Event()
-        # Two, since a store whose node has vanished need not fail: a question to it may just never be answered.
-        # And a shared disk that hangs for a minute, which only the first asks, must not look like a death.
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
-        self._talker = threading.Thread(target=self._talk, name="pulse-talk", daemon=True)
+        work = {"disk": self._ask_disk, "talk": self._talk, "watch": self._watch}
+        self._threads = {
+            name: threading.Thread(target=target, name=f"pulse-{name}", daemon=True) for name, target in work.items()
+        }
 
     def begin(self) -> None:
         """All ranks call it together with the store, once `wish` can be asked."""
+        self._threads["disk"].start()
         if self._store is not None:
             self._store.set(f"pulse/{self._rank}", "0")
             self._store.compare_set("stop", "", "")
             self._store.compare_set("failed", "", "")
-            self._talker.start()
-        self._thread.start()
+            self._threads["talk"].start()
+            self._threads["watch"].start()
 
     def end(self) -> None:
         """No more signs of life: this rank is about to leave, and has told why."""
         self._ending.set()
-        for thread in (self._thread,) if self.cut_off else (self._thread, self._talker):
-            if thread.is_alive() and threading.current_thread() is not thread:
+        for name, thread in self._threads.items():
+            if thread.is_alive() and not (name == "talk" and self.cut_off):
                 thread.join(timeout=_GRACE)
 
     @property
@@ -112,11 +116,12 @@ class Pulse:
     def require_well(self) -> None:
         """Raise where another rank has failed or is lost."""
         failure = self._failure
-        if failure is not None and failure.rank != self._rank:
+        if failure is not None and not self._has_failed:
             raise WorldError(f"rank {failure.rank} ({failure.host}): {failure.message}", failure.code, True)
 
     def fail(self, message: str, code: int) -> None:
         """Tell the others that this rank ends, and why; the first to tell is believed."""
+        self._has_failed = True  # and ends by itself
         if self._store is not None and self._failure is None:
             self._tell(Failure(self._rank, self._hosts[self._rank], message, code))
 
@@ -125,21 +130,14 @@ class Pulse:
         first = self._store.compare_set("failed", "", json.dumps(vars(failure)))
         self._failure = Failure(**json.loads(first))
 
-    def _run(self) -> None:
-        next_beat, answers, silent = 0.0, 0, 0.0
+    def _ask_disk(self) -> None:
+        next_beat = 0.0
         while not self._ending.is_set():
-            self._wished = self._wish()
-            if time.monotonic() >= next_beat:
-                self.beat()
-                next_beat = time.monotonic() + _SECONDS_BETWEEN_BEATS
-            # Looks are counted, not time: a process that was held still itself has not missed any answer.
-            silent = silent + _PERIOD if answers == self._answers else 0.0
-            answers = self._answers
-            if self._store is not None and self._failure is None and silent > self._lost_after:
-                self.cut_off = True
-                self._failure = Failure(0, self._hosts[0], _unheard(silent, self._last_error), 1)
-            if self._failure is not None and self._failure.rank != self._rank:
-                self._end_the_process(self._failure)
+            with suppress(OSError):  # a network file system may fail for a while
+                self._wished = self._wish()
+                if time.monotonic() >= next_beat:
+                    self.beat()
+                    next_beat = time.monotonic() + _SECONDS_BETWEEN_BEATS
             self._ending.wait(_PERIOD)
 
     def _talk(self) -> None:
@@ -151,6 +149,18 @@ class Pulse:
             except Exception as error:  # of the store: whatever it is, rank 0's node does not answer
                 self._last_error = str(error)
             self._ending.wait(_PERIOD)
+
+    def _watch(self) -> None:
+        answers, silent = 0, 0.0
+        while not self._ending.wait(_PERIOD):
+            # Looks are counted, not time: a process that was held still itself has not missed any answer.
+            silent = silent + _PERIOD if answers == self._answers else 0.0
+            answers = self._answers
+            if self._failure is None and silent > self._lost_after:
+                self.cut_off = True
+                self._failure = Failure(0, self._hosts[0], _unheard(silent, self._last_error), 1)
+            if self._failure is not None and not self._has_failed:
+                self._end_the_process(self._failure)
 
     def _exchange(self, store: Store) -> None:
         if self._wished is not None and not self._told:
@@ -177,10 +187,19 @@ class Pulse:
         """The main thread raises at its next look; where it cannot look, inside a collective, this ends it."""
         if self._ending.wait(_GRACE):
             return
+        end_soon(failure.code, _GRACE)  # the words below go to a disk that may not answer
         # Into this rank's log, and on rank 0 to the terminal too.
         print(f"incv: error: rank {failure.rank} ({failure.host}): {failure.message}", file=sys.stderr, flush=True)
         self.last_words()
         os._exit(failure.code)
+
+
+def end_soon(code: int, seconds: float) -> threading.Timer:
+    """End this process after so many seconds, whatever it is doing, unless the timer is cancelled."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _unheard(seconds: float, why: str = "") -> str:

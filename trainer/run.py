@@ -18,7 +18,7 @@ from trainer.data_sets import open_splits, seen_splits
 from trainer.heartbeat import Heartbeat
 from trainer.incv.rounds import folds_side_by_side
 from trainer.label_file import file_checksum
-from trainer.launch import recognised, require_precision, require_promised
+from trainer.launch import launched_at, recognised, require_precision, require_promised
 from trainer.manifest import Manifest, StartNotes, now
 from trainer.methods.micro_batches import batchnorm_rows
 from trainer.preflight import RunLabels, preflight, preflight_evaluation
@@ -112,6 +112,8 @@ def _explained(world: World, error: Exception) -> WorldError:
 def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
     """The whole run, on every rank."""
     recipe, run = wanted.recipe, wanted.run
+    if world.by_marker and world.share(lambda: _stopped_by_this_launch(run)):
+        return 0  # an agent that found a worker ending badly after the stop has started us again
     opened: list[Opened] = []
     packing = world.share(lambda: _open(wanted, world, stop, opened))
     index, eval_indices, labels = opened[0] if opened else _checked(recipe, world, *seen_splits(recipe))
@@ -133,6 +135,10 @@ def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
             return _to_the_end(wanted, around, bodies, books[0] if books else None)
     finally:
         run.release()
+
+
+def _stopped_by_this_launch(run: RunDirectory) -> bool:
+    return run.stopped.exists() and run.stopped.stat().st_mtime > launched_at()
 
 
 Opened = tuple[SampleIndex, dict[str, SampleIndex], RunLabels]
@@ -213,6 +219,7 @@ def _to_the_end(
     if manifest is not None:
         manifest.end(ended)
     if stopped_in is None:
+        around.world.meet()  # nobody falls silent while rank 0 still writes
         return 0
     stage, why = stopped_in
     if around.world.is_first:
@@ -220,7 +227,8 @@ def _to_the_end(
         write_json(wanted.run.stopped, record)
         around.stop.settle()
         print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
-    around.world.meet()  # nobody leaves before the marker is written: an agent may end those who stay behind
+    with suppress(WorldError, RuntimeError):  # who is lost from here on has stopped all the same
+        around.world.meet()  # nobody leaves before the marker is written: an agent may end those who stay behind
     return 0 if around.world.by_marker else EXIT_STOPPED
 
 

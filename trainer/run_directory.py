@@ -2,11 +2,17 @@
 
 import fcntl
 import json
+import os
+import sys
+import time
 from pathlib import Path
 from typing import IO
 
 from shards.durable import is_leftover, remove_leftovers
 from shards.errors import ConfigError
+
+_RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+_LEASE = 120.0  # seconds
 
 
 class RunDirectory:
@@ -86,14 +92,31 @@ class RunDirectory:
             self._lock = (self.root / ".lock").open("w")
         except OSError as error:
             raise ConfigError(f"{self.root} cannot be made or written: {error}; choose another --run-dir") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_leftovers(self.root)
-        except BlockingIOError:
+        if not self._locked(self._lock):
             raise ConfigError(
                 f"another process is running in {self.root}: wait for it, stop it "
                 f"(`touch {self.root}/STOP`), or choose another --run-dir"
-            ) from None
+            )
+        remove_leftovers(self.root)
+
+    def _locked(self, lock: IO[str]) -> bool:
+        """Whether nobody else holds it; a file server may keep a dead node's lock for a while."""
+        restarted = any(os.environ.get(name, "0") != "0" for name in _RESTARTS)
+        limit = time.monotonic() + (_LEASE if restarted else 0.0)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= limit:
+                    return False
+                time.sleep(1.0)
+            except OSError as error:
+                print(
+                    f"warning: {self.root} cannot be locked ({error.strerror}): start no second run in it",
+                    file=sys.stderr,
+                )
+                return True
 
     def release(self) -> None:
         if self._lock is not None:

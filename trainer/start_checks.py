@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +12,14 @@ import trainer
 from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
+from trainer.engines.deepspeed import deepspeed_stage
 from trainer.launch import host
 from trainer.manifest import installed_versions
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
-from trainer.world import World
+from trainer.world import World, backend_of
 
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "accelerate", "deepspeed", "nvidia-dali-cuda130")
 _PATIENCE = 15.0  # seconds; a network file system may show a new file late
 
 
@@ -37,15 +40,17 @@ def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, Sampl
     facts = {
         "recipe": hashlib.sha256(recipe_yaml(recipe).encode()).hexdigest()[:16],
         "code of incv": code_hash(),
-        **{f"version of {name}": text for name, text in installed_versions(("torch", "timm", "numpy")).items()},
+        "kind of device": f"{world.device.type}, {backend_of(recipe.execution, world.device)}",
+        "launcher": f"{world.launcher}, ZeRO {deepspeed_stage(os.environ)}",
+        **{f"version of {name}": text for name, text in installed_versions(_PACKAGES).items()},
         **{f"data in {index.folder}": index.checksum[:16] for index in indices.values()},
     }
     told = [json.loads(each) for each in world.told(json.dumps({"host": host(), "facts": facts}))]
 
     def compare() -> None:
         for rank, other in enumerate(told):
-            for what, ours in facts.items():
-                theirs = other["facts"].get(what)
+            for what in {**facts, **other["facts"]}:
+                ours, theirs = facts.get(what, "none"), other["facts"].get(what, "none")
                 if theirs != ours:
                     raise ConfigError(
                         f"rank {rank} ({other['host']}) and rank 0 ({told[0]['host']}) differ in the {what}: "

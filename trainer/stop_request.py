@@ -10,6 +10,7 @@ from trainer.launch import launched_at
 from trainer.pulse import Pulse
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+_ROUNDING = 1.0  # second; the time at which a process began is not known better
 _LOOKS, _SECONDS_BETWEEN_LOOKS = 50, 0.1
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 
@@ -27,6 +28,7 @@ class StopRequest:
         self._file = run_dir / "STOP" if run_dir is not None else None
         self._signal: str | None = None
         self._pulse: Pulse | None = None
+        self._launched: float | None = None
 
     def listen(self) -> None:
         """Take over the signals."""
@@ -41,8 +43,8 @@ class StopRequest:
         self._signal = signal.Signals(number).name
 
     def forget_old_file(self) -> None:
-        """A STOP file from before the launcher's start is no longer meant; call it once the directory is ours."""
-        if self._file is not None and self._file.exists() and self._file.stat().st_mtime < launched_at():
+        """Remove a STOP file that is no longer meant; call it once the directory is ours."""
+        if self._file is not None and self._file.exists() and not self._file_is_meant():
             print(f"warning: {self._file} is from before this start and was removed", file=sys.stderr)
             self._file.unlink()
 
@@ -50,7 +52,19 @@ class StopRequest:
         """Why this process was asked to stop, or None."""
         if self._signal is not None:
             return self._signal
-        return "STOP file" if self._file is not None and self._file.exists() else None
+        return "STOP file" if self._file_is_meant() else None
+
+    def _file_is_meant(self) -> bool:
+        """A STOP file from before the launcher's start is not; agents restart workers, which then still obey it."""
+        if self._file is None:
+            return False
+        try:
+            written = self._file.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        if self._launched is None:
+            self._launched = launched_at() - _ROUNDING
+        return written >= self._launched
 
     def own_signal(self) -> str | None:
         """The same for a rank that leaves looking for the file to rank 0: not all of them must ask the disk."""

@@ -19,10 +19,13 @@ import torch.distributed as dist
 from shards.errors import ConfigError
 from trainer.config import ExecutionConfig
 from trainer.launch import Launch, Launcher, host, recognised, require_promised
-from trainer.pulse import Pulse, Store, WorldError
+from trainer.pulse import Pulse, Store, WorldError, end_soon
 from trainer.stop_request import StopRequest
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+_LONGEST_LEAVING = 20.0
+_LONGEST_JOINING = 300.0
+"""Seconds for all processes to come; one that cannot read its recipe never will."""
 
 
 @dataclass(frozen=True)
@@ -216,13 +219,7 @@ def _device(execution: ExecutionConfig, launch: Launch) -> torch.device:
         raise ConfigError("execution.device is cuda, and no GPU is visible here: set it to auto or cpu")
     if execution.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if launch.local_size > visible and execution.backend != "gloo":
-        raise ConfigError(
-            f"{launch.local_size} processes on this node and {visible} visible GPU(s): start one process a GPU, or "
-            "set execution.backend: gloo to let processes share a GPU (NCCL refuses that)"
-        )
-    device = torch.device("cuda", launch.local_rank % visible)
+    device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
@@ -230,7 +227,8 @@ def _device(execution: ExecutionConfig, launch: Launch) -> torch.device:
 def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: StopRequest) -> World:
     """Everyone finds the store of rank 0, then each other."""
     long = timedelta(seconds=execution.start_timeout)
-    backend = _backend(execution, world.device)
+    joining = timedelta(seconds=min(execution.start_timeout, _LONGEST_JOINING))
+    backend = backend_of(execution, world.device)
     os.environ.update(  # for srun, which does not say it in torch's words
         RANK=str(launch.rank),
         WORLD_SIZE=str(launch.size),
@@ -240,29 +238,77 @@ def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: S
         MASTER_PORT=str(launch.port),
     )
     try:
-        store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=long))
+        store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=joining))
+        attempt = _attempt(store, launch.rank, launch.size, joining.total_seconds())
+        apart_from_torch = dist.PrefixStore(f"{attempt}/torch", store)
         dist.init_process_group(
-            backend, store=dist.PrefixStore("torch", store), rank=launch.rank, world_size=launch.size, timeout=long
+            backend, store=apart_from_torch, rank=launch.rank, world_size=launch.size, timeout=long
         )
+        ours = dist.PrefixStore(f"{attempt}/incv", store)
+        ours.set(f"place/{world.rank}", json.dumps([host(), _gpu(world.device)]))
+        places = [json.loads(found) for found in ours.multi_get([f"place/{rank}" for rank in range(world.size)])]
     except (RuntimeError, ValueError) as error:
         raise WorldError(
             f"rank {launch.rank} of {launch.size} could not meet the others at {launch.address}:{launch.port}: "
             f"{error}"
         ) from error
-    ours = dist.PrefixStore("incv", store)
-    ours.set(f"host/{world.rank}", host())
-    hosts = [found.decode() for found in ours.multi_get([f"host/{rank}" for rank in range(world.size)])]
+    if backend != "gloo":
+        _require_own_gpus(places)
     # The thread has a connection of its own: a store answers one question at a time.
-    apart = dist.PrefixStore("incv", store.clone())
+    apart = dist.PrefixStore(f"{attempt}/incv", store.clone())
     wish = stop.own_reason if world.rank == 0 else stop.own_signal
-    pulse = Pulse(apart, world.rank, hosts, execution.lost_after, wish)
+    pulse = Pulse(apart, world.rank, [name for name, _ in places], execution.lost_after, wish)
     pulse.begin()
     stop.join(pulse)
     world = replace(world, pulse=pulse)
     return replace(world, ties=Ties(dist.group.WORLD, ours, "world", _half(world, ours, long)))
 
 
-def _backend(execution: ExecutionConfig, device: torch.device) -> str:
+def _attempt(store: Any, rank: int, size: int, seconds: float) -> str:
+    """A name that the processes of this very start share: the store may outlive them, with all they said in it.
+
+    Rank 0 offers a name; each rank signs it with a word of its own; rank 0 confirms with the words it has read. Who
+    finds its word confirmed is among the living. What is left of an earlier attempt has none of these words.
+    """
+    word = os.urandom(8).hex()
+    limit = time.monotonic() + seconds
+    if rank == 0:
+        store.set("attempt", word)
+        store.set(f"{word}/signed/0", word)
+        keys = [f"{word}/signed/{each}" for each in range(size)]
+        while not store.check(keys):
+            _pause_until(limit, "not all ranks came")
+        store.set(f"{word}/confirmed", " ".join(found.decode() for found in store.multi_get(keys)))
+        return word
+    while True:
+        if store.check(["attempt"]):
+            name = store.get("attempt").decode()
+            store.set(f"{name}/signed/{rank}", word)
+            if store.check([f"{name}/confirmed"]) and word in store.get(f"{name}/confirmed").decode().split():
+                return str(name)
+        _pause_until(limit, "rank 0 did not come")
+
+
+def _pause_until(limit: float, why: str) -> None:
+    if time.monotonic() > limit:
+        raise RuntimeError(why)
+    time.sleep(_SHORTEST_PAUSE * 5)
+
+
+def _gpu(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _require_own_gpus(places: list[list[str]]) -> None:
+    for rank, place in enumerate(places):
+        if place[1] and place in places[:rank]:
+            raise ConfigError(
+                f"ranks {places.index(place)} and {rank} have the same GPU on {place[0]}: start one process a GPU, "
+                "or set execution.backend: gloo to let processes share a GPU (NCCL refuses that)"
+            )
+
+
+def backend_of(execution: ExecutionConfig, device: torch.device) -> str:
     if device.type == "cpu" or execution.backend == "gloo":
         if execution.backend == "nccl":
             raise ConfigError("execution.backend: nccl needs GPUs; set it to auto or gloo")
@@ -302,7 +348,7 @@ def leave(world: World, seconds: float = 10.0, in_peace: bool = True) -> None:
     """Rank 0, whose process may hold the store, goes last. in_peace: no collective is under way."""
     ties = world.ties
     world.pulse.end()
-    if ties is None:
+    if ties is None or world.pulse.cut_off:
         return
     try:
         ties.store.add("left", 1)
@@ -320,6 +366,7 @@ def abandon(world: World, message: str, code: int) -> None:
     """After a failure: tell the others, and end this process without waiting for anything they hold."""
     if world.ties is None:
         return
+    end_soon(code, _LONGEST_LEAVING)
     try:
         world.pulse.fail(message, code)
         leave(world, seconds=3.0, in_peace=False)
