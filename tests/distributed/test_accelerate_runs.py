@@ -48,6 +48,7 @@ class Started:
             "trainer",
             *processes.command(run_dir),
             f"execution.world={ranks}",
+            *overrides,
         ]
         self.run_dir, self.log = run_dir, place / f"{run_dir.name}-{file}.log"
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

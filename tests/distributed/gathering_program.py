@@ -1,0 +1,140 @@
+"""`torchrun ... gathering_program.py FOLDER`: ranks talk to each other; each writes what it heard to rank<r>.json."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shards.errors import DataError
+from trainer.config import ExecutionConfig
+from trainer.incv.gathering import gathered
+from trainer.incv.predictions import NOTHING, Predictions, merged
+from trainer.pulse import WorldError
+from trainer.world import World, join_world, leave
+
+COLUMNS = tuple(Predictions.__dataclass_fields__)
+ODD_FLOATS = np.array([0x7FC01234, 0x7F800001, 0xFFC00001, 0x80000000, 0x7F800000, 1], np.uint32).view(np.float32)
+"""NaNs with something in them, one of them signalling, -0.0, infinity and the smallest number above 0."""
+SPLITS = 12
+
+
+def rows(ids: np.ndarray, seed: int) -> Predictions:
+    """Made up, the same for the same ids and seed; every bit of the floats may be set."""
+    draws = np.random.default_rng(seed)
+    count = len(ids)
+
+    def floats() -> np.ndarray:
+        bits = draws.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
+        bits[: len(ODD_FLOATS)] = ODD_FLOATS[:count]
+        return bits
+
+    return Predictions(
+        sample_id=ids,
+        fold=draws.integers(0, 2, count, dtype=np.int8),
+        predicted=draws.integers(-1, 1000, count, dtype=np.int32),
+        agrees=draws.integers(0, 2, count).astype(bool),
+        loss=floats(),
+        given_probability=floats(),
+        predicted_probability=floats(),
+        status=draws.integers(0, 3, count, dtype=np.int8),
+    )
+
+
+def same_bits(a: Predictions, b: Predictions) -> bool:
+    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in COLUMNS) and all(
+        getattr(a, name).dtype == getattr(b, name).dtype for name in COLUMNS
+    )
+
+
+def random_split(world: World, seed: int) -> bool:
+    """Whether predictions dealt out at random come together bit for bit, on this rank, sorted by sample_id."""
+    draws = np.random.default_rng(seed)
+    ids = np.sort(draws.choice(5000, size=int(draws.integers(1, 400)), replace=False)).astype(np.int64)
+    whole = rows(ids, seed)
+    owner = draws.integers(0, world.size, len(ids))
+    if seed % 4 == 0:
+        owner[:] = seed % world.size  # everything from one rank, nothing from the others
+    mine = whole.rows(owner == world.rank)
+    expected = draws.permutation(ids)
+    return same_bits(gathered(world, mine, expected), merged([whole], expected))
+
+
+def refusal(world: World, part: Predictions, expected: np.ndarray) -> str:
+    try:
+        gathered(world, part, expected)
+    except DataError as error:
+        return str(error)
+    return "accepted"
+
+
+def refusals(world: World) -> dict[str, str]:
+    """Rank 0 has the ids 0-9, rank 1 the ids 10-19, the others nothing; then one thing is wrong."""
+    ids = np.arange(20, dtype=np.int64)
+    right = {0: rows(ids[:10], 0), 1: rows(ids[10:], 1)}.get(world.rank, NOTHING)
+    second, last = world.rank == 1, world.rank == world.size - 1
+    twice = np.repeat(ids[10:], np.where(ids[10:] == 13, 2, 1))
+    parts = {
+        "nothing wrong": right,
+        "missing": right.rows(right.sample_id != 13),
+        "twice by one": rows(twice, 1) if second else right,
+        "twice by one instead of another": rows(np.where(ids[10:] == 14, 13, ids[10:]), 1) if second else right,
+        "by two": rows(ids[3:4], 2) if last else right,
+        "foreign": rows(np.array([7_000]), 2) if last else right,
+        "negative": rows(np.array([-1]), 2) if last else right,
+        "nobody has any": NOTHING,
+    }
+    return {name: refusal(world, part, ids) for name, part in parts.items()}
+
+
+def heard(world: World) -> dict[str, Any]:
+    """What the world's own ways of speaking give on this rank."""
+    rank = float(world.rank)
+    mean = world.mean_of([torch.tensor([rank, 1 / 3]), torch.tensor([[2 * rank]], dtype=torch.float64)])
+    return {
+        "size": world.size,
+        "rank": world.rank,
+        "sum": world.sum_(torch.tensor([1, 10**world.rank])).tolist(),
+        "mean": [tensor.tolist() for tensor in mean],
+        "mean of equals": torch.equal(mean[0][1], torch.tensor(1 / 3)),
+        "gathered": [tensor.tolist() for tensor in world.gathered(torch.tensor([rank, -rank], dtype=torch.float16))],
+        "shared": world.share(lambda: {"from": world.rank}),
+        "told": world.told(f"I am {world.rank}"),
+        "met, none wished": world.meet(),
+        "met, last wished": world.meet(world.rank == world.size - 1),
+        "different": _words_of(lambda: world.require_equal(str(world.rank), "the number"), WorldError),
+        "agreed": _agreed(world),
+    }
+
+
+def _words_of(do: Callable[[], object], kind: type[Exception]) -> str:
+    try:
+        do()
+    except kind as error:
+        return str(error)
+    return ""
+
+
+def _agreed(world: World) -> list[bool]:
+    """The last rank wishes to stop before its third step; all know it after that very step."""
+    wishes = iter([None, None, "SIGTERM" if world.rank == world.size - 1 else None, None])
+    agreement = world.agreement(lambda: next(wishes))
+    found = []
+    for _ in range(4):
+        agreement.post()
+        found.append(agreement.result())
+    return found
+
+
+if __name__ == "__main__":
+    joined = join_world(ExecutionConfig(threads=1, timeout=20.0, lost_after=15.0))
+    report = {
+        "heard": heard(joined),
+        "splits": [random_split(joined, seed) for seed in range(SPLITS)],
+        "refusals": refusals(joined),
+    }
+    Path(sys.argv[1], f"rank{joined.rank}.json").write_text(json.dumps(report))
+    leave(joined)

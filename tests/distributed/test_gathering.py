@@ -1,0 +1,84 @@
+"""Predictions of all ranks come together bit for bit, or every rank says what is wrong with them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gathering_program import SPLITS, rows, same_bits
+from world_runs import REPOSITORY
+
+from shards.durable import read_json
+from shards.errors import DataError
+from trainer.incv.gathering import gathered
+from trainer.world import ALONE
+
+PROGRAM = Path(__file__).with_name("gathering_program.py")
+RANKS = 3
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    folder = tmp_path_factory.mktemp("gathering")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, *torchrun, str(PROGRAM), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [read_json(folder / f"rank{rank}.json") for rank in range(RANKS)]
+    assert [(report["heard"]["rank"], report["heard"]["size"]) for report in found] == [(0, 3), (1, 3), (2, 3)]
+    return found
+
+
+@pytest.mark.cluster
+def test_rows_dealt_at_random_come_together_bit_for_bit(reports: list[Report]) -> None:
+    """Ranks without rows, NaNs with a payload and negative zeros among them."""
+    for report in reports:
+        assert report["splits"] == [True] * SPLITS
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("missing", "1 were predicted by no rank and 0 by more than one"),
+        ("twice by one", "0 were predicted by no rank and 1 by more than one"),
+        ("twice by one instead of another", "1 were predicted by no rank and 1 by more than one"),
+        ("by two", "0 were predicted by no rank and 1 by more than one"),
+        ("foreign", "1 predictions are of samples that were not held out"),
+        ("negative", "1 predictions are of samples that were not held out"),
+        ("nobody has any", "20 were predicted by no rank"),
+    ],
+)
+def test_every_rank_refuses(reports: list[Report], what: str, said: str) -> None:
+    for report in reports:
+        assert report["refusals"]["nothing wrong"] == "accepted"
+        assert said in report["refusals"][what]
+
+
+@pytest.mark.cluster
+def test_what_ranks_say_to_each_other(reports: list[Report]) -> None:
+    for report in reports:
+        heard = report["heard"]
+        assert heard["sum"] == [3, 111]
+        assert heard["mean"][0][0] == 1.0
+        assert heard["mean"][1] == [[2.0]]
+        assert heard["mean of equals"]
+        assert heard["gathered"] == [[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]]
+        assert heard["shared"] == {"from": 0}
+        assert heard["told"] == ["I am 0", "I am 1", "I am 2"]
+        assert (heard["met, none wished"], heard["met, last wished"]) == (False, True)
+        assert heard["different"] == "the number differs between ranks: 0: 0, 1: 1, 2: 2"
+        assert heard["agreed"] == [False, False, True, False]
+
+
+def test_one_process_alone() -> None:
+    ids = np.array([4, 7, 9], np.int64)
+    whole = rows(ids, 0)
+    assert same_bits(gathered(ALONE, whole, ids[::-1]), whole)
+    with pytest.raises(DataError, match="exactly once"):
+        gathered(ALONE, whole, ids[:2])
