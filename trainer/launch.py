@@ -158,6 +158,12 @@ def launched_at(environ: Mapping[str, str] = os.environ) -> float:
     return _started(process)
 
 
+def launch_name() -> str:
+    """The launcher's process, by which workers that it starts again know that they are the same launch's."""
+    parent = os.getppid()
+    return f"{host()} {parent} {os.environ.get('INCV_LAUNCHED') or _started(parent)}"
+
+
 def _started(process: int) -> float:
     """When a process began, from /proc; the file's time where there is no more to know."""
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shards.durable import write_bytes, write_json
+from shards.durable import read_json, write_bytes, write_json
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
@@ -18,7 +18,7 @@ from trainer.data_sets import open_splits, seen_splits
 from trainer.heartbeat import Heartbeat
 from trainer.incv.rounds import folds_side_by_side
 from trainer.label_file import file_checksum
-from trainer.launch import launched_at, recognised, require_precision, require_promised
+from trainer.launch import launch_name, recognised, require_precision, require_promised
 from trainer.manifest import Manifest, StartNotes, now
 from trainer.methods.micro_batches import batchnorm_rows
 from trainer.preflight import RunLabels, preflight, preflight_evaluation
@@ -77,7 +77,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
         raise
     finally:
         world.pulse.end()
-    leave(world)
+    leave(world, code)
     return code
 
 
@@ -138,7 +138,7 @@ def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:
-    return run.stopped.exists() and run.stopped.stat().st_mtime > launched_at()
+    return run.stopped.exists() and read_json(run.stopped).get("launch") == launch_name()
 
 
 Opened = tuple[SampleIndex, dict[str, SampleIndex], RunLabels]
@@ -224,7 +224,7 @@ def _to_the_end(
     stage, why = stopped_in
     if around.world.is_first:
         record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
-        write_json(wanted.run.stopped, record)
+        write_json(wanted.run.stopped, record | {"launch": launch_name()})
         around.stop.settle()
         print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
     with suppress(WorldError, RuntimeError):  # who is lost from here on has stopped all the same

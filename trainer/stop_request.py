@@ -28,7 +28,8 @@ class StopRequest:
         self._file = run_dir / "STOP" if run_dir is not None else None
         self._signal: str | None = None
         self._pulse: Pulse | None = None
-        self._launched: float | None = None
+        self._looked = False
+        self._old: tuple[int, int] | None = None
 
     def listen(self) -> None:
         """Take over the signals."""
@@ -55,16 +56,23 @@ class StopRequest:
         return "STOP file" if self._file_is_meant() else None
 
     def _file_is_meant(self) -> bool:
-        """A STOP file from before the launcher's start is not; agents restart workers, which then still obey it."""
+        """Not one that lay there at the first look, from before the launcher's start.
+
+        Only that one is judged by its time: clocks of file servers and machines differ. Agents restart workers, so a
+        file that one of them has not obeyed before it died is younger than the launcher, and meant.
+        """
         if self._file is None:
             return False
         try:
-            written = self._file.stat().st_mtime
-        except FileNotFoundError:
+            found = self._file.stat()
+        except OSError:  # none, or a network file system that fails for a while
+            self._looked = True
             return False
-        if self._launched is None:
-            self._launched = launched_at() - _ROUNDING
-        return written >= self._launched
+        mark = (found.st_ino, found.st_mtime_ns)
+        if not self._looked:
+            self._looked = True
+            self._old = mark if found.st_mtime < launched_at() - _ROUNDING else None
+        return mark != self._old
 
     def own_signal(self) -> str | None:
         """The same for a rank that leaves looking for the file to rank 0: not all of them must ask the disk."""

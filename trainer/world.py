@@ -344,12 +344,16 @@ def lost_company(error: BaseException) -> bool:
     )
 
 
-def leave(world: World, seconds: float = 10.0, in_peace: bool = True) -> None:
-    """Rank 0, whose process may hold the store, goes last. in_peace: no collective is under way."""
+def leave(world: World, code: int, seconds: float = 10.0, in_peace: bool = True) -> None:
+    """Rank 0, whose process may hold the store, goes last. in_peace: no collective is under way.
+
+    code: of the exit, should the store or the other ranks keep this process from it.
+    """
     ties = world.ties
     world.pulse.end()
     if ties is None or world.pulse.cut_off:
         return
+    timer = end_soon(code, _LONGEST_LEAVING)
     try:
         ties.store.add("left", 1)
         limit = time.monotonic() + seconds
@@ -360,16 +364,18 @@ def leave(world: World, seconds: float = 10.0, in_peace: bool = True) -> None:
     except RuntimeError as error:
         if not lost_company(error):
             raise
+    finally:
+        timer.cancel()
 
 
 def abandon(world: World, message: str, code: int) -> None:
     """After a failure: tell the others, and end this process without waiting for anything they hold."""
     if world.ties is None:
         return
-    end_soon(code, _LONGEST_LEAVING)
+    end_soon(code, 2 * _LONGEST_LEAVING)
     try:
         world.pulse.fail(message, code)
-        leave(world, seconds=3.0, in_peace=False)
+        leave(world, code, seconds=3.0, in_peace=False)
     except Exception as error:  # whatever it is: the first failure is the one that counts, and it has been told
         print(f"(leaving: {error})", file=sys.stderr)
     sys.stdout.flush()
