@@ -3,16 +3,17 @@
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import torch
 
 from shards.errors import DataError
-from shards.pack import pack
 from shards.sample_index import SampleIndex
-from shards.sources import open_source
 from trainer.config import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.labels import read_labels
 from trainer.loading.image_set import open_image_set
@@ -36,8 +37,7 @@ IMAGE = ImageConfig(size=8, flip=False)
 def digits(tmp_path, monkeypatch):
     """The folder of the packed digits, which recipes/tiny.yaml finds from the current folder."""
     monkeypatch.chdir(tmp_path)
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), tmp_path / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(tmp_path)
     return tmp_path / "data" / "shards"
 
 
@@ -185,3 +185,16 @@ def test_of_two_ranks_one_meets_the_image_and_neither_loses_a_step(digits, tmp_p
     logs = list((tmp_path / "run" / "logs").iterdir())
     assert len(logs) == 1  # the other rank has nothing to report
     assert [line["sample_id"] for line in whole_lines(logs[0].read_bytes())] == [sample]
+
+
+@pytest.mark.cluster
+def test_two_ranks_go_on_together_and_the_report_names_the_image(digits, tmp_path):
+    """A step in which one rank has a row less: its loss is weighed by the rows of both, and nobody waits for ever."""
+    (sample,) = chosen(digits / "digits-train", tmp_path, 1)
+    key = broken(digits / "digits-train", sample)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29651"]
+    run = ["-m", "trainer", "run", "-c", str(TINY), "--run-dir", str(tmp_path / "run"), *BRIEF, "execution.world=2"]
+    done = subprocess.run([*launcher, *run], cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [one["key"] for one in report["unreadable"]["samples"]] == [key]

@@ -12,8 +12,6 @@ import processes
 import pytest
 from twin_training import distance
 
-from shards.pack import pack
-from shards.sources import open_source
 from trainer.checkpoint import read_checkpoint
 from trainer.incv.selection_index import SelectionIndex
 
@@ -29,8 +27,7 @@ CLOSE = 1e-5
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to start commands in: recipes/tiny.yaml finds its shards there."""
     folder = tmp_path_factory.mktemp("accelerate")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(folder)
     return folder
 
 

@@ -18,8 +18,6 @@ from world_runs import REPOSITORY, arguments, finish, free_ports
 
 import trainer.run
 from shards.durable import read_json
-from shards.pack import pack
-from shards.sources import open_source
 
 pytestmark = pytest.mark.cluster
 LAUNCHER = Path(__file__).with_name("forked_ranks.py")
@@ -107,8 +105,7 @@ ERRORS = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad_worlds")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(folder)
     (folder / "elsewhere").mkdir()
     return folder
 

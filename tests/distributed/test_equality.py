@@ -10,8 +10,6 @@ from twin_training import distance
 from world_runs import Planned, arguments, joined, launch, selected_ids, traced, world_size
 
 from shards.durable import read_json
-from shards.pack import pack
-from shards.sources import open_source
 from trainer.checkpoint import read_checkpoint
 from trainer.incv.selection_index import SelectionIndex
 
@@ -95,8 +93,7 @@ def name_of(size: int, network: str, folds: str = IN_TURN) -> str:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all runs are, in the order in which some of them follow each other."""
     folder = tmp_path_factory.mktemp("equality")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(folder)
     alone = [Planned(name_of(1, network), overrides) for network, overrides in NETWORKS.items()]
     launch(folder, 1, [*alone, Planned("calm1", HANDED), Planned("from1to2", HANDED, ("standard", 15))])
     for size in (2, 3, 4):

@@ -5,16 +5,12 @@ from pathlib import Path
 import processes
 import pytest
 
-from shards.pack import pack
-from shards.sources import open_source
-
 
 @pytest.fixture(scope="session")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to start commands in: recipes/tiny.yaml finds its shards there."""
     folder = tmp_path_factory.mktemp("playground")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(folder)
     return folder
 
 

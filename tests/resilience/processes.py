@@ -13,6 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
+from shards.pack import pack
+from shards.sources import open_source
 from trainer.checkpoint import read_checkpoint
 from trainer.cli import main
 from trainer.incv.selection_index import SelectionIndex
@@ -23,6 +25,13 @@ CHECKPOINT_EVERY = 5
 # One thread: a CPU's results are bit-identical for the same number of threads. A small predict batch, so that
 # a pass over half of 300 samples has several.
 EXECUTION = ("execution.threads=1", "execution.predict_batch=64", f"execution.checkpoint_every={CHECKPOINT_EVERY}")
+
+
+def pack_digits(folder: Path) -> Path:
+    """The same folder, in which recipes/tiny.yaml now finds its shards."""
+    for split in ("train", "test"):
+        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    return folder
 
 
 def command(run_dir: Path) -> list[str]:

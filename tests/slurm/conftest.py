@@ -4,12 +4,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import processes
 import pytest
 from slurm_cluster import NoPrograms, SlurmCluster, require_slurm
 from slurm_runs import Runs
-
-from shards.pack import pack
-from shards.sources import open_source
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -32,8 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 def runs(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Submits recipes/tiny.yaml from a folder where it finds its shards."""
     folder = tmp_path_factory.mktemp("submitted")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(folder)
     programs = Path(sys.executable).parent
     setup = f'export PATH="{programs}:$PATH" PYTHONPATH="{REPOSITORY}" OMP_NUM_THREADS=1\n'
     (folder / "setup.sh").write_text(setup)

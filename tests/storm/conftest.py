@@ -2,19 +2,16 @@
 
 from pathlib import Path
 
+import processes
 import pytest
 import storm_processes
-
-from shards.pack import pack
-from shards.sources import open_source
 
 
 @pytest.fixture(scope="session")
 def storm_ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to start commands in: recipes/tiny.yaml finds its shards there."""
     folder = tmp_path_factory.mktemp("storm")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / "data" / "shards" / f"digits-{split}")
+    processes.pack_digits(folder)
     return folder
 
 
