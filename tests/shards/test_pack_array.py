@@ -187,10 +187,3 @@ def test_the_slurm_script_packs_by_three_tasks_and_submits_the_merge(tmp_path):
 
     pack(open_source("image_folder", root, "train"), tmp_path / "plain", samples_per_shard=4, resize=8)
     assert contents(out) == contents(tmp_path / "plain")
-
-
-def test_the_slurm_script_passes_shellcheck():
-    checker = shutil.which("shellcheck")
-    if checker is None:
-        pytest.skip("shellcheck is not installed")
-    subprocess.run([checker, str(SCRIPT)], check=True)
