@@ -344,7 +344,7 @@ def lost_company(error: BaseException) -> bool:
     )
 
 
-def leave(world: World, code: int, seconds: float = 10.0, in_peace: bool = True) -> None:
+def leave(world: World, code: int = 0, seconds: float = 10.0, in_peace: bool = True) -> None:
     """Rank 0, whose process may hold the store, goes last. in_peace: no collective is under way.
 
     code: of the exit, should the store or the other ranks keep this process from it.
