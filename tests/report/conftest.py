@@ -100,6 +100,9 @@ def _write_texts(run_dir: Path, names: list[str], samples: int, classes: int) ->
         **start,
         "time": "2025-03-04T10:02:11+00:00",
         "resumed_from": {"stage": "incv", "round": 1, "fold": 0, "step": 60},
+        "world": 16,
+        "launcher": "torchrun",
+        "device": "cuda:0",
     }
     seconds = {"labels": 0.12, "incv": 41.3, "standard": 12.5, "coteaching_incv": 66.4, "evaluate": 1.9}
     manifest = {

@@ -16,6 +16,7 @@ from PIL import Image
 from shards.durable import read_json, write_json
 from trainer.incv.selection_index import State
 from trainer.report import write_report
+from trainer.report.page import start_rows
 from trainer.report.summary import summary_table, verdict
 
 Make = Callable[..., Path]
@@ -132,6 +133,7 @@ def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> N
     assert (report["starts"]["count"], report["starts"]["resumed"]) == (2, 1)
     assert (report["recipe"], report["seed"], report["classes"]) == ("demo", 1, 10)
     assert report["missing"] == {}
+    assert [start["ranks"] for start in start_rows(report)] == ["1 on cpu", "16 on cuda, torchrun"]
 
 
 def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:

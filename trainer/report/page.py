@@ -160,6 +160,9 @@ def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:
         words += [f"step {place['step']:,}"] if place.get("step") is not None else []
         row = {key: str(start.get(key) or "–") for key in ("time", "command", "threads")}
         row["time"] = row["time"].replace("T", " ").replace("+00:00", " UTC")
+        row["ranks"] = f"{start.get('world', 1)} on {str(start.get('device') or 'cpu').partition(':')[0]}"
+        if start.get("launcher", "alone") != "alone":
+            row["ranks"] += f", {start['launcher']}"
         rows.append({**row, "resumed": ", ".join(words) or "–"})
     return rows
 
