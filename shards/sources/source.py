@@ -2,7 +2,6 @@
 
 import difflib
 import io
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 
 
 def suffix_of(name: str) -> str:
-    """In lower case, with its dot."""
-    return os.path.splitext(name)[1].lower()
+    """In lower case, with its dot: what follows the last one, also in `..jpg`, which a list of the web may hold."""
+    base = name.rpartition("/")[2]
+    return base[base.rfind(".") :].lower() if "." in base else ""
 
 
 def is_image(name: str) -> bool:

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ordinary_user import ordinary_user
 from pictures import contents
@@ -84,6 +84,14 @@ _ROWS = st.lists(
 )
 
 
+@example(
+    google=[(1, "0", ".jpg", 0)],
+    flickr=[(1, ".", ".jpg", 0)],  # the file `..jpg`
+    prefix="",
+    info="tar",
+    style=tarfile.GNU_FORMAT,
+    ending="\n",
+)
 @settings(deadline=None, max_examples=30)
 @given(
     google=_ROWS,
