@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shards.errors import ConfigError
+from trainer.attempt import attempt_name
 from trainer.config import ExecutionConfig
 from trainer.launch import Launch, Launcher, host, recognised, require_promised
 from trainer.pulse import Pulse, Store, WorldError, end_soon
@@ -239,7 +240,7 @@ def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: S
     )
     try:
         store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=joining))
-        attempt = _attempt(store, launch.rank, launch.size, joining.total_seconds())
+        attempt = attempt_name(store, launch.rank, launch.size, joining.total_seconds())
         apart_from_torch = dist.PrefixStore(f"{attempt}/torch", store)
         dist.init_process_group(
             backend, store=apart_from_torch, rank=launch.rank, world_size=launch.size, timeout=long
@@ -262,37 +263,6 @@ def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: S
     stop.join(pulse)
     world = replace(world, pulse=pulse)
     return replace(world, ties=Ties(dist.group.WORLD, ours, "world", _half(world, ours, long)))
-
-
-def _attempt(store: Any, rank: int, size: int, seconds: float) -> str:
-    """A name that the processes of this very start share: the store may outlive them, with all they said in it.
-
-    Rank 0 offers a name; each rank signs it with a word of its own; rank 0 confirms with the words it has read. Who
-    finds its word confirmed is among the living. What is left of an earlier attempt has none of these words.
-    """
-    word = os.urandom(8).hex()
-    limit = time.monotonic() + seconds
-    if rank == 0:
-        store.set("attempt", word)
-        store.set(f"{word}/signed/0", word)
-        keys = [f"{word}/signed/{each}" for each in range(size)]
-        while not store.check(keys):
-            _pause_until(limit, "not all ranks came")
-        store.set(f"{word}/confirmed", " ".join(found.decode() for found in store.multi_get(keys)))
-        return word
-    while True:
-        if store.check(["attempt"]):
-            name = store.get("attempt").decode()
-            store.set(f"{name}/signed/{rank}", word)
-            if store.check([f"{name}/confirmed"]) and word in store.get(f"{name}/confirmed").decode().split():
-                return str(name)
-        _pause_until(limit, "rank 0 did not come")
-
-
-def _pause_until(limit: float, why: str) -> None:
-    if time.monotonic() > limit:
-        raise RuntimeError(why)
-    time.sleep(_SHORTEST_PAUSE * 5)
 
 
 def _gpu(device: torch.device) -> str:
