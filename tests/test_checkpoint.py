@@ -12,14 +12,13 @@ from trainer.checkpoint import (
     Checkpointer,
     TrainState,
     load_module,
-    load_optimizer,
     load_random_state,
     module_state,
     newest_checkpoint,
-    optimizer_state,
     random_state,
     read_checkpoint,
 )
+from trainer.optimisation import load_moments, saved_moments
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -60,7 +59,7 @@ def steps(module, optimizer, numbers):
 
 
 def state_of_training(module, optimizer):
-    return TrainState(module_state(module, "model.") | optimizer_state(optimizer))
+    return TrainState(module_state(module, "model.") | saved_moments(optimizer))
 
 
 @pytest.mark.parametrize("done", [0, 3])
@@ -80,7 +79,7 @@ def test_a_training_goes_on_bit_for_bit(kind, done, checkpointer, tmp_path):
     other, other_optimizer = training(kind, seed=9)
     steps(other, other_optimizer, [50])  # moments that must be replaced
     load_module(other, state.tensors, "model.")
-    load_optimizer(other_optimizer, state.tensors)
+    load_moments(other_optimizer, state.tensors)
     for pair in ((module, optimizer), (other, other_optimizer)):
         steps(*pair, range(10, 14))
     ours, theirs = state_of_training(module, optimizer), state_of_training(other, other_optimizer)
@@ -90,9 +89,9 @@ def test_a_training_goes_on_bit_for_bit(kind, done, checkpointer, tmp_path):
 
 def test_moments_are_among_what_is_saved():
     module, optimizer = training("adam")
-    assert optimizer_state(optimizer) == {}
+    assert saved_moments(optimizer) == {}
     steps(module, optimizer, range(2))
-    saved = optimizer_state(optimizer)
+    saved = saved_moments(optimizer)
     assert {name.rpartition(".")[2] for name in saved} == {"step", "exp_avg", "exp_avg_sq"}
     assert len(saved) == 3 * 5  # five of six weights learn
 

@@ -7,6 +7,7 @@ from torch import nn
 from shards.errors import InputError
 from trainer.engines.plain import PlainEngine
 from trainer.finite_guard import FiniteGuard, NonFiniteError
+from trainer.optimisation import make_moments
 from trainer.world import ALONE
 
 RATE = 0.1
@@ -18,15 +19,22 @@ def trained(kind):
     weights = [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.ones(1))]
     build = torch.optim.Adam if kind == "adam" else torch.optim.SGD
     options = {} if kind == "adam" else {"momentum": 0.9}
-    optimizer = build(weights, lr=0.1, weight_decay=0.01, **options)
+    optimizer = build(weights, lr=0.1, weight_decay=0.01, fused=True, **options)
+    make_moments(optimizer)
     give(weights, 0.5)
     optimizer.step()
     return weights, optimizer
 
 
-def engine(weights, optimizer):
-    module = nn.ParameterList(weights)
-    return PlainEngine(module, optimizer, ALONE, module)
+def step(guard, weights, optimizer, loss):
+    """What a task's update does with an engine and the guard; whether the step was made."""
+    engine = PlainEngine(nn.ParameterList(weights), optimizer, ALONE, None)
+    finite = engine.gradients_finite() & torch.isfinite(torch.tensor(loss))
+    engine.set_rate(RATE)
+    engine.step(finite)
+    guard.note(finite)
+    guard.require_finite()
+    return bool(finite)
 
 
 def give(weights, value, at=None):
@@ -62,7 +70,7 @@ def test_nothing_moves_on_a_number_that_is_not_finite(kind, loss, gradient, othe
     weights, optimizer = trained(kind)
     give(weights, gradient, other)
     before, guard = everything(weights, optimizer), FiniteGuard()
-    assert guard.step(engine(weights, optimizer), torch.tensor(loss), RATE) is False
+    assert step(guard, weights, optimizer, loss) is False
     after = everything(weights, optimizer)
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert guard.state() == {"skipped": 1, "in_a_row": 1}
@@ -75,7 +83,7 @@ def test_a_finite_step_is_the_optimisers_own(kind):
     guard = FiniteGuard()
     give(weights, -0.3)
     give(plain, -0.3)
-    assert guard.step(engine(weights, optimizer), torch.tensor(2.0, requires_grad=True), RATE) is True
+    assert step(guard, weights, optimizer, 2.0) is True
     other.step()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, plain, strict=True))
     assert guard.state() == {"skipped": 0, "in_a_row": 0}
@@ -87,9 +95,9 @@ def test_ten_in_a_row_end_the_training_with_what_to_do():
     before = weights[0].detach().clone()
     give(weights, NAN)
     for _ in range(9):
-        assert not guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+        assert not step(guard, weights, optimizer, 1.0)
     with pytest.raises(NonFiniteError, match=r"10 steps in a row.*Lower optimizer\.learning_rate") as caught:
-        guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+        step(guard, weights, optimizer, 1.0)
     assert isinstance(caught.value, InputError)  # a message, not a traceback
     assert torch.equal(weights[0], before)
 
@@ -100,9 +108,9 @@ def test_a_finite_step_starts_the_row_anew():
     for _ in range(3):
         for _ in range(9):
             give(weights, NAN)
-            guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+            step(guard, weights, optimizer, 1.0)
         give(weights, 1.0)
-        assert guard.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+        assert step(guard, weights, optimizer, 1.0)
     assert guard.state() == {"skipped": 27, "in_a_row": 0}
 
 
@@ -111,10 +119,10 @@ def test_the_count_survives_a_restart():
     give(weights, NAN)
     first, second = FiniteGuard(), FiniteGuard()
     for _ in range(6):
-        first.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+        step(first, weights, optimizer, 1.0)
     second.load(first.state())
     assert second.state() == {"skipped": 6, "in_a_row": 6}
     for _ in range(3):
-        second.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+        step(second, weights, optimizer, 1.0)
     with pytest.raises(NonFiniteError):
-        second.step(engine(weights, optimizer), torch.tensor(1.0), RATE)
+        step(second, weights, optimizer, 1.0)

@@ -56,6 +56,9 @@ class ToyTask:
         self.epochs, self.steps = [], []
         self._on_step = on_step
 
+    def require_finite(self):
+        assert torch.isfinite(self.value)
+
     def step(self, batch, at):
         self._on_step(at)
         self.steps.append(at.step)

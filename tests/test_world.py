@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shards.errors import ConfigError, DataError
 from trainer.config import ExecutionConfig
-from trainer.incv.rounds import folds_side_by_side
+from trainer.incv.rounds import folds_share_device, folds_side_by_side
 from trainer.world import ALONE, World, join_world, lost_company
 
 
@@ -66,10 +66,28 @@ def test_which_worlds_train_two_folds_at_once(folds: Any, size: int, beside: boo
     assert folds_side_by_side(ExecutionConfig(folds=folds), _of(size)) == beside
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [3, 5])
 def test_an_odd_world_cannot_be_halved(size: int) -> None:
     with pytest.raises(ConfigError, match=f"needs an even number of processes, not {size}"):
         folds_side_by_side(ExecutionConfig(folds="side_by_side"), _of(size))
+
+
+@pytest.mark.parametrize(
+    ("folds", "size", "device", "small", "shared"),
+    [
+        ("auto", 1, "cuda", True, True),
+        ("auto", 1, "cuda", False, False),
+        ("auto", 1, "cpu", True, False),
+        ("in_turn", 1, "cuda", True, False),
+        ("side_by_side", 1, "cpu", False, True),
+        ("side_by_side", 2, "cuda", True, False),
+    ],
+)
+def test_when_one_process_trains_both_folds_at_once(
+    folds: Any, size: int, device: str, small: bool, shared: bool
+) -> None:
+    world = World(0, size, torch.device(device), 1)
+    assert folds_share_device(ExecutionConfig(folds=folds), world, small) == shared
 
 
 def _of(size: int) -> World:

@@ -45,11 +45,9 @@ class Checkpointer:
     def save(self, step: int, state: TrainState, wait: bool = False) -> None:
         """Snapshot now, write in the background; `wait` returns once it is durable."""
         self.wait()
-        snapshot = TrainState(
-            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.tensors.items()},
-            json.loads(json.dumps(state.values)),
-        )
-        self._in_flight = self._writer.submit(self._write, step, snapshot)
+        snapshot = TrainState(_copied(state.tensors), json.loads(json.dumps(state.values)))
+        taken = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
+        self._in_flight = self._writer.submit(self._write, step, snapshot, taken)
         if wait:
             self.wait()
 
@@ -62,10 +60,12 @@ class Checkpointer:
     def close(self) -> None:
         self._writer.shutdown(wait=True)
 
-    def _write(self, step: int, state: TrainState) -> None:
+    def _write(self, step: int, state: TrainState, taken: torch.cuda.Event | None) -> None:
         target = step_folder(self._folder, step)
         with whole_folder(target) as temporary:
-            content = save(state.tensors)  # not save_file, which hides a full disk behind an error of its own
+            content = save(
+                _on_host(state.tensors, taken)
+            )  # not save_file, which hides a full disk behind an error of its own
             (temporary / "tensors.safetensors").write_bytes(content)
             record = {"sha256": hashlib.sha256(content).hexdigest(), "values": state.values}
             (temporary / "state.json").write_text(json.dumps(record))
@@ -76,6 +76,25 @@ class Checkpointer:
         for old in _step_folders(self._folder)[:-_KEPT]:
             shutil.rmtree(old)
         remove_leftovers(self._folder)
+
+
+def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the tensors hold now: copied where they are, which a GPU does between two steps without waiting."""
+    try:
+        return {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+        }
+    except torch.OutOfMemoryError:  # no room for a second state on the GPU: then the training waits for the copy
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def _on_host(tensors: dict[str, torch.Tensor], taken: torch.cuda.Event | None) -> dict[str, torch.Tensor]:
+    """The copies, fetched on a stream of their own while training goes on."""
+    if taken is None or not any(tensor.is_cuda for tensor in tensors.values()):
+        return tensors
+    taken.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return {name: tensor.to("cpu") for name, tensor in tensors.items()}
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -113,25 +132,6 @@ def module_state(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor
 def load_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefix: str) -> None:
     own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     module.load_state_dict(own, strict=True)
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's moments as `optimizer.<parameter>.<name>`; rates are a function of the step."""
-    return {
-        f"optimizer.{parameter}.{name}": torch.as_tensor(value)
-        for parameter, moments in optimizer.state_dict()["state"].items()
-        for name, value in moments.items()
-        if value is not None
-    }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimizer."):
-            _, parameter, name = key.split(".", 2)
-            state.setdefault(int(parameter), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def of_every_rank(world: World, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -218,13 +218,20 @@ class ExecutionConfig(Section):
     backend: Literal["auto", "nccl", "gloo"] = execution("auto")
     """How ranks talk: auto is NCCL between GPUs and gloo between CPUs; gloo lets processes share a GPU."""
     folds: Literal["auto", "in_turn", "side_by_side"] = execution("auto")
-    """Whether half of the ranks train each fold of INCV, or all of them one after the other; auto: if even, half."""
+    """Whether both folds of INCV are trained at once, by half of the ranks each or in one process, or in turn by all.
+
+    auto: at once where the number of ranks is even, or where one GPU has a set small enough to be kept there.
+    """
     start_timeout: Annotated[float, Field(gt=0)] = execution(1800.0)
     """Seconds ranks wait for each other until the first step: data sets are opened, programs compiled."""
     timeout: Annotated[float, Field(gt=0)] = execution(300.0)
     """The same after the first step."""
     lost_after: Annotated[float, Field(gt=0)] = execution(30.0)
     """A rank that gave no sign of life for so many seconds is taken for dead, and the others end."""
+    graphs: Literal["auto"] | bool = execution("auto")
+    """Replay the step from CUDA graphs; auto: on a GPU, where nothing in the recipe forbids it."""
+    compile: Literal["auto"] | bool = execution("auto")
+    """Compile the networks by block; auto: on a GPU, in trainings long enough to repay the minute it takes."""
     threads: Positive | None = execution(None)
     """CPU threads of torch; null: one a core."""
     loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")

@@ -1,7 +1,5 @@
 """Never step on a non-finite loss or gradient: NaN must not be read as "noisy label"."""
 
-from typing import Protocol
-
 import torch
 
 from shards.errors import InputError
@@ -13,38 +11,37 @@ class NonFiniteError(InputError):
     """Training has diverged."""
 
 
-class Stepping(Protocol):
-    """The part of an engine that the guard stands before."""
-
-    def gradients_finite(self) -> torch.Tensor: ...
-
-    def step(self, rate: float) -> None: ...
-
-
 class FiniteGuard:
-    """Steps where loss and gradients are finite, skips where not, gives up after ten skips in a row."""
+    """Counts steps that were not made because a number was not finite; ten of them in a row are too many.
 
-    def __init__(self) -> None:
-        self.skipped = 0
-        self.in_a_row = 0
+    It counts on the device: nobody waits for it, and `require_finite` looks now and then.
+    """
 
-    def step(self, engine: Stepping, loss: torch.Tensor, rate: float, searching: bool = False) -> bool:
-        """Whether the step was made. searching: a loss scale is still being lowered, which is no divergence."""
-        if bool(engine.gradients_finite() & torch.isfinite(loss.detach())):
-            engine.step(rate)
-            self.in_a_row = 0
-            return True
-        self.skipped += 1
-        self.in_a_row += 0 if searching else 1
-        if self.in_a_row >= _MOST_IN_A_ROW:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
+        """Steps skipped, the last of them in a row, the most in a row."""
+
+    def note(self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: bool = False) -> None:
+        """finite: bool [], of this step; counted: whether it says anything at all; searching: a loss scale is still
+        being lowered, which is no divergence."""
+        skipped, in_a_row, most = self._counts.unbind()
+        bad = (~finite & counted).long()
+        now = torch.where(finite & counted, 0, in_a_row + (0 if searching else bad))
+        self._counts.copy_(torch.stack([skipped + bad, now, torch.maximum(most, now)]))
+
+    def require_finite(self) -> None:
+        """Raises after ten in a row; waits for the device."""
+        most = int(self._counts[2])
+        if most >= _MOST_IN_A_ROW:
             raise NonFiniteError(
-                f"the loss or its gradient was not finite in {self.in_a_row} steps in a row: training has "
+                f"the loss or its gradient was not finite in {most} steps in a row: training has "
                 "diverged. Lower optimizer.learning_rate (or lengthen optimizer.warmup_epochs) and redo the stage"
             )
-        return False
 
     def state(self) -> dict[str, int]:
-        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+        skipped, in_a_row, _ = self._counts.tolist()
+        return {"skipped": skipped, "in_a_row": in_a_row}
 
     def load(self, state: dict[str, int]) -> None:
-        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        counts = [state["skipped"], state["in_a_row"], state["in_a_row"]]
+        self._counts.copy_(torch.tensor(counts, dtype=torch.int64))

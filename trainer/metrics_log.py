@@ -10,6 +10,9 @@ import torch
 
 from shards.durable import disk_errors, write_bytes
 
+COUNTED = "counted"
+"""Among the values of a step: 1 where it counts, 0 where every image of it was unreadable."""
+
 
 class MetricsLog:
     """Averages what the task reports between two lines; reads the device only when a line is written."""
@@ -18,7 +21,6 @@ class MetricsLog:
         """writes: False on ranks that leave the file to the first."""
         self._path, self._writes = path, writes
         self._sums: dict[str, torch.Tensor] = {}
-        self._steps = 0
 
     def has_lines(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0
@@ -37,17 +39,19 @@ class MetricsLog:
         write_bytes(self._path, "".join(kept).encode())
 
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
-        if not values:  # a step that was none
-            return
+        """values: scalars of a step; COUNTED among them says whether it counts, and all are 0 where not."""
+        if COUNTED not in values:
+            values = {**values, COUNTED: torch.ones(())}
         for name, value in values.items():
-            value = value.detach().double()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._steps += 1
+            total = self._sums.get(name)
+            # A new tensor: the next step overwrites the values of this one.
+            self._sums[name] = value.detach().double().clone() if total is None else total + value
 
     def write(self, **facts: Any) -> str:
         """Append a line of the means since the last one; returns a short note for the progress bar."""
-        means = {name: float(total) / self._steps for name, total in self._sums.items()}
-        self._sums, self._steps = {}, 0
+        steps, sums = self._read()
+        means = {name: total / steps for name, total in sums.items() if steps}
+        self._sums = {}
         shown = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
         line = {**facts, **shown}
         if self._writes:
@@ -58,10 +62,16 @@ class MetricsLog:
         return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name == "loss")
 
     def state(self) -> dict[str, Any]:
-        return {"sums": {name: float(total) for name, total in self._sums.items()}, "steps": self._steps}
+        steps, sums = self._read()
+        return {"sums": sums, "steps": steps}
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
-        self._sums = {
-            name: torch.tensor(total, dtype=torch.float64, device=device) for name, total in state["sums"].items()
-        }
-        self._steps = state["steps"]
+        sums = {**state["sums"], COUNTED: state["steps"]} if state["sums"] else {}
+        self._sums = {name: torch.tensor(total, dtype=torch.float64, device=device) for name, total in sums.items()}
+
+    def _read(self) -> tuple[int, dict[str, float]]:
+        """Steps that counted and the sums over them, in one look at the device."""
+        if not self._sums:
+            return 0, {}
+        found = dict(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True))
+        return round(found.pop(COUNTED)), found

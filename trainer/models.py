@@ -76,10 +76,28 @@ class TwinModel(nn.Module):
         super().__init__()
         self.a = a
         self.b = b
+        self.side_by_side = False
+        """On a GPU, b runs on a stream of its own: kernels of one small batch leave room for another's."""
 
     def forward(self, x_a: Tensor, x_b: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits of both, each [rows, classes]: b sees x_b where given (its peer's choice), else x_a too."""
-        return self.a(x_a), self.b(x_a if x_b is None else x_b)
+        x_b = x_a if x_b is None else x_b
+        if not self.side_by_side:
+            return self.a(x_a), self.b(x_b)
+        here, beside = torch.cuda.current_stream(x_a.device), _second_stream(x_a.device)
+        beside.wait_stream(here)
+        with torch.cuda.stream(beside):
+            said_b = self.b(x_b)
+        said_a = self.a(x_a)
+        here.wait_stream(beside)
+        x_b.record_stream(beside)
+        said_b.record_stream(here)
+        return said_a, said_b
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope) -> list[dict[str, Any]]:

@@ -44,14 +44,38 @@ def make_optimizer(
     """Adam or SGD with momentum; in both, weight decay is an L2 term in the gradient, g + weight_decay * w.
 
     So never AdamW: the paper's l2 regulariser passes through Adam's moments. `momentum` is SGD's alone.
-    `lr` is the rate until the first `set_learning_rate`.
+    `lr` is the rate until the first `set_learning_rate`; on a GPU it is kept there, where a CUDA graph can read it.
     """
     groups = weight_decay_groups(model, weight_decay, decay_scope)
+    device = next(model.parameters()).device
+    rate = lr if device.type == "cpu" else torch.tensor(lr, device=device)
+    # Fused: one kernel for many weights, and the only form that can leave a step out without asking the host.
     if kind == "adam":
-        return torch.optim.Adam(groups, lr=lr)
+        return torch.optim.Adam(groups, lr=rate, fused=True, capturable=device.type == "cuda")
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)
     raise ValueError(f"unknown optimiser {kind!r}; choose 'adam' or 'sgd'")
+
+
+def step_where(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
+    """A step where `ok` (bool []) is true, none where not; weights and moments then keep every bit."""
+    # What torch's own loss scaler tells its fused optimisers.
+    optimizer.grad_scale, optimizer.found_inf = None, (~ok).float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Create the moments that a first step would create, at zero: a CUDA graph needs them to have a place."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if state:
+                continue
+            if isinstance(optimizer, torch.optim.Adam):
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            elif group["momentum"] != 0:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -61,3 +85,24 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
+
+
+def saved_moments(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's moments as `optimizer.<parameter>.<name>`; rates are a function of the step."""
+    return {
+        f"optimizer.{parameter}.{name}": torch.as_tensor(value)
+        for parameter, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+        if value is not None
+    }
+
+
+def load_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Into the moments that are there, in place; those that were not saved (before a first step) are zero."""
+    if not optimizer.state:
+        make_moments(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for name, moment in optimizer.state[parameter].items():
+            saved = tensors.get(f"optimizer.{number}.{name}")
+            moment.zero_() if saved is None else moment.copy_(saved)

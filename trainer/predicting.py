@@ -74,7 +74,10 @@ def forward_pass(
     try:
         for network in networks:
             network.eval()
-        with Progress(name, sum(request.real_rows for request in requests)) as progress, torch.no_grad():
+        # Compiled blocks would be compiled anew for a pass of seconds, in another mode and another shape.
+        as_written = torch.compiler.set_stance("force_eager")
+        rows = sum(request.real_rows for request in requests)
+        with Progress(name, rows) as progress, torch.no_grad(), as_written:
             for number, (request, batch) in enumerate(zip(requests, loader.batches(requests), strict=True)):
                 reason = stop.reason()
                 if reason is not None:

@@ -1,7 +1,7 @@
 """The one loop: fetch, task step, log, checkpoint, stop."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -39,11 +39,18 @@ class Task(Protocol):
 
     learning_rate: float
     """That of the last step."""
-    chosen: tuple[torch.Tensor, torch.Tensor] | None
-    """Of the last step, for methods of two networks: this rank's sample_ids that were easy for each."""
+
+    @property
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of the last step, for methods of two networks: this rank's sample_ids that were easy for each."""
+        ...
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
-        """One update; returns scalars to be averaged into the metrics."""
+        """One update; returns scalars for the metrics, which the next step overwrites. Nobody waits for it."""
+        ...
+
+    def require_finite(self) -> None:
+        """Raises where training has diverged."""
         ...
 
     def end_epoch(self, epoch: int) -> None: ...
@@ -98,6 +105,18 @@ def train(
     around: Surroundings,
 ) -> None:
     """Run `task` over the plan from its newest checkpoint, or from the start, to the end; all ranks together."""
+    for _ in training_steps(training, task, plan, batches_from, around):
+        pass
+
+
+def training_steps(
+    training: Training,
+    task: Task,
+    plan: TrainingPlan,
+    batches_from: Callable[[int], Iterator[Batch]],
+    around: Surroundings,
+) -> Generator[None, None, None]:
+    """`train`, a step at a time: for whoever runs several trainings side by side."""
     keeper = _Keeper(training, task, plan, around)
     interval = checkpoint_interval(plan.total_steps, around.execution.checkpoint_every)
     agreement = around.world.agreement(around.stop.reason)
@@ -124,6 +143,7 @@ def train(
                     raise Stopped(training.name, done, around.stop.shared_reason())
                 if finished or done % interval == 0:
                     keeper.save(done)
+                yield
         keeper.wait()
     finally:
         keeper.close()
@@ -205,6 +225,7 @@ class _Keeper:
             self._around.world.shorten_timeout(self._around.execution.timeout)
 
     def log(self, done: int) -> str:
+        self._task.require_finite()
         epoch = round(done / self._plan.steps_per_epoch, 3)
         return self.metrics.write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
 

@@ -38,8 +38,8 @@ def optimizer_of(module: nn.Module, kind: str) -> torch.optim.Optimizer:
     matrices = {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": 0.01}
     vectors = {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0}
     if kind == "adam":
-        return torch.optim.Adam([matrices, vectors], lr=1.0)
-    return torch.optim.SGD([matrices, vectors], lr=1.0, momentum=0.9)
+        return torch.optim.Adam([matrices, vectors], lr=1.0, fused=True)
+    return torch.optim.SGD([matrices, vectors], lr=1.0, momentum=0.9, fused=True)
 
 
 @dataclass
@@ -66,9 +66,12 @@ class Training:
             logits = engine.forward(images[rows], last=last)
             losses = [F.cross_entropy(said, labels[rows], reduction="sum") for said in logits]
             engine.backward((losses[0] + losses[1]) / ROWS, last)
-        if engine.gradients_finite():
-            engine.step((0.05 if self.kind == "sgd" else 0.01) / (1 + step // 10))
-        else:
+        for tensor in engine.exchange():
+            self.world.sum_(tensor)
+        finite = engine.gradients_finite()
+        engine.set_rate((0.05 if self.kind == "sgd" else 0.01) / (1 + step // 10))
+        engine.step(finite)
+        if not finite:
             self.skipped.append(step)
             for buffer, old in zip(engine.module.buffers(), before, strict=True):
                 buffer.copy_(old)

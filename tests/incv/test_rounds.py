@@ -10,6 +10,7 @@ import torch
 from digits_bench import Bench
 
 from shards.errors import DataError
+from trainer.checkpoint import newest_checkpoint
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.batch import Batch, BatchRequest, Loader
@@ -156,3 +157,18 @@ def test_a_fold_that_is_done_is_kept_and_the_other_trained(bench: Bench):
     again = Predictions.read(run.round_predictions(0))
     for name in Predictions.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("network", ["last", "best"])
+def test_folds_side_by_side_in_one_process_are_those_in_turn(bench: Bench, network: str):
+    """Bit for bit: the weights of every fold, and with them predictions and selection."""
+    said = ("incv.rounds=2", "incv.epochs=2", f"incv.round_network={network}")
+    runs = []
+    for folds in ("in_turn", "side_by_side"):
+        recipe = bench.recipe(*said, f"execution.folds={folds}")
+        runs.append(bench.run(recipe, bench.data(recipe)))
+    assert written(runs[0]) == written(runs[1])
+    for number, fold in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        (step, ours), (other, theirs) = (newest_checkpoint(run.fold(number, fold) / "checkpoints") for run in runs)
+        assert step == other
+        assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())

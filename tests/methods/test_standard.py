@@ -109,5 +109,7 @@ def test_a_non_finite_loss_moves_no_weight_and_ten_end_the_training():
     assert task.state().values["guard"] == {"skipped": 9, "in_a_row": 9}
     resumed = StandardTask(linear(2), setting())
     resumed.load(task.state())
+    resumed.require_finite()
+    resumed.step(batch, step_at(8, step=9))  # the count is part of the state
     with pytest.raises(NonFiniteError, match="learning_rate"):
-        resumed.step(batch, step_at(8, step=9))  # the count is part of the state
+        resumed.require_finite()

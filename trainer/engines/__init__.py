@@ -13,7 +13,7 @@ from trainer.world import World
 
 
 class Engine(Protocol):
-    """A step is `zero_grad`, then `forward` and `backward` for each part of the batch, then `step`."""
+    """A step is `zero_grad`, then `forward` and `backward` for each part of the batch, `exchange`, then `step`."""
 
     module: nn.Module
     """The bare one, on the device: what is saved, and what predicts."""
@@ -29,6 +29,10 @@ class Engine(Protocol):
         """Add the gradients of one part's share of the global loss; after the last, they are those of all ranks."""
         ...
 
+    def exchange(self) -> tuple[torch.Tensor, ...]:
+        """After the last backward: what the ranks have yet to add up; nothing where backward did."""
+        ...
+
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         """Limit the norm of each network's gradient by itself."""
         ...
@@ -37,7 +41,11 @@ class Engine(Protocol):
         """bool [], the same on every rank."""
         ...
 
-    def step(self, rate: float) -> None: ...
+    def set_rate(self, rate: float) -> None: ...
+
+    def step(self, ok: torch.Tensor) -> None:
+        """The optimiser's, where `ok` (bool [], the same on every rank) is true."""
+        ...
 
     def moments(self) -> dict[str, torch.Tensor]:
         """The optimiser's, whole, as `optimizer.<parameter>.<name>`; all ranks call it together."""
@@ -51,13 +59,21 @@ class Engine(Protocol):
 
 
 def make_engine(
-    module: nn.Module, optimizer: torch.optim.Optimizer, world: World, exact: bool, by_launcher: bool
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    exact: bool,
+    by_launcher: bool,
+    graphs: bool = False,
 ) -> Engine:
     """The engine for a module that is on the world's device.
 
     exact: a resumed run must be bit for bit the undisturbed one; by_launcher: accelerate, where it launched us,
-    prepares the module (whole-world trainings only: it knows no groups).
+    prepares the module (whole-world trainings only: it knows no groups); graphs: nothing but the step's meetings may
+    talk to other ranks.
     """
+    if graphs:
+        return PlainEngine(module, optimizer, world, None)
     keeps_buckets = exact and world.size > 2  # of two numbers, either order has the same sum
     if by_launcher and world.launcher == "accelerate" and world.ties is not None:
         stage = deepspeed_stage(os.environ)

@@ -102,6 +102,9 @@ class DeepSpeedEngine:
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(share * self._world.size)  # ZeRO averages over ranks, and a share is one of a sum
 
+    def exchange(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         raise ConfigError(
             "optimizer.clip and DeepSpeed do not go together (no rank holds a network's whole gradient): set "
@@ -113,8 +116,12 @@ class DeepSpeedEngine:
         strange = (~torch.isfinite(torch.nn.utils.get_total_norm(own))).to(torch.int32)
         return self._world.sum_(strange) == 0
 
-    def step(self, rate: float) -> None:
+    def set_rate(self, rate: float) -> None:
         set_learning_rate(self.optimizer, rate)
+
+    def step(self, ok: torch.Tensor) -> None:
+        if not bool(ok):  # ZeRO's own step asks the host too
+            return
         self._engine.step()
         assert self._engine.was_step_applied(), "DeepSpeed left out a step whose gradients are finite"
 

@@ -1,4 +1,4 @@
-"""One process, or DistributedDataParallel over a world or a fold's group."""
+"""One process; DistributedDataParallel over a world or a group; or gradients that the step's meetings add up."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.checkpoint import load_optimizer, optimizer_state
-from trainer.optimisation import set_learning_rate
+from trainer.optimisation import load_moments, make_moments, saved_moments, set_learning_rate, step_where
 from trainer.world import World
 
 # The option that lets each rank keep buffers of its own was renamed in torch 2.14.
@@ -32,12 +31,16 @@ def distributed(module: nn.Module, world: World, find_unused: bool) -> nn.Module
 
 class PlainEngine:
     def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, world: World, exchanging: nn.Module
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, world: World, exchanging: nn.Module | None
     ) -> None:
-        """exchanging: the module, wrapped so that ranks average their gradients."""
+        """exchanging: the module, wrapped so that ranks average their gradients; None: they are handed out by
+        `exchange`, for whoever adds them up, as between two CUDA graphs."""
         self.module, self.optimizer = module, optimizer
-        self._exchanging = exchanging
-        self._ranks = world.size if world.ties is not None else 1
+        self._exchanging = module if exchanging is None else exchanging
+        has_company = world.ties is not None
+        self._ranks = world.size if has_company and exchanging is not None else 1
+        self._flat = _FlatGradients(module) if has_company and exchanging is None else None
+        make_moments(optimizer)
 
     def forward(self, *inputs: torch.Tensor, last: bool = True) -> Any:
         if isinstance(self._exchanging, DistributedDataParallel):
@@ -50,6 +53,9 @@ class PlainEngine:
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
         (share * self._ranks).backward()  # DDP averages over ranks, and a share is one of a sum
 
+    def exchange(self) -> tuple[torch.Tensor, ...]:
+        return () if self._flat is None else (self._flat.filled(),)
+
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         for network in networks:
             torch.nn.utils.clip_grad_norm_(network.parameters(), norm)
@@ -58,15 +64,43 @@ class PlainEngine:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return torch.isfinite(torch.nn.utils.get_total_norm(gradients))
 
-    def step(self, rate: float) -> None:
+    def set_rate(self, rate: float) -> None:
         set_learning_rate(self.optimizer, rate)
-        self.optimizer.step()
+
+    def step(self, ok: torch.Tensor) -> None:
+        step_where(self.optimizer, ok)
 
     def moments(self) -> dict[str, torch.Tensor]:
-        return optimizer_state(self.optimizer)
+        return saved_moments(self.optimizer)
 
     def load_moments(self, tensors: dict[str, torch.Tensor]) -> None:
-        load_optimizer(self.optimizer, tensors)
+        load_moments(self.optimizer, tensors)
 
     def weights_changed(self) -> None:
         """The bare module's weights are the ones that are trained."""
+
+
+class _FlatGradients:
+    """All gradients of a module end to end, so that one call adds them up over ranks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        first = self._parameters[0]
+        numbers = [parameter.numel() for parameter in self._parameters]
+        self._flat = torch.zeros(sum(numbers), dtype=first.dtype, device=first.device)
+        # Each laid out as its weight is: then they are copied many at a time.
+        self._views = [
+            part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+            for part, parameter in zip(self._flat.split(numbers), self._parameters, strict=True)
+        ]
+
+    def filled(self) -> torch.Tensor:
+        """The gradients, which from here on are views of it."""
+        missing = [view for p, view in zip(self._parameters, self._views, strict=True) if p.grad is None]
+        if missing:
+            torch._foreach_zero_(missing)
+        there = [(p, p.grad, v) for p, v in zip(self._parameters, self._views, strict=True) if p.grad is not None]
+        torch._foreach_copy_([view for _, _, view in there], [gradient for _, gradient, _ in there])
+        for parameter, _, view in there:
+            parameter.grad = view
+        return self._flat

@@ -28,8 +28,9 @@ from trainer.methods.optimised import setting_of
 from trainer.models import create_model
 from trainer.predicting import predict
 from trainer.run_directory import RunDirectory
+from trainer.side_by_side import Steps, side_by_side, to_the_end
 from trainer.stop_request import Stopped
-from trainer.train_loop import Surroundings, Training, train
+from trainer.train_loop import Surroundings, Training, training_steps
 from trainer.unreadable import Place, UnreadableLog
 from trainer.world import World
 
@@ -48,11 +49,20 @@ class Fold:
 
 def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
     """Whether half of the ranks train each fold."""
-    if execution.folds == "side_by_side" and world.size % 2:
+    if execution.folds == "side_by_side" and world.size % 2 and world.size > 1:
         raise ConfigError(
-            f"execution.folds: side_by_side needs an even number of processes, not {world.size}: set it to auto"
+            f"execution.folds: side_by_side needs an even number of processes, not {world.size} (or one alone): set "
+            "it to auto"
         )
     return execution.folds != "in_turn" and world.size % 2 == 0
+
+
+def folds_share_device(execution: ExecutionConfig, world: World, small: bool) -> bool:
+    """Whether one process trains both folds at once. small: the images live on the device; such trainings leave a
+    GPU idle, where those on large images fill it."""
+    if world.size > 1 or execution.folds == "in_turn":
+        return False
+    return execution.folds == "side_by_side" or (small and world.device.type == "cuda")
 
 
 class Incv:
@@ -136,21 +146,25 @@ class Incv:
         selected = index.ids(State.SELECTED)
         folds = [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best) for f in (0, 1)]
         if folds_side_by_side(self._around.execution, world):
-            predictions = self._side_by_side(folds, candidates)
+            predictions = self._in_halves(folds, candidates)
         else:
-            predictions = merged([self._predicted(fold, self._around) for fold in folds], candidates)
+            parts = [self._predicted(fold, self._around) for fold in folds]
+            if folds_share_device(self._around.execution, world, self._data.is_resident):
+                predictions = merged(side_by_side(parts, world.device), candidates)
+            else:
+                predictions = merged([to_the_end(part) for part in parts], candidates)
         self._refuse_unusable(predictions)
         if world.is_first:
             predictions.write(path)
         return predictions
 
-    def _side_by_side(self, folds: "list[Fold]", candidates: Ids) -> Predictions:
+    def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Predictions:
         """Each half of the ranks does one fold as if alone; the world meets when both are done, or stop."""
         around, world = self._around, self._around.world
         which, group = world.half()
         mine, stopped = NOTHING, None
         try:
-            mine = self._predicted(folds[which], replace(around, world=group))
+            mine = to_the_end(self._predicted(folds[which], replace(around, world=group)))
         except Stopped as stop:
             stopped = stop
         around.heart.at("waiting for the other fold", 0, 0)
@@ -158,18 +172,18 @@ class Incv:
             raise stopped or Stopped(f"incv/{folds[0].round}", 0, around.stop.shared_reason())
         return gathered(world, mine if group.is_first else NOTHING, candidates)
 
-    def _predicted(self, fold: "Fold", around: Surroundings) -> Predictions:
+    def _predicted(self, fold: "Fold", around: Surroundings) -> Steps[Predictions]:
         """What the network of one fold says of the half it has not seen, on every rank of `around`."""
         done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
         if around.world.share(done.exists):
             return Predictions.read(done)
-        network = self._trained(fold, around)
+        network = yield from self._trained(fold, around)
         predictions = self._judge(network, fold, around)
         if around.world.is_first:
             predictions.write(done)
         return predictions
 
-    def _trained(self, fold: "Fold", around: Surroundings) -> nn.Module:
+    def _trained(self, fold: "Fold", around: Surroundings) -> Steps[nn.Module]:
         recipe, world = self._recipe, around.world
         plan = TrainingPlan(
             stream=stream_of(recipe.seed, "incv", fold.round, fold.number),
@@ -186,7 +200,7 @@ class Incv:
             judge=(lambda network: self._judge(network, fold, around)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)
-        train(
+        yield from training_steps(
             Training("incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity),
             task,
             plan,

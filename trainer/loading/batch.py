@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from trainer.loading.sample_order import Ids
+from trainer.loading.transfer import on_device
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,13 @@ def assemble(
     lost = failed[failed < real]
     weights[lost] = 0
     if not request.fill_with_images and len(lost):
-        images[torch.from_numpy(lost).to(images.device)] = 0
+        images[on_device(images.device, lost)[0]] = 0
+    there = on_device(device, ids, request.labels[source], weights)
     return Batch(
-        ids=torch.from_numpy(ids).to(device),
+        ids=there[0],
         images=images,
-        labels=torch.from_numpy(request.labels[source]).to(device),
-        weights=torch.from_numpy(weights).to(device),
+        labels=there[1],
+        weights=there[2],
         request=request,
         unreadable=[int(sample) for sample in request.ids[lost]],
     )
@@ -97,7 +99,7 @@ def picked(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
     """These rows of the images; the very same tensor where they are all, in order."""
     if np.array_equal(rows, np.arange(len(images))):
         return images
-    return images[torch.from_numpy(rows).to(images.device)]
+    return images[on_device(images.device, rows)[0]]
 
 
 def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

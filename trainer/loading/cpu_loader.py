@@ -1,7 +1,7 @@
 """Decodes JPEG and PNG shards of any size with a pool of threads (the decoders release the GIL)."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -14,6 +14,7 @@ from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, BatchRequest, assemble, picked
+from trainer.loading.handover import Feeder
 from trainer.loading.pixels import Normalise, Pixels, cut, decode
 from trainer.loading.shard_reader import ShardReader
 
@@ -38,6 +39,16 @@ class CpuLoader:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        if self._device.type == "cpu":
+            yield from self._decoded(requests)
+            return
+        feeder = Feeder(self._decoded(requests), self._device)
+        try:
+            yield from feeder
+        finally:
+            feeder.close()
+
+    def _decoded(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
         waiting: deque[tuple[BatchRequest, Future[tuple[torch.Tensor, npt.NDArray[np.int64]]]]] = deque()
         remaining = iter(requests)
         try:
@@ -67,6 +78,8 @@ class CpuLoader:
         shown = picked(pictures, rows)
         if self._normalise.fits_cpu:
             return shown.permute(0, 3, 1, 2)
+        if self._device.type == "cuda":
+            shown = shown.pin_memory()
         return self._normalise(shown.to(self._device, non_blocking=True))
 
     def close(self) -> None:

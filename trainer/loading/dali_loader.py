@@ -1,12 +1,11 @@
 """Decodes shards with NVIDIA DALI: JPEGs on the GPU's own decoder, or on CPU threads where there is no GPU."""
 
-import queue
 import sys
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -20,12 +19,12 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, BatchRequest, assemble, picked
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
+from trainer.loading.handover import Feeder
 from trainer.loading.pixels import Normalise
 from trainer.loading.shard_reader import ShardReader
 
 _READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
 _REQUESTS_AHEAD = 8  # read from disk before DALI wants them
-_BATCHES_READY = 2  # decoded before the network wants them
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class DaliLoader:
         self._said = False
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
-        feeder = _Feeder(self._decoded(iter(requests)), self._device)
+        feeder = Feeder(self._decoded(iter(requests)), self._device)
         try:
             yield from feeder
         finally:
@@ -153,59 +152,3 @@ def _fed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[Fed]:
     for encoded in group:
         decoding.append(encoded)
         yield Fed(encoded.images, encoded.request.boxes, encoded.request.flips)
-
-
-class _Feeder:
-    """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
-
-    def __init__(self, batches: Generator[Batch, None, None], device: torch.device) -> None:
-        self._batches = batches
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
-            _BATCHES_READY
-        )
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[Batch]:
-        while (item := self._ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            batch, event = item
-            if event is not None:
-                self._hand_over(batch, event)
-            yield batch
-
-    def _hand_over(self, batch: Batch, event: torch.cuda.Event) -> None:
-        """The consumer's stream waits for the batch; its memory is not reused before that stream is done with it."""
-        stream = torch.cuda.current_stream(batch.images.device)
-        stream.wait_event(event)
-        for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
-            tensor.record_stream(stream)
-
-    def _draw(self) -> None:
-        try:
-            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-                for batch in self._batches:
-                    if not self._put((batch, self._stream.record_event() if self._stream is not None else None)):
-                        break
-            self._put(None)
-        except BaseException as error:  # it belongs to the consumer
-            self._put(error)
-        finally:
-            self._batches.close()
-
-    def _put(self, item: tuple[Batch, torch.cuda.Event | None] | BaseException | None) -> bool:
-        """Whether the consumer still wants more."""
-        while not self._closed.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join()

@@ -37,6 +37,11 @@ class ImageSet:
     def classes(self) -> int:
         return self.index.num_classes
 
+    @property
+    def is_resident(self) -> bool:
+        """Whether the images live decoded on the device."""
+        return isinstance(self.loader, ResidentLoader)
+
     def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Iterator[Batch]:
         requests = training_requests(plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size)
         return self.loader.batches(requests)

@@ -10,9 +10,11 @@ from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, BatchRequest, assemble
+from trainer.loading.handover import beside
 from trainer.loading.pixels import Normalise, decode
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
+from trainer.loading.transfer import on_device
 
 _MOST_BYTES = 2 * 1024**3
 
@@ -50,8 +52,7 @@ class ResidentLoader:
         self._stored = torch.from_numpy(pixels).to(device)
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
-        for request in requests:
-            yield self._batch(request)
+        return beside(self._batch, requests, self._device)
 
     def _batch(self, request: BatchRequest) -> Batch:
         stored = self._row_of[request.ids]
@@ -63,14 +64,15 @@ class ResidentLoader:
 
     def _cut(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
         size, pad = self._geometry.size, self._geometry.pad
-        images = self._stored[torch.from_numpy(stored).to(self._device)]
+        where, left, top, mirrored = on_device(
+            self._device, stored, boxes[:, 0].astype(np.int64) + pad, boxes[:, 1].astype(np.int64) + pad, flips
+        )
+        images = self._stored[where]
         if pad:
             images = self._padded(images, pad)
         steps = torch.arange(size, device=self._device)
-        left, top = (torch.from_numpy(boxes[:, side] + pad).to(self._device).long() for side in (0, 1))
-        mirrored = torch.from_numpy(flips).to(self._device)[:, None]
         rows = top[:, None] + steps
-        columns = left[:, None] + torch.where(mirrored, size - 1 - steps, steps)
+        columns = left[:, None] + torch.where(mirrored[:, None], size - 1 - steps, steps)
         sample = torch.arange(len(images), device=self._device)[:, None, None]
         return images[sample, rows[:, :, None], columns[:, None, :]]
 

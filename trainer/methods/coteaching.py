@@ -4,7 +4,7 @@ Alone it runs on all data; after INCV on S, and from the end of the warm-up on S
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,10 @@ import torch
 
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, deal
+from trainer.loading.transfer import on_device
 from trainer.methods.optimised import OptimisedModule, Setting, autocast, sample_losses
+from trainer.methods.stepping import Fixed, Inputs, Meeting, Work
+from trainer.metrics_log import COUNTED
 from trainer.models import TwinModel
 
 
@@ -23,15 +26,15 @@ def kept_rows(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: i
     return max(1, math.floor(kept + 0.5))
 
 
-def small_loss_rows(losses: torch.Tensor, weights: torch.Tensor, keep: int) -> torch.Tensor:
-    """The `keep` real rows with the smallest losses, easiest first, ties by row: int64 [<= keep].
+def easiness(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The place of each row by its loss, 0 the easiest, ties by row; rows of weight 0 come last: int64 [rows].
 
     losses: float32 [rows]; weights: float32 [rows], 0 in rows that may not be chosen.
     """
-    real = int(torch.count_nonzero(weights))
     worst = torch.finfo(losses.dtype).max
     ranked = torch.where(weights > 0, losses.nan_to_num(nan=worst, posinf=worst), torch.inf)
-    return torch.argsort(ranked, stable=True)[: min(keep, real)]
+    order = torch.argsort(ranked, stable=True)
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,21 @@ class Choice:
     """The rows of a step that each network finds easy, chosen among the rows of all ranks."""
 
     of_a: torch.Tensor
-    """int64: this rank's own rows among them, easiest first."""
+    """float [rows]: 1 in this rank's own rows among them."""
     of_b: torch.Tensor
-    kept: int
-    """Rows that each network keeps, over all ranks."""
+    rows_a: torch.Tensor
+    """int64 [rows]: the same as numbers of rows, easiest first, -1 behind the last."""
+    rows_b: torch.Tensor
+    kept: torch.Tensor
+    """[]: rows that each network keeps, over all ranks."""
+    real: torch.Tensor
+    """[]: rows that count, over all ranks."""
     poison: torch.Tensor
     """0, or NaN where a real row's loss is not finite: such a batch is no evidence about its labels at all."""
 
 
-_Learned = tuple[Choice, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
-"""What was chosen, this rank's share of both networks' losses, and rows that agreed out of rows."""
+_Learned = Generator[Meeting, None, tuple[Choice, torch.Tensor, torch.Tensor]]
+"""What was chosen, this rank's share of both networks' losses, and its rows that agreed."""
 
 
 class CoteachingTask(OptimisedModule):
@@ -75,98 +83,143 @@ class CoteachingTask(OptimisedModule):
         """setting.micro: for `eval_first` alone; `one_pass` needs all rows' losses before the first backward."""
         super().__init__(module, setting)
         self._forgetting, self._rank = forgetting, rank
+        self._places: dict[tuple[int, int, int], torch.Tensor] = {}
 
-    def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
-        self.chosen = None
-        if not self.rows_of_all(batch):  # every image of the step was unreadable
-            return {}
-        self.begin_step()
+    def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, Fixed]:
+        inputs, _ = super().inputs(batch, at)
         # n(e) counts rows of S only, also where rows of C compete for a place.
         keep = self._forgetting.kept(len(at.selected), at.epoch)
-        learned = self._one_pass if self._rank == "one_pass" else self._eval_first
-        choice, loss, agreed = learned(batch, at, keep)
-        loss, agreed, count = self.world.sum_(torch.stack([loss, *(part.to(loss.dtype) for part in agreed)]))
-        loss = loss + choice.poison
-        self.apply(loss, at.step)
-        self.chosen = batch.ids[choice.of_a], batch.ids[choice.of_b]
-        return {"loss": loss / 2, "train_accuracy": agreed / count, "kept": torch.tensor(float(choice.kept))}
+        places = self._places_of(len(at.selected), len(at.candidates), len(batch.ids))
+        inputs = {**inputs, "places": places, "keep": torch.full((), keep, device=self.device)}
+        if self._rank == "one_pass":
+            return inputs, ()
+        # The fixed shape of the second forward. The rows chosen of one rank's are anywhere between none and all.
+        alone = self._forgetting.kept(self._forgetting.batch, at.epoch)
+        return inputs, (alone if self.world.size == 1 else len(batch.ids),)
 
-    def _choose(self, batch: Batch, at: StepIds, keep: int, losses: Sequence[torch.Tensor]) -> Choice:
+    def _places_of(self, selected: int, candidates: int, rows: int) -> torch.Tensor:
+        """Where this rank's rows stand among the step's ids, S before C; fill rows behind all: int64 [rows]."""
+        key = selected, candidates, rows
+        if key not in self._places:
+            world = self.world
+            of_s = deal(np.arange(selected), world.rank, world.size)
+            of_c = deal(np.arange(selected, selected + candidates), world.rank, world.size)
+            own = np.concatenate([of_s, of_c])
+            fill = world.size * rows + np.arange(len(own), rows)
+            self._places[key] = on_device(self.device, np.concatenate([own, fill]))[0]
+        return self._places[key]
+
+    def work(self, inputs: Inputs, fixed: Fixed) -> Work:
+        self.begin_step()
+        learned = self._one_pass(inputs) if self._rank == "one_pass" else self._eval_first(inputs, *fixed)
+        choice, share, agreed = yield from learned
+        loss, agreed = yield from self.exchanged(share, agreed)
+        loss = loss + choice.poison
+        counted = choice.real > 0
+        self.update(loss, counted)
+        yield Meeting("optimiser")
+        return {
+            "loss": torch.where(counted, loss / 2, 0.0),
+            "train_accuracy": agreed / choice.real.clamp(min=1),
+            "kept": choice.kept.to(loss.dtype),
+            COUNTED: counted.to(loss.dtype),
+            "chosen_a": choice.rows_a,
+            "chosen_b": choice.rows_b,
+        }
+
+    def _choose(
+        self, inputs: Inputs, losses_a: torch.Tensor, losses_b: torch.Tensor
+    ) -> Generator[Meeting, None, Choice]:
         """The smallest losses of the global batch, found by every rank alike.
 
         losses: [rows] of a and of b. They meet in an array over the step's ids, S before C, in which each row is
         written by one rank and is zero on the others: the very array that one process would have.
         """
-        world, n_s, n_c = self.world, len(at.selected), len(at.candidates)
-        shares = deal(np.arange(n_s), world.rank, world.size), deal(np.arange(n_c), world.rank, world.size)
-        places = torch.from_numpy(np.concatenate([shares[0], n_s + shares[1]])).to(self.device)
-        own = len(places)
-        everywhere = torch.zeros(3, n_s + n_c, dtype=losses[0].dtype, device=self.device)
-        everywhere[:, places] = torch.stack([*losses, batch.weights.to(losses[0].dtype)])[:, :own].detach()
-        of_a, of_b, weights = world.sum_(everywhere)
-        easy = small_loss_rows(of_a, weights, keep), small_loss_rows(of_b, weights, keep)
-        row_of = torch.full((n_s + n_c,), -1, dtype=torch.int64, device=self.device)
-        row_of[places] = torch.arange(own, device=self.device)
+        places, rows = inputs["places"], len(inputs["places"])
+        said = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
+        everywhere = torch.zeros(3, (self.world.size + 1) * rows, dtype=said.dtype, device=self.device)
+        everywhere.index_copy_(1, places, said)
+        yield Meeting("forward", (everywhere,))
+        of_a, of_b, weights = everywhere[:, : self.world.size * rows]  # without the fill rows
+        real = torch.count_nonzero(weights)
+        kept = torch.minimum(inputs["keep"], real)
         poison = torch.where(weights > 0, of_a + of_b, 0.0).sum() * 0.0
-        mine_a, mine_b = (row_of[rows] for rows in easy)
-        return Choice(mine_a[mine_a >= 0], mine_b[mine_b >= 0], len(easy[0]), poison)
+        behind = torch.full((rows,), len(weights), device=self.device)
+        own_a, own_b = (torch.cat([easiness(each, weights), behind])[places] for each in (of_a, of_b))
+        easy_a, easy_b = own_a < kept, own_b < kept
+        dtype = losses_a.dtype
+        return Choice(
+            easy_a.to(dtype), easy_b.to(dtype), _rows(own_a, easy_a), _rows(own_b, easy_b), kept, real, poison
+        )
 
-    def _one_pass(self, batch: Batch, at: StepIds, keep: int) -> _Learned:
+    def _one_pass(self, inputs: Inputs) -> _Learned:
         """Choose by the training forward's own losses."""
         self.module.train()
-        logits_a, logits_b = self.forward(batch.images)
-        losses_a, losses_b = sample_losses(logits_a, batch.labels), sample_losses(logits_b, batch.labels)
-        choice = self._choose(batch, at, keep, (losses_a, losses_b))
+        logits_a, logits_b = self.forward(inputs["images"])
+        losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
+        choice = yield from self._choose(inputs, losses_a, losses_b)
         # Algorithm 3, lines 7 and 8: f1 learns what f2 finds easy, and the other way round.
-        share = losses_a[choice.of_b].sum() / choice.kept + losses_b[choice.of_a].sum() / choice.kept
+        share = ((losses_a * choice.of_b).sum() + (losses_b * choice.of_a).sum()) / choice.kept.clamp(min=1)
         self.backward(share)
-        return choice, share.detach(), _agreed(logits_a, logits_b, batch)
+        return choice, share.detach(), _agreed(logits_a, logits_b, inputs)
 
-    def _eval_first(self, batch: Batch, at: StepIds, keep: int) -> _Learned:
+    def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
         """Rank in eval mode without gradient, then train each network on its peer's choice alone."""
-        logits_a, logits_b = self._ranking_logits(batch)
-        ranked = sample_losses(logits_a, batch.labels), sample_losses(logits_b, batch.labels)
-        choice = self._choose(batch, at, keep, ranked)
-        # The fixed shape of the second forward. The rows chosen of one rank's are anywhere between none and all.
-        alone = self._forgetting.kept(self._forgetting.batch, at.epoch)
-        rows = alone if self.world.size == 1 else len(batch.ids)
-        return choice, self._learn(batch, choice, rows), _agreed(logits_a, logits_b, batch)
+        logits_a, logits_b = self._ranking_logits(inputs["images"])
+        losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
+        choice = yield from self._choose(inputs, losses_a, losses_b)
+        loss = yield from self._learn(inputs, choice, rows)
+        return choice, loss, _agreed(logits_a, logits_b, inputs)
 
-    def _ranking_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What both networks say of every row, in eval mode: [rows, classes] each."""
         self.module.eval()
         with torch.no_grad(), autocast(self.device, self.precision):
-            said = [self.module(batch.images[part]) for part in self.parts(len(batch.ids))]
+            said = [self.module(images[part]) for part in self.parts(len(images))]
         logits_a, logits_b = zip(*said, strict=True)
         return torch.cat(logits_a), torch.cat(logits_b)
 
-    def _learn(self, batch: Batch, choice: Choice, rows: int) -> torch.Tensor:
+    def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> Generator[Meeting, None, torch.Tensor]:
         """Gradients of each network's mean loss over its chosen rows, part by part; returns the sum of the two.
 
         rows: a short choice is filled up with its own rows, at weight 0, for BatchNorm's sake alone.
         """
-        for_a, for_b = _filled(choice.of_b, rows), _filled(choice.of_a, rows)
+        images, labels = inputs["images"], inputs["labels"]
+        (for_a, real_a), (for_b, real_b) = (_filled(each, rows) for each in (choice.rows_b, choice.rows_a))
         loss = torch.zeros((), device=self.device)
         self.module.train()
         parts = self.parts(rows)
         for part in parts:
             last = part is parts[-1]
-            logits_a, logits_b = self.forward(batch.images[for_a[part]], batch.images[for_b[part]], last=last)
-            losses_a = sample_losses(logits_a, batch.labels[for_a[part]])[: max(0, len(choice.of_b) - part.start)]
-            losses_b = sample_losses(logits_b, batch.labels[for_b[part]])[: max(0, len(choice.of_a) - part.start)]
-            share = losses_a.sum() / choice.kept + losses_b.sum() / choice.kept
+            logits_a, logits_b = self.forward(images[for_a[part]], images[for_b[part]], last=last)
+            losses_a = sample_losses(logits_a, labels[for_a[part]]) * real_a[part]
+            losses_b = sample_losses(logits_b, labels[for_b[part]]) * real_b[part]
+            share = (losses_a.sum() + losses_b.sum()) / choice.kept.clamp(min=1)
+            yield Meeting("forward")
             self.backward(share, last)
             loss = loss + share.detach()
         return loss
 
 
-def _filled(chosen: torch.Tensor, rows: int) -> torch.Tensor:
-    """The chosen rows, repeated up to `rows`; a rank of whose rows none was chosen shows its first ones."""
+def _rows(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
+    """The rows that are easy, in the order of their places, -1 behind the last: int64 [rows]."""
+    order = torch.argsort(torch.where(easy, places, torch.iinfo(places.dtype).max), stable=True)
+    return torch.where(torch.arange(len(order), device=order.device) < easy.sum(), order, -1)
+
+
+def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chosen rows (-1 behind the last), repeated up to `rows`, and 1 where they stand for the first time.
+
+    A rank of whose rows none was chosen shows its first ones.
+    """
     place = torch.arange(rows, device=chosen.device)
-    return chosen[place % len(chosen)] if len(chosen) else place
+    count = (chosen >= 0).sum()
+    shown = torch.where(count > 0, chosen[place % count.clamp(min=1)], place % len(chosen))
+    return shown, (place < count).float()
 
 
-def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Real rows whose given label the networks predict, mean over the two, and real rows."""
-    agreed = (logits_a.argmax(1) == batch.labels).float() + (logits_b.argmax(1) == batch.labels).float()
-    return (agreed * batch.weights).sum() / 2, batch.weights.sum()
+def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Real rows whose given label the networks predict, mean over the two."""
+    labels = inputs["labels"]
+    agreed = (logits_a.argmax(1) == labels).float() + (logits_b.argmax(1) == labels).float()
+    return (agreed * inputs["weights"]).sum() / 2

@@ -1,20 +1,33 @@
 """What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.checkpoint import TrainState, load_module, module_state, of_every_rank, own_of
+from trainer.checkpoint import (
+    TrainState,
+    load_module,
+    load_random_state,
+    module_state,
+    of_every_rank,
+    own_of,
+    random_state,
+)
 from trainer.config import OptimizerConfig, Precision, Recipe
 from trainer.engines import make_engine
 from trainer.finite_guard import FiniteGuard
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import TrainingPlan
+from trainer.loading.sample_order import StepIds, TrainingPlan
+from trainer.methods.compiling import compile_blocks
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import networks_of
+from trainer.methods.pace import pace_of
+from trainer.methods.stepping import Clock, Fixed, Inputs, Meeting, Replay, Values, Work, carried_out
+from trainer.models import TwinModel
 from trainer.optimisation import learning_rate_at, make_optimizer
 from trainer.world import World
 
@@ -23,7 +36,8 @@ _SMALLEST_SCALE = 1.0
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
-    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
+    """Weights are cast anew each time: what one CUDA graph has cast, another could not keep."""
+    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST, cache_enabled=False)
 
 
 def image_type(precision: Precision) -> torch.dtype:
@@ -51,12 +65,23 @@ class Setting:
     by_launcher: bool = False
     """Whether accelerate, where it launched us, drives the module; not in a fold's group, which it cannot know."""
     sync_batchnorm: bool = False
+    graphs: bool = False
+    """Replay CUDA graphs of the step instead of launching its kernels one by one."""
+    compile: bool = False
+    """Compile the networks' blocks."""
+    clock: Clock | None = None
 
 
 def setting_of(
-    recipe: Recipe, optimizer: OptimizerConfig, plan: TrainingPlan, world: World, by_launcher: bool = False
+    recipe: Recipe,
+    optimizer: OptimizerConfig,
+    plan: TrainingPlan,
+    world: World,
+    by_launcher: bool = False,
+    clock: Clock | None = None,
 ) -> Setting:
     """What a recipe says of a training by `plan` in `world`."""
+    pace = pace_of(recipe, plan.total_steps, world, by_launcher)
     return Setting(
         optimizer,
         plan.steps_per_epoch,
@@ -66,20 +91,22 @@ def setting_of(
         exact=world.device.type == "cpu" or recipe.execution.deterministic,
         by_launcher=by_launcher,
         sync_batchnorm=recipe.model.sync_batchnorm,
+        graphs=pace.graphs,
+        compile=pace.compile,
+        clock=clock,
     )
 
 
 class OptimisedModule:
-    """A module under training; methods add what a step computes.
+    """A module under training; methods say what a step reads (`inputs`) and what it does with that (`work`).
 
-    A step is `begin_step`, then `forward` and `backward` for each part of the batch, then `apply`.
+    A step is `begin_step`, then `forward` and `backward` for each part of the batch, then `update`: all on the
+    device, without a look at any number, so that it can be recorded and replayed.
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         self.world, self.device, self.precision = setting.world, setting.world.device, setting.precision
-        if setting.sync_batchnorm and self.world.ties is not None:
-            module = nn.SyncBatchNorm.convert_sync_batchnorm(module, self.world.group)
-        self.module = module.to(self.device)
+        self.module = _placed(module, setting)
         self._micro = setting.micro
         self._schedule, self._steps_per_epoch = setting.optimizer, setting.steps_per_epoch
         optimizer = make_optimizer(
@@ -90,27 +117,58 @@ class OptimisedModule:
             setting.optimizer.decay_scope,
             setting.optimizer.learning_rate,
         )
-        self._engine = make_engine(self.module, optimizer, self.world, setting.exact, setting.by_launcher)
-        self._guard = FiniteGuard()
+        self._engine = make_engine(
+            self.module, optimizer, self.world, setting.exact, setting.by_launcher, setting.graphs
+        )
+        self._guard = FiniteGuard(self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
         self._live = list(self._buffers.values())
-        self._before = [b.clone() for b in self._live]
+        self._memory = _BufferMemory(self.module)
+        self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
+        self._clock = setting.clock
+        self._replay = Replay(self.work, self.world, self.rehearsing, self._clock) if setting.graphs else None
         self.learning_rate = setting.optimizer.learning_rate
-        self.chosen: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._last: tuple[torch.Tensor, Values] | None = None
+
+    def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, Fixed]:
+        """What the work of a step reads, on the device, shapes fixed; and sizes it is written for."""
+        return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}, ()
+
+    def work(self, inputs: Inputs, fixed: Fixed) -> Work:
+        """A step; returns scalars to be averaged into the metrics, COUNTED among them."""
+        raise NotImplementedError
+
+    def step(self, batch: Batch, at: StepIds) -> Values:
+        """One update; the values it returns are overwritten by the next one."""
+        schedule = self._schedule
+        self.learning_rate = learning_rate_at(
+            at.step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
+        )
+        self._engine.set_rate(self.learning_rate)
+        inputs, fixed = self.inputs(batch, at)
+        if self._replay is not None:
+            values = self._replay(inputs, fixed)
+        else:
+            values = carried_out(self.work(inputs, fixed), self.world, self._clock)
+        self._last = batch.ids, values
+        return {name: value for name, value in values.items() if value.dim() == 0}
+
+    @property
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Of the last step, for methods of two networks: this rank's sample_ids that were easy for a, and for b."""
+        if self._last is None or "chosen_a" not in self._last[1]:
+            return None
+        ids, values = self._last
+        of_a, of_b = values["chosen_a"], values["chosen_b"]
+        return ids[of_a[of_a >= 0]], ids[of_b[of_b >= 0]]
 
     def parts(self, rows: int) -> list[slice]:
         return micro_batches(rows, self._micro)
 
-    def rows_of_all(self, batch: Batch) -> torch.Tensor:
-        """How many rows of the step count, over all ranks: float32 []."""
-        return self.world.sum_(batch.weights.sum())
-
     def begin_step(self) -> None:
         """Before the forward: BatchNorm learns in it, and must forget a batch that is not finite."""
-        if self._live:
-            torch._foreach_copy_(self._before, self._live)
+        self._memory.keep()
         self._engine.zero_grad()
 
     def forward(self, *images: torch.Tensor, last: bool = True) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -123,24 +181,44 @@ class OptimisedModule:
         """Add the gradients of one part's share of the loss of all ranks to those of the parts before it."""
         self._engine.backward(self._scaler.scale(share), last)
 
-    def apply(self, loss: torch.Tensor, step: int) -> None:
-        """One optimiser step at the schedule's rate, unless the loss or a gradient is not finite.
+    def exchanged(self, *totals: torch.Tensor) -> Generator[Meeting, None, torch.Tensor]:
+        """Gradients and these scalars, of all ranks: [scalars]."""
+        sums = torch.stack([total.to(totals[0].dtype) for total in totals])
+        yield Meeting("backward", (*self._engine.exchange(), sums))
+        return sums
 
-        loss: of all rows of all ranks, so that all ranks decide alike.
+    def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
+        """One optimiser step, unless the loss or a gradient is not finite, or no row counted.
+
+        loss: of all rows of all ranks, so that all ranks decide alike; counted: bool [].
         """
-        schedule = self._schedule
-        self.learning_rate = learning_rate_at(
-            step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
-        )
         if self._scaler.is_enabled():
             self._scaler.unscale_(self._engine.optimizer)
-        if schedule.clip is not None:
-            self._engine.clip(schedule.clip, networks_of(self.module))
-        searching = self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE
-        if not self._guard.step(self._engine, loss, self.learning_rate, searching) and self._live:
-            torch._foreach_copy_(self._live, self._before)
+        if self._schedule.clip is not None:
+            self._engine.clip(self._schedule.clip, networks_of(self.module))
+        finite = self._engine.gradients_finite() & torch.isfinite(loss.detach())
+        real = counted & self._for_real
+        ok = finite & real
+        self._engine.step(ok)
+        self._memory.forget_unless(ok)
+        self._guard.note(finite, real, self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE)
         if self._scaler.is_enabled():
             self._scaler.update()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Steps in here change no weight, no moment, no statistic, no counter and no random draw."""
+        draws = random_state(self.device)
+        self._for_real.fill_(False)
+        try:
+            yield
+        finally:
+            self._for_real.fill_(True)
+            load_random_state(draws, self.device)
+
+    def require_finite(self) -> None:
+        """Raises where training has diverged; waits for the device."""
+        self._guard.require_finite()
 
     def end_epoch(self, epoch: int) -> None:
         """Ranks that saw different rows agree on BatchNorm's statistics."""
@@ -158,6 +236,7 @@ class OptimisedModule:
         return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
 
     def load(self, state: TrainState) -> None:
+        """In place: what a CUDA graph has recorded is where it was."""
         load_module(self.module, state.tensors, "model.")
         own = own_of(self.world, state.tensors)
         for name, buffer in self._buffers.items():
@@ -168,3 +247,42 @@ class OptimisedModule:
         self._guard.load(state.values["guard"])
         if self._scaler.is_enabled() and state.values.get("scaler"):
             self._scaler.load_state_dict(state.values["scaler"])
+
+
+def _placed(module: nn.Module, setting: Setting) -> nn.Module:
+    """The module on its device, in the layout and form it is fastest in."""
+    world = setting.world
+    if setting.sync_batchnorm and world.ties is not None:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
+    module = module.to(world.device)
+    if world.device.type == "cuda":
+        module = module.to(memory_format=torch.channels_last)  # what tensor cores read, and DALI writes
+    if isinstance(module, TwinModel):
+        module.side_by_side = setting.graphs
+    if setting.compile:
+        for network in networks_of(module):
+            compile_blocks(network)
+    return module
+
+
+class _BufferMemory:
+    """The buffers of a module (BatchNorm's statistics) as they were before a step, should it be left out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        every = list(module.buffers())
+        kinds = [[b for b in every if b.is_floating_point()], [b for b in every if not b.is_floating_point()]]
+        self._kinds = [kind for kind in kinds if kind]
+        self._before: list[torch.Tensor] = []
+
+    def keep(self) -> None:
+        self._before = [_flat(kind) for kind in self._kinds]
+
+    def forget_unless(self, ok: torch.Tensor) -> None:
+        """Go back to what `keep` saw, where `ok` (bool []) is false. All buffers at once: there are hundreds."""
+        for kind, before in zip(self._kinds, self._before, strict=True):
+            parts = torch.where(ok, _flat(kind), before).split([buffer.numel() for buffer in kind])
+            torch._foreach_copy_(kind, [part.view_as(buffer) for part, buffer in zip(parts, kind, strict=True)])
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

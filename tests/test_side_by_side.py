@@ -1,0 +1,64 @@
+"""Trainings side by side in one process: each as if alone, stopped together, cleaned up after an error."""
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.side_by_side import side_by_side, to_the_end
+from trainer.stop_request import Stopped
+
+CPU = torch.device("cpu")
+
+
+def drawing(seed, steps, seen, closed, stop_after=None):
+    """A training that draws a random number a step."""
+    try:
+        torch.manual_seed(seed)
+        drawn = []
+        for step in range(steps):
+            drawn.append(float(torch.rand(())))
+            seen.append((seed, step))
+            if stop_after is not None and len(seen) >= stop_after:
+                raise Stopped(f"training {seed}", step, "asked to")
+            yield
+        return drawn
+    finally:
+        closed.append(seed)
+
+
+def test_each_draws_as_if_it_were_alone():
+    alone = [to_the_end(drawing(seed, steps, [], [])) for seed, steps in ((1, 5), (2, 3), (3, 7))]
+    torch.manual_seed(99)
+    before, seen = torch.get_rng_state(), []
+    together = side_by_side([drawing(seed, steps, seen, []) for seed, steps in ((1, 5), (2, 3), (3, 7))], CPU)
+    assert together == alone
+    assert torch.equal(before, torch.get_rng_state())
+    assert seen[:6] == [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1)]
+
+
+def test_a_stop_lets_every_training_save_before_it_is_raised():
+    seen, closed = [], []
+    with pytest.raises(Stopped, match="training 1"):
+        side_by_side([drawing(seed, 10, seen, closed, stop_after=5) for seed in (1, 2)], CPU)
+    assert sorted(closed) == [1, 2]
+    assert len(seen) == 6  # the first had its fifth turn, saw the wish, and so did the second
+
+
+def failing():
+    yield
+    raise ValueError("broken")
+
+
+def test_an_error_of_one_closes_all():
+    closed = []
+    with pytest.raises(ValueError, match="broken"):
+        side_by_side([drawing(1, 10, [], closed), failing(), drawing(2, 10, [], closed)], CPU)
+    assert sorted(closed) == [1, 2]
+
+
+def test_numpy_results_come_back_in_order():
+    def made(number):
+        yield
+        return np.full(2, number)
+
+    assert [int(result[0]) for result in side_by_side([made(3), made(1)], CPU)] == [3, 1]

@@ -1,0 +1,86 @@
+"""Batches made beside the network's own work: on a CUDA stream of their own, and in a thread where they take long."""
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
+from typing import TypeVar
+
+import torch
+
+from trainer.loading.batch import Batch
+
+_BATCHES_READY = 2  # made before the network wants them
+
+Request = TypeVar("Request")
+
+
+def beside(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Iterator[Batch]:
+    """Batches that take the host next to no time, made when they are asked for, while the GPU still computes."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    for request in requests:
+        if stream is None:
+            yield make(request)
+            continue
+        with torch.cuda.stream(stream):
+            batch = make(request)
+            made = stream.record_event()
+        _hand_over(batch, made)
+        yield batch
+
+
+def _hand_over(batch: Batch, made: torch.cuda.Event) -> None:
+    """The consumer's stream waits for the batch; its memory is not reused before that stream is done with it."""
+    stream = torch.cuda.current_stream(batch.images.device)
+    stream.wait_event(made)
+    for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
+        tensor.record_stream(stream)
+
+
+class Feeder:
+    """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
+
+    def __init__(self, batches: Generator[Batch, None, None], device: torch.device) -> None:
+        self._batches = batches
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
+            _BATCHES_READY
+        )
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (item := self._ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            batch, event = item
+            if event is not None:
+                _hand_over(batch, event)
+            yield batch
+
+    def _draw(self) -> None:
+        try:
+            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+                for batch in self._batches:
+                    if not self._put((batch, self._stream.record_event() if self._stream is not None else None)):
+                        break
+            self._put(None)
+        except BaseException as error:  # it belongs to the consumer
+            self._put(error)
+        finally:
+            self._batches.close()
+
+    def _put(self, item: tuple[Batch, torch.cuda.Event | None] | BaseException | None) -> bool:
+        """Whether the consumer still wants more."""
+        while not self._closed.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
