@@ -1,6 +1,7 @@
 """The command `incv`: run, each stage alone, doctor, shards, ls, cp, validate."""
 
 import argparse
+import math
 import shlex
 import shutil
 import sys
@@ -96,24 +97,61 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_recipe_arguments(parser)
     parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
     parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="do a finished stage again")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost, and do nothing")
+    estimate = parser.add_argument_group("the estimate of --dry-run")
+    estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: as now started")
+    estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="of a GPU hour")
+    estimate.add_argument("--samples", type=_count, metavar="N", help="training samples; default: as packed or known")
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and do nothing")
+
+
+def _count(given: str) -> int:
+    if not given.isdecimal() or int(given) < 1:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number above 0")
+    return int(given)
+
+
+def _counts(given: str) -> tuple[int, ...]:
+    return tuple(_count(number) for number in given.split(","))
+
+
+def _price(given: str) -> float:
+    try:
+        price = float(given)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price < math.inf:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a price")
+    return price
+
+
+def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What was said of the estimate."""
+    said = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples}
+    asked = {name: value for name, value in said.items() if value is not None}
+    if asked and not parsed.dry_run:
+        raise ConfigError(
+            "--gpus, --gpu-price and --samples are for the estimate of --dry-run: add it, or leave them"
+        )
+    return asked
 
 
 def _run(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
     recipe = load_recipe(path, parsed.overrides)
     root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
+    asked = _asked(parsed)
     if parsed.print_run_dir or parsed.print_splits or parsed.print_stages:
         _print_facts(parsed, recipe, root)
         return 0
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
     from trainer.dry_run import planned
+    from trainer.estimate.asked import Asked
     from trainer.run import carry_out
 
     if parsed.dry_run:
-        print(planned(recipe, path.stem, root, parsed.redo))
+        print(planned(recipe, path.stem, root, parsed.redo, Asked(**asked)))
         return 0
     code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage)
     stopped = RunDirectory(root).stopped.exists()

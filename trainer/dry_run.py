@@ -1,4 +1,4 @@
-"""What a run would do: stages, their state, and how much work each is."""
+"""What a run would do: stages, their state, how much work each is, and how long it would take."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,8 +7,10 @@ from pathlib import Path
 from shards.errors import InputError
 from shards.pack import require_ours
 from shards.sample_index import SampleIndex
+from shards.sources import Source
 from trainer.config import METHODS, DataConfig, Recipe
 from trainer.data_sets import require_as_asked, source_of
+from trainer.estimate.asked import Asked, counted_split, estimated
 from trainer.incv.noise_estimates import judged_by_best_epoch
 from trainer.loading.image_set import limited_ids
 from trainer.manifest import Manifest
@@ -19,7 +21,7 @@ from trainer.stages import StageBook, require_stages, stages_of
 from trainer.world import ALONE
 
 
-def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> str:
+def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), asked: Asked | None = None) -> str:
     """The plan as text, with what would keep it from running; reads shards and run directory, writes nothing."""
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _packed(config) for split, config in splits.items()}
@@ -33,13 +35,17 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = ()) -> 
     obstacles += _refusals(lambda: require_rows_of_one_pass(recipe, ALONE.size))
     if train is not None:
         obstacles += _refusals(lambda: preflight(recipe, train, ALONE))
+    counted = {}
     for split, index in indices.items():
+        source = None
         if index is None:
-            obstacles += _refusals(partial(source_of, keys[split], splits[split]))
-            obstacles += _refusals(partial(require_ours, Path(splits[split].shards)))
+            source, refusals = _source(keys[split], splits[split])
+            obstacles += refusals + _refusals(partial(require_ours, Path(splits[split].shards)))
         else:
             obstacles += _refusals(partial(require_as_asked, keys[split], splits[split], index))
-    return "\n".join([*lines, *(f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles))])
+        counted[split] = counted_split(splits[split], index, source)
+    lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
+    return "\n".join([*lines, "", estimated(recipe, counted, asked or Asked())])
 
 
 def _refusals(check: Callable[[], object]) -> list[str]:
@@ -48,6 +54,14 @@ def _refusals(check: Callable[[], object]) -> list[str]:
     except InputError as error:
         return [str(error)]
     return []
+
+
+def _source(key: str, config: DataConfig) -> tuple[Source | None, list[str]]:
+    """The raw images that packing would read, or why it would not."""
+    try:
+        return source_of(key, config), []
+    except InputError as error:
+        return None, [str(error)]
 
 
 def _packed(config: DataConfig) -> SampleIndex | None:

@@ -68,6 +68,43 @@ def test_a_dry_run_refuses_the_folders_that_the_run_would_refuse(incv: Incv, pla
     assert "would be refused: taken is not empty (thesis.txt)" in taken.out
 
 
+def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:
+    """Of every stage that computes, for as many GPUs as asked for; by default for the processes that are there."""
+    alone = incv("run", "-c", TINY, "--dry-run").out
+    plan, estimate = alone.split("\n\n", 1)
+    assert "300 training samples (packed), 10 classes" in estimate
+    assert re.search(r"^ +1 GPU$", estimate, re.MULTILINE)
+    stages = [*(stage for stage in STAGES if stage in ("incv", *METHODS, "evaluate")), "all"]
+    assert re.findall(r"^  time of (\w+) +[\d.e-]+ s", estimate, re.MULTILINE) == stages
+    several = incv(
+        "run", "-c", TINY, "--dry-run", "--gpus", "2,8,64", "--gpu-price", "1.5", "--samples", "100000"
+    ).out
+    assert several.startswith(plan)
+    assert re.search(r"^ +2 GPUs +8 GPUs$", several, re.MULTILINE)
+    assert "64 GPUs would be refused: batch.global = 32 rows" in several
+    assert "1.50 dollars" in several
+    assert "100,000 training samples (as asked)" in several
+    promised = incv("run", "-c", TINY, "--dry-run", "execution.world=4", "execution.folds=side_by_side").out
+    assert re.search(r"^ +4 GPUs$", promised, re.MULTILINE)
+    odd = incv("run", "-c", TINY, "--dry-run", "--gpus", "3", "execution.folds=side_by_side").out
+    assert "3 GPUs would be refused: execution.folds: side_by_side needs" in odd
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--gpus", "8"], ["--samples", "5"], ["--gpu-price", "1"]),
+        *(["--dry-run", "--gpus", wrong] for wrong in ("0", "8,,9", "all")),
+        *(["--dry-run", "--samples", "-1"], ["--dry-run", "--gpu-price", "nan"]),
+    ],
+)
+def test_an_estimate_that_cannot_be_made_is_refused(arguments: list[str], incv: Incv, playground: Path) -> None:
+    with unchanged(playground):
+        answer = incv("run", "-c", TINY, *arguments)
+    assert answer.code == 2
+    assert arguments[-2] in answer.err
+
+
 # --- the directory ------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,134 @@
+"""The work of a recipe: every training and every predict pass, with its rows; nothing here knows of GPUs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trainer.config import CoteachingConfig, IncvConfig, Recipe
+from trainer.estimate.figures import AGREEMENT
+from trainer.incv import theory
+from trainer.incv.noise_estimates import judged_by_best_epoch, remove_ratio, warmup_epochs
+from trainer.loading.sample_order import candidate_rows
+from trainer.methods.networks import TWO_NETWORKS
+
+
+@dataclass(frozen=True)
+class Samples:
+    """How many there are."""
+
+    train: int
+    classes: int
+    eval: Mapping[str, int]
+    """Of each evaluation set."""
+    agreement: float = AGREEMENT
+    """Share of the held-out labels that a round's networks agree with: S and C of later rounds follow from it."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps of equal shape."""
+
+    stage: str
+    networks: int
+    steps: int
+    rows: int
+    """Of S in a step, over all GPUs."""
+    candidate_rows: int = 0
+    ranks_first: bool = False
+    """Whether both networks see all rows in eval mode before they train."""
+    folds: int = 1
+    """2: one for each fold, side by side or in turn."""
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """Forward passes over the same samples."""
+
+    stage: str
+    networks: int
+    samples: int
+    passes: int
+    gathers: bool = False
+    """Whether every rank gets every prediction afterwards."""
+    folds: int = 1
+
+
+Work = Training | Predicting
+
+
+@dataclass(frozen=True)
+class Round:
+    selected: int
+    """|S| before the round."""
+    candidates: int
+    best: bool
+    """Whether every epoch predicts the held-out half, to find the one that agrees best."""
+
+
+def rounds_of(incv: IncvConfig, samples: Samples) -> tuple[list[Round], int, int]:
+    """The rounds with their sizes, then |S| and |C| after the last, if every round agrees as assumed."""
+    noise = assumed_noise(incv, samples)
+    ratio = remove_ratio(incv, noise)
+    rounds, selected, candidates = [], 0, samples.train
+    for number in range(incv.rounds):
+        if candidates < 2:  # as INCV itself ends
+            break
+        rounds.append(Round(selected, candidates, judged_by_best_epoch(incv, number, noise if number else None)))
+        agreeing = round(samples.agreement * candidates)
+        removed = min(int(ratio * agreeing), candidates - agreeing)
+        selected, candidates = selected + agreeing, candidates - agreeing - removed
+    return rounds, selected, candidates
+
+
+def assumed_noise(incv: IncvConfig, samples: Samples) -> float:
+    """ε that the assumed agreement would be read as."""
+    return theory.noise_from_accuracy(samples.agreement, max(samples.classes, 2), incv.noise_kind)
+
+
+def work_of(recipe: Recipe, samples: Samples) -> list[Work]:
+    """In the order of the stages. Nothing is forgotten or unreadable: n(e) is |B_S|."""
+    work: list[Work] = []
+    if recipe.incv is not None:
+        work += _incv(recipe, recipe.incv, samples)
+    for method in recipe.methods:
+        if method == "standard" and recipe.standard is not None:
+            work.append(_training(recipe, method, samples.train, recipe.standard.epochs))
+        elif recipe.coteaching is not None:
+            work += _coteaching(recipe, method, recipe.coteaching, samples)
+    for method in recipe.methods:
+        networks = 2 if method in TWO_NETWORKS else 1
+        work += [Predicting("evaluate", networks, count, passes=1) for count in samples.eval.values()]
+    return work
+
+
+def _training(
+    recipe: Recipe, stage: str, selected: int, epochs: int, candidates: int = 0, ranks_first: bool = False
+) -> Training:
+    batch = recipe.batch.global_
+    return Training(
+        stage,
+        networks=2 if stage in TWO_NETWORKS else 1,
+        steps=-(-selected // batch) * epochs,
+        rows=batch,
+        candidate_rows=candidate_rows(batch, selected, candidates),
+        ranks_first=ranks_first,
+        folds=2 if stage == "incv" else 1,
+    )
+
+
+def _incv(recipe: Recipe, incv: IncvConfig, samples: Samples) -> Iterator[Work]:
+    for one in rounds_of(incv, samples)[0]:
+        half = -(-one.candidates // 2)
+        yield _training(recipe, "incv", one.selected + half, incv.epochs)
+        passes = 1 + (incv.epochs if one.best else 0)
+        yield Predicting("incv", 1, half, passes, gathers=True, folds=2)
+
+
+def _coteaching(recipe: Recipe, method: str, config: CoteachingConfig, samples: Samples) -> Iterator[Work]:
+    ranks_first = config.rank == "eval_first"
+    if method == "coteaching" or recipe.incv is None:
+        yield _training(recipe, method, samples.train, config.epochs, ranks_first=ranks_first)
+        return
+    _, selected, candidates = rounds_of(recipe.incv, samples)
+    alone = min(warmup_epochs(config, recipe.incv, assumed_noise(recipe.incv, samples)), config.epochs)
+    yield _training(recipe, method, selected, alone, ranks_first=ranks_first)
+    yield _training(recipe, method, selected, config.epochs - alone, candidates, ranks_first)
