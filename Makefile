@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 ENV := .venv/.ready
 
-.PHONY: demo test test-slow test-gpu test-cluster test-storm lint typecheck unit constraints clean help
+.PHONY: demo test test-slow test-gpu bench-gpu test-cluster test-storm lint typecheck unit constraints clean help
 
 help:
 	@echo "make demo         the paper's method on real handwritten digits, into runs/demo/ (under 3 minutes)"
 	@echo "make test         lint, types, import directions and all tests"
 	@echo "make test-slow    the longer checks"
 	@echo "make test-gpu     the checks that need a GPU"
+	@echo "make bench-gpu    the speeds on a GPU; FIGURES=\"...\" for some of them, IMAGES=folder of JPEG files"
 	@echo "make test-cluster many processes: launchers, kills, a real Slurm (under 15 minutes)"
 	@echo "make test-storm   the longer checks of these"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows"
@@ -33,6 +34,9 @@ unit: $(ENV)
 
 test-gpu: $(ENV)
 	$(BIN)/python -m pytest -m gpu
+
+bench-gpu: $(ENV)
+	$(BIN)/python benchmarks/gpu.py $(FIGURES) $(if $(IMAGES),--images $(IMAGES))
 
 test-slow: $(ENV)
 	$(BIN)/python -m pytest -m "slow and not cluster and not storm"

@@ -9,7 +9,6 @@ and DALI without a GPU. `gpu` loads a random 30 % of the samples in shuffled ord
 
 import argparse
 import itertools
-import os
 import sys
 import tempfile
 import time
@@ -20,11 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from loading_references import RESIZE, SIZE, Pass, dali_webdataset, plain_dali, torchvision_loader
+from packed_jpegs import linked_tree, packed
 from record import publish, record_runs
 
-from shards.pack import pack
 from shards.sample_index import SampleIndex
-from shards.sources import open_source
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Loader
 from trainer.loading.cpu_loader import CpuLoader
@@ -40,8 +38,8 @@ SUBSET, EPOCHS = 0.3, 3
 def main() -> None:
     arguments = _parsed()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-        files = _tree(arguments.images, Path(scratch), arguments.samples)
-        index = _packed(Path(scratch), arguments.threads)
+        files = linked_tree(arguments.images, Path(scratch), arguments.samples)
+        index = packed(Path(scratch), arguments.threads)
         measure = _cpu if arguments.where == "cpu" else _gpu
         publish(measure(files, index, arguments), "loading.jsonl" if arguments.append else None)
 
@@ -62,27 +60,6 @@ def _parsed() -> argparse.Namespace:
     given.samples = given.samples or (50_000 if on_gpu else 698)
     given.batch = given.batch or (256 if on_gpu else 64)
     return given
-
-
-def _tree(images: Path, scratch: Path, samples: int) -> list[Path]:
-    """The images under `samples` distinct names: root/train/<class>/<name>.jpg, by hard link."""
-    found = sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    local = [scratch / f"original-{number}.jpg" for number in range(len(found))]
-    for copy, original in zip(local, found, strict=True):
-        copy.write_bytes(original.read_bytes())
-    files = []
-    for number in range(samples):
-        file = scratch / "root" / "train" / f"class{number % 10}" / f"{number:06d}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        os.link(local[number % len(local)], file)
-        files.append(file)
-    return files
-
-
-def _packed(scratch: Path, workers: int) -> SampleIndex:
-    index = pack(open_source("image_folder", scratch / "root", "train"), scratch / "shards", workers)
-    assert index is not None
-    return index
 
 
 def _ours(loader: Loader, index: SampleIndex, ids: Ids, batch: int) -> Pass:

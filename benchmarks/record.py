@@ -20,7 +20,7 @@ from typing import Any
 from trainer.manifest import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("incv", "torch", "numpy", "pyarrow", "pillow", "nvidia-dali-cuda130")
+_PACKAGES = ("incv", "torch", "timm", "numpy", "pyarrow", "pillow", "nvidia-dali-cuda130")
 
 
 def record(
@@ -97,3 +97,16 @@ def _processor() -> str:
 def _short(number: float) -> float:
     """Four decimals, or four digits where that would leave fewer."""
     return round(number, 4) if abs(number) >= 1 else float(f"{number:.4g}")
+
+
+def _print_facts() -> None:
+    """What lines must share to be of the same thing: for gpu.py, which leaves the GPU itself alone."""
+    import torch  # noqa: F401  machine() then names the GPU
+
+    from trainer.start_checks import code_hash
+
+    print(json.dumps({"machine": machine(), "code": code_hash()}))
+
+
+if __name__ == "__main__":
+    _print_facts()

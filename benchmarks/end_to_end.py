@@ -1,0 +1,218 @@
+"""The road from the shards: training and predicting with everything a run does, against its slowest part alone.
+
+    python benchmarks/end_to_end.py FIGURE [--images FOLDER] [--samples 20000] [--small]
+
+FOLDER holds JPEG files (without it pictures are made up that compress as photographs do); they are repeated under
+distinct ids and packed with a shorter side of 256, as WebVision is.
+`end_to_end_b256` is the trainer's own loop (metrics, counters, heartbeat) over a shuffled 40 % of them; between its
+runs the same task makes the same step on one batch again and again. `predict_end_to_end` is a predict pass with its
+rows collected; the loader alone and the forward alone are its references. `--small`: a tiny network.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from our_steps import SGD, Bench, setting, webvision_bench
+from packed_jpegs import linked_tree, make_jpegs, packed
+from record import publish, record_runs
+from timing import Extent, elapsed, rates, synchronise
+
+from trainer.config import ExecutionConfig, ImageConfig
+from trainer.heartbeat import Heartbeat
+from trainer.incv.predictions import collect
+from trainer.loading.batch import Batch, BatchRequest
+from trainer.loading.image_set import ImageSet, open_image_set
+from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.manifest import StartNotes
+from trainer.methods.networks import networks_of
+from trainer.methods.standard import StandardTask
+from trainer.predicting import forward_pass
+from trainer.run_directory import RunDirectory
+from trainer.stop_request import StopRequest
+from trainer.train_loop import Surroundings, Training, train
+from trainer.world import World
+
+SUBSET, EPOCHS = 0.4, 1000
+_MADE_UP = 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    samples: int
+    batch: int
+    predict_batch: int
+    stored: int
+    """Shorter side of the packed images."""
+    steps: int
+    """Of a run."""
+    lead_in: int
+    """Steps before a run is timed: they use up what was read ahead while the loader had nothing else to do."""
+    runs: int
+
+
+LARGE = Sizes(samples=20_000, batch=256, predict_batch=512, stored=256, steps=120, lead_in=20, runs=3)
+SMALL = Sizes(samples=48, batch=8, predict_batch=16, stored=40, steps=4, lead_in=1, runs=2)
+
+
+class _Measured(Exception):
+    """All runs are made: the loop need not go on to the end of its plan."""
+
+
+def opened(bench: Bench, sizes: Sizes, images: Path | None, scratch: Path, threads: int) -> ImageSet:
+    if images is None:
+        images = scratch / "made-up"
+        make_jpegs(images, _MADE_UP, sizes.stored * 3 // 2)
+    linked_tree(images, scratch, sizes.samples)
+    index = packed(scratch, os.cpu_count() or 1, sizes.stored)
+    image = ImageConfig(size=bench.pixels, resize=sizes.stored, chroma="smooth")
+    execution = ExecutionConfig(loader="dali" if bench.fast else "cpu", workers=threads)
+    labels = index.label.astype(np.int64)
+    return open_image_set(index, index.usable_ids(), labels, image, execution, bench.device, torch.bfloat16)
+
+
+def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -> dict[str, Any]:
+    """A subset of whole batches: short epochs would otherwise end with far more half-empty ones than long ones do."""
+    ids = np.random.default_rng(0).permutation(data.ids)[: int(SUBSET * len(data.ids)) // sizes.batch * sizes.batch]
+    plan = TrainingPlan(stream_of(0, "benchmark"), np.sort(ids), sizes.batch, EPOCHS)
+    task = StandardTask(bench.model(0), setting(bench, SGD, plan.steps_per_epoch))
+    world = World(0, 1, bench.device, torch.get_num_threads())
+    found: dict[str, list[float]] = {"ours": [], "reference": []}
+    run = RunDirectory(scratch / "run")
+    run.root.mkdir()
+    heart = Heartbeat(run.root / "heartbeat.json", 0, 1, "alone")
+    around = Surroundings(world, ExecutionConfig(), StartNotes(run, 0), StopRequest(run.root), heart)
+    training = Training("standard", run.root / "standard")
+
+    def batches_from(first: int) -> Iterator[Batch]:
+        return _timed(data.training_batches(plan, first, world), task, plan, sizes, found)
+
+    with suppress(_Measured):
+        train(training, task, plan, batches_from, around)
+    note = (
+        f"{bench.said}; {len(ids):,} of {len(data.ids):,} samples, shuffled, {sizes.steps} steps a run of the "
+        "trainer's loop, no checkpoint due in them; reference: the same step, alone, on one batch again and again"
+    )
+    return _line("end_to_end_b256", found["ours"], found["reference"], note)
+
+
+def _timed(
+    batches: Iterator[Batch], task: StandardTask, plan: TrainingPlan, sizes: Sizes, found: dict[str, list[float]]
+) -> Iterator[Batch]:
+    """The loader's batches; the loop asks for the next one when it has done all it does in a step."""
+    first = next(batches)
+    resident = replace(
+        first, **{name: getattr(first, name).clone() for name in ("ids", "images", "labels", "weights")}
+    )
+    yield first
+    at = plan.step(0)
+    rows = sizes.batch * sizes.steps
+
+    def again() -> None:
+        for _ in range(sizes.steps):
+            task.step(resident, at)
+
+    for run in range(sizes.runs):
+        yield from islice(batches, sizes.lead_in)
+        synchronise()
+        began = time.perf_counter()
+        yield from islice(batches, sizes.steps)
+        synchronise()
+        found["ours"].append(rows / (time.perf_counter() - began))
+        found["reference"].append(rows / elapsed(again))
+        said = ", ".join(f"{name} {values[-1]:,.0f} images/s" for name, values in found.items())
+        print(f"run {run}: {said}", file=sys.stderr, flush=True)
+    raise _Measured
+
+
+class _Resident:
+    """A loader that has one batch and gives it again and again."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        return (self._batch for _ in requests)
+
+    def close(self) -> None:
+        pass
+
+
+def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet) -> dict[str, Any]:
+    networks = networks_of(StandardTask(bench.model(0), setting(bench, SGD)).module)
+    requests, stop = data.predict_requests(data.ids, sizes.predict_batch), StopRequest()
+    resident = _Resident(next(iter(data.loader.batches(requests[:1]))))
+
+    def whole_pass() -> None:
+        passes = forward_pass(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
+        assert len(collect(passes, 0, 1).sample_id) == len(data.ids)
+
+    def decoding() -> None:
+        for batch in data.loader.batches(requests):
+            assert len(batch.images)
+
+    def forward() -> None:
+        for _ in forward_pass(networks, resident, requests, bench.device, "bf16", stop, "forward"):
+            pass
+
+    ways = {"ours": whole_pass, "decoding": decoding, "forward": forward}
+    measure = Extent(sizes.runs, 2.5 if bench.fast else 0.0, steps=1)
+    found = rates(ways, dict.fromkeys(ways, len(data.ids)), measure)
+    slower = min(("decoding", "forward"), key=lambda name: median(found[name]))
+    note = (
+        f"{bench.said}; {len(data.ids):,} samples, batch {sizes.predict_batch}; reference: {slower}, the slower of "
+        + " and ".join(f"{name} {median(found[name]):,.0f}" for name in ("decoding", "forward"))
+    )
+    return _line("predict_end_to_end", found["ours"], found[slower], note)
+
+
+def _line(name: str, ours: list[float], reference: list[float], note: str) -> dict[str, Any]:
+    """The command without the name of a folder of this machine."""
+    arguments = sys.argv[1:]
+    if "--images" in arguments:
+        arguments[arguments.index("--images") + 1] = "FOLDER"
+    else:
+        note += f"; {_MADE_UP} made-up JPEG files"
+    command = " ".join(["python", "benchmarks/end_to_end.py", *arguments])
+    return record_runs(name, ours, reference, unit="images/s", note=note, command=command)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=["end_to_end_b256", "predict_end_to_end"])
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--predict-batch", type=int)
+    parser.add_argument("--threads", type=int, default=8, help="of the loader")
+    parser.add_argument("--scratch", type=Path, help="where the shards are made; default: the temporary folder")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the script")
+    given = parser.parse_args()
+    sizes = SMALL if given.small else LARGE
+    sizes = replace(
+        sizes, samples=given.samples or sizes.samples, predict_batch=given.predict_batch or sizes.predict_batch
+    )
+    torch.backends.cudnn.benchmark = True
+    bench = webvision_bench(given.small)
+    with tempfile.TemporaryDirectory(dir=given.scratch) as name:
+        data = opened(bench, sizes, given.images, Path(name), given.threads)
+        if given.figure == "end_to_end_b256":
+            line = training_figure(bench, sizes, data, Path(name))
+        else:
+            line = predict_figure(bench, sizes, data)
+        publish([line])
+        data.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The trainer's steps as the benchmarks call them: tasks as a run makes them, fed from batches on the device."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from trainer.config import OptimizerConfig
+from trainer.loading.batch import Batch, BatchRequest
+from trainer.loading.sample_order import StepIds
+from trainer.methods.optimised import Setting
+from trainer.models import create_model
+from trainer.world import World
+
+STEPS_PER_EPOCH = 1000
+FIRST_EPOCH = 10
+"""n(e) has its final value from here on, and the learning rate no longer warms up."""
+_RESIDENT = 4  # batches in turn: a step that kept its input from the last call would be found out
+
+
+class Task(Protocol):
+    def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is trained, and where."""
+
+    device: torch.device
+    network: str
+    reference_network: str
+    classes: int
+    pixels: int
+    fast: bool = True
+    """Compiled and captured; not where the scripts are only tried."""
+
+    @property
+    def said(self) -> str:
+        return f"{self.network}, {self.classes} classes, {self.pixels} px, bf16"
+
+    def model(self, seed: int) -> torch.nn.Module:
+        return create_model(self.network, self.classes, seed)
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def webvision_bench(small: bool) -> Bench:
+    """The paper's network for WebVision, or what lets the scripts be tried on a CPU in seconds."""
+    if small:
+        return Bench(device(), "digits_cnn", "cifar_resnet8", 10, 32, fast=False)
+    return Bench(device(), "inception_resnet_v2", "inception_resnet_v2", 50, 227)
+
+
+def cifar_bench(small: bool) -> Bench:
+    if small:
+        return Bench(device(), "digits_cnn", "cifar_resnet8", 10, 32, fast=False)
+    return Bench(device(), "cifar_resnet32", "cifar_resnet32", 10, 32)
+
+
+SGD = OptimizerConfig(kind="sgd", learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
+ADAM = OptimizerConfig(kind="adam", learning_rate=1e-3)
+
+
+def setting(bench: Bench, optimizer: OptimizerConfig, steps_per_epoch: int = STEPS_PER_EPOCH) -> Setting:
+    world = World(0, 1, bench.device, torch.get_num_threads())
+    return Setting(optimizer, steps_per_epoch, world, "bf16", exact=False, graphs=bench.fast, compile=bench.fast)
+
+
+def resident_batches(bench: Bench, rows: int, count: int = _RESIDENT) -> list[Batch]:
+    """Batches as a loader hands them over: images in bf16, channels last, on the device."""
+    random = torch.Generator().manual_seed(0)
+    batches = []
+    for number in range(count):
+        images = torch.randn(rows, 3, bench.pixels, bench.pixels, generator=random)
+        labels = torch.randint(bench.classes, (rows,), generator=random)
+        ids = np.arange(number * rows, (number + 1) * rows)
+        batches.append(
+            Batch(
+                ids=torch.from_numpy(ids).to(bench.device),
+                images=images.to(bench.device, torch.bfloat16, memory_format=torch.channels_last),
+                labels=labels.to(bench.device),
+                weights=torch.ones(rows, device=bench.device),
+                request=BatchRequest(
+                    ids=ids,
+                    boxes=np.tile(np.array([0, 0, bench.pixels, bench.pixels], np.int32), (rows, 1)),
+                    flips=np.zeros(rows, bool),
+                    labels=labels.numpy(),
+                    rows=rows,
+                    fill_with_images=True,
+                ),
+            )
+        )
+    return batches
+
+
+class Repeated:
+    """A task's step on resident batches, again and again; the step's number grows as in a training."""
+
+    def __init__(self, task: Task, batches: Sequence[Batch], candidates: int = 0) -> None:
+        """candidates: how many of a batch's rows are of C; they come last."""
+        self._task = task
+        self._turns = itertools.cycle([(batch, *_split(batch, candidates)) for batch in batches])
+        self._numbers = itertools.count(FIRST_EPOCH * STEPS_PER_EPOCH)
+
+    def __call__(self) -> None:
+        batch, selected, candidates = next(self._turns)
+        step = next(self._numbers)
+        self._task.step(batch, StepIds(step, step // STEPS_PER_EPOCH, selected, candidates))
+
+
+def _split(batch: Batch, candidates: int) -> tuple[np.ndarray, np.ndarray]:
+    ids = batch.ids.cpu().numpy()
+    return ids[: len(ids) - candidates], ids[len(ids) - candidates :]

@@ -1,0 +1,164 @@
+"""The GPU benchmarks: lines as asked for, nothing measured twice, references that owe us nothing."""
+
+import ast
+import copy
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.methods.coteaching import CoteachingTask, Forgetting
+from trainer.methods.standard import StandardTask
+from trainer.models import TwinModel
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+REFERENCES = sorted(BENCHMARKS.glob("*_references.py"))
+ALLOWED = {"torch", "torchvision", "timm", "nvidia"} | sys.stdlib_module_names
+FIELDS = {"name", "command", "value", "reference", "ratio", "runs", "spread", "machine", "date", "versions"}
+
+
+def gpu(*arguments):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def lines_in(results):
+    return {line["name"]: line for line in map(json.loads, results.read_text().splitlines())}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    results = tmp_path_factory.mktemp("figures") / "gpu.jsonl"
+    done = gpu("coteaching_step_b128", "single_step_b512", "end_to_end_b256", "--small", "--results", results)
+    assert done.returncode == 0, done.stderr
+    return results
+
+
+@pytest.mark.parametrize("file", REFERENCES, ids=lambda file: file.name)
+def test_a_reference_imports_nothing_of_ours(file):
+    imported = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(str(node.module).partition(".")[0])
+    assert imported <= ALLOWED
+
+
+def test_there_are_references():
+    assert {file.name for file in REFERENCES} >= {"loading_references.py", "step_references.py"}
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The references and our side, as the scripts import them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("step_references"), importlib.import_module("our_steps")
+
+
+@pytest.mark.parametrize("method", ["single", "eval_first", "one_pass"])
+def test_a_reference_makes_the_step_that_ours_makes(modules, method):
+    """The same weights after three steps: the two sides of a ratio are the same work."""
+    references, ours = modules
+    bench = ours.Bench(torch.device("cpu"), "digits_cnn", "cifar_resnet8", 10, 32, fast=False)
+    torch.manual_seed(0)
+    one, other = (references.network("cifar_resnet8", 10, bench.device) for _ in range(2))
+    before = copy.deepcopy(one)
+    setting, batches, keep = ours.setting(bench, ours.SGD), ours.resident_batches(bench, 16, 3), 11
+    pair = TwinModel(copy.deepcopy(one), copy.deepcopy(other))
+    if method == "single":
+        step = references.PlainStep(one)
+        task = StandardTask(pair.a, setting)
+    else:
+        way = references.RankedCoteaching if method == "eval_first" else references.OneForwardCoteaching
+        reference = way(one, other)
+        task = CoteachingTask(pair, setting, Forgetting(16, 1 - keep / 16, 10), method)
+
+        def step(images, labels):
+            reference(images, labels, keep)
+
+    repeated = ours.Repeated(task, batches)
+    for batch in batches:
+        step(batch.images, batch.labels)
+        repeated()
+    moved = _distance(one, before)
+    assert moved > 0.01
+    assert _distance(one, pair.a) < 0.02 * moved
+    if method != "single":
+        assert _distance(other, pair.b) < 0.02 * moved
+
+
+def _distance(one, other):
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return float(sum((a.detach() - b.detach()).square().sum() for a, b in pairs)) ** 0.5
+
+
+def test_every_line_has_its_fields(measured):
+    lines = lines_in(measured)
+    asked = {"coteaching_step_b128", "coteaching_step_b128_eval_first", "single_step_b512", "end_to_end_b256"}
+    assert lines.keys() == asked
+    for line in lines.values():
+        assert line.keys() >= FIELDS | {"unit", "note"}
+        assert line["value"] > 0
+        assert line["runs"] >= 2
+        assert {"torch", "timm", "incv_code"} <= line["versions"].keys()
+        assert line["small"] is True  # nobody may take it for a figure of the GPU
+
+
+def test_a_ratio_is_value_over_reference_and_an_absolute_figure_has_none(measured):
+    lines = lines_in(measured)
+    absolute = lines.pop("single_step_b512")
+    assert (absolute["reference"], absolute["ratio"]) == (None, None)
+    for line in lines.values():
+        assert line["ratio"] == pytest.approx(line["value"] / line["reference"], rel=1e-3)
+
+
+def test_eval_first_is_told_beside_one_pass(measured):
+    lines = lines_in(measured)
+    said = f"eval_first: {lines['coteaching_step_b128_eval_first']['value']:,.0f} images/s"
+    assert said in lines["coteaching_step_b128"]["note"]
+
+
+def test_what_is_there_is_not_measured_again(measured):
+    before = measured.read_bytes()
+    done = gpu("coteaching_step_b128_eval_first", "single_step_b512", "--small", "--results", measured)
+    assert done.returncode == 0
+    assert done.stderr.count("already in") == 2
+    assert measured.read_bytes() == before
+
+
+def test_other_code_is_measured_again(measured, tmp_path):
+    line = lines_in(measured)["single_step_b512"]
+    line["versions"]["incv_code"] = "0" * 16
+    results = tmp_path / "gpu.jsonl"
+    results.write_text(json.dumps(line) + "\n")
+    assert gpu("single_step_b512", "--small", "--results", results).returncode == 0
+    assert len(results.read_text().splitlines()) == 2
+
+
+def test_an_unknown_figure_is_refused_with_the_list():
+    done = gpu("single_step_b129")
+    assert done.returncode == 2
+    assert "single_step_b129" in done.stderr
+    assert "single_step_b128, single_step_b512, end_to_end_b256" in done.stderr
+
+
+def test_small_lines_are_kept_out_of_the_results():
+    done = gpu("single_step_b128", "--small")
+    assert done.returncode == 2
+    assert "--results" in done.stderr
+
+
+def test_without_a_gpu_only_small_figures_are_tried(tmp_path):
+    results = tmp_path / "gpu.jsonl"
+    done = gpu("single_step_b128", "--results", results)
+    assert done.returncode == 1
+    assert "--small" in done.stderr
+    assert not results.exists()
