@@ -10,7 +10,7 @@ help:
 	@echo "make test         lint, types, import directions and all tests"
 	@echo "make test-slow    the longer checks"
 	@echo "make test-gpu     the checks that need a GPU"
-	@echo "make bench-gpu    the speeds on a GPU; FIGURES=\"...\" for some of them, IMAGES=folder of JPEG files"
+	@echo "make bench-gpu    the speeds on a GPU; FIGURES=\"...\" for some of them, IMAGES=folder of JPEGs, CIFAR=folder of CIFAR-10"
 	@echo "make test-cluster many processes: launchers, kills, a real Slurm (under 15 minutes)"
 	@echo "make test-storm   the longer checks of these"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows"
@@ -36,7 +36,7 @@ test-gpu: $(ENV)
 	$(BIN)/python -m pytest -m gpu
 
 bench-gpu: $(ENV)
-	$(BIN)/python benchmarks/gpu.py $(FIGURES) $(if $(IMAGES),--images $(IMAGES))
+	$(BIN)/python benchmarks/gpu.py $(FIGURES) $(if $(IMAGES),--images $(IMAGES)) $(if $(CIFAR),--cifar $(CIFAR))
 
 test-slow: $(ENV)
 	$(BIN)/python -m pytest -m "slow and not cluster and not storm"

@@ -1,6 +1,6 @@
 """The figures of the GPU, each in a process of its own, its lines kept as they come.
 
-    python benchmarks/gpu.py [FIGURE ...] [--images FOLDER] [--results FILE] [--again] [--small]
+    python benchmarks/gpu.py [FIGURE ...] [--images FOLDER] [--cifar FOLDER] [--results FILE] [--again] [--small]
 
 Without names: all of the table. A figure whose line is already there, for this GPU and this code of ours, is skipped
 unless `--again`. A figure has eight minutes. `--small` tries the scripts on any machine: tiny networks, a few steps.
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +24,29 @@ RESULTS = HERE / "results" / "gpu.jsonl"
 LIMIT = 8 * 60
 """Seconds a figure may take, compilation from cold caches included."""
 
+Folders = Mapping[str, Path | None]
+"""What was given for each of the options that name data."""
+
 
 @dataclass(frozen=True)
 class Script:
-    """What measures a figure: a script and its first argument."""
+    """What measures a figure: a script, its first argument, and the data it reads."""
 
     file: str
-    argument: str
-    takes_images: bool = False
-    needs_images: bool = False
-    """It cannot make any up, nor be tried with tiny sizes."""
+    argument: str | None = None
+    folder: str | None = None
+    """`images` or `cifar`: which of our options names its data."""
+    option: str = "--images"
+    """By which the script itself takes that folder."""
+    needs_folder: bool = False
+    """It cannot make any data up."""
+    has_small: bool = True
 
-    def command(self, images: Path | None, small: bool) -> list[str]:
-        given = ["--images", str(images)] if self.takes_images and images else []
-        return [sys.executable, str(HERE / self.file), self.argument, *given, *(["--small"] if small else [])]
+    def command(self, folders: Folders, small: bool) -> list[str]:
+        argument = [] if self.argument is None else [self.argument]
+        folder = folders[self.folder] if self.folder else None
+        given = [] if folder is None else [self.option, str(folder)]
+        return [sys.executable, str(HERE / self.file), *argument, *given, *(["--small"] if small else [])]
 
 
 TABLE = {
@@ -45,14 +55,15 @@ TABLE = {
     "coteaching_step_b128_c64": Script("step.py", "coteaching_step_b128_c64"),
     "single_step_b128": Script("step.py", "single_step_b128"),
     "single_step_b512": Script("step.py", "single_step_b512"),
-    "end_to_end_b256": Script("end_to_end.py", "end_to_end_b256", takes_images=True),
-    "predict_end_to_end": Script("end_to_end.py", "predict_end_to_end", takes_images=True),
+    "end_to_end_b256": Script("end_to_end.py", "end_to_end_b256", folder="images"),
+    "predict_end_to_end": Script("end_to_end.py", "predict_end_to_end", folder="images"),
     "cifar_side_by_side_8": Script("cifar.py", "cifar_side_by_side_8"),
     "coteaching_memory_b128": Script("step.py", "coteaching_memory_b128"),
 }
 BY_NAME_ONLY = {
     "selection_s": Script("selection.py", "selection_s"),
-    "loading_gpu": Script("loading.py", "gpu", takes_images=True, needs_images=True),
+    "loading_gpu": Script("loading.py", "gpu", folder="images", needs_folder=True, has_small=False),
+    "graphs_bf16_agree": Script("agreement.py", folder="cifar", option="--root", needs_folder=True),
 }
 FIGURES = TABLE | BY_NAME_ONLY
 
@@ -96,10 +107,10 @@ def kept_names(results: Path, bench: Bench) -> set[str]:
     return {line["name"] for line in lines if bench.has_made(line)}
 
 
-def measure(name: str, images: Path | None, bench: Bench, results: Path) -> bool:
+def measure(name: str, folders: Folders, bench: Bench, results: Path) -> bool:
     """Run a figure's script and keep its lines as they come; whether it gave the line of that name."""
     # A group of its own: compilers start processes, and all of them must be gone before the next figure.
-    command = FIGURES[name].command(images, bench.small)
+    command = FIGURES[name].command(folders, bench.small)
     process = subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, text=True, process_group=0)
     alarm = threading.Timer(LIMIT, _end, [process, f"{name} took longer than {LIMIT} s and was ended"])
     alarm.start()
@@ -152,6 +163,7 @@ def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("--images", type=Path, help="JPEG files for the figures that read shards; else made-up ones")
+    parser.add_argument("--cifar", type=Path, help="folder of the official CIFAR-10, for graphs_bf16_agree")
     parser.add_argument("--results", type=Path, help="where lines are kept; default: results/gpu.jsonl")
     parser.add_argument("--again", action="store_true", help="also figures whose line is already there")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the scripts; needs --results")
@@ -162,9 +174,13 @@ def _parsed() -> argparse.Namespace:
     if given.small and given.results is None:
         parser.error("lines of tiny networks do not belong into results/gpu.jsonl: say --results FILE")
     given.figures = given.figures or list(TABLE)
-    with_images = [name for name in given.figures if FIGURES[name].needs_images]
-    if with_images and (given.small or given.images is None):
-        parser.error(f"{', '.join(with_images)} reads real JPEG files and has no small size: say --images FOLDER")
+    given.folders = {"images": given.images, "cifar": given.cifar}
+    for name in given.figures:
+        script = FIGURES[name]
+        if given.small and not script.has_small:
+            parser.error(f"{name} has no small size: leave out the one or the other")
+        if script.folder and script.needs_folder and not given.small and given.folders[script.folder] is None:
+            parser.error(f"{name} reads real data: say --{script.folder} FOLDER")
     given.results = given.results or RESULTS
     return given
 
@@ -179,7 +195,7 @@ def main() -> None:
     for name in given.figures:
         if not given.again and name in kept_names(given.results, bench):
             print(f"{name}: already in {given.results}", file=sys.stderr)
-        elif not measure(name, given.images, bench, given.results):
+        elif not measure(name, given.folders, bench, given.results):
             print(f"{name}: gave no line", file=sys.stderr)
             missing.append(name)
     if missing:

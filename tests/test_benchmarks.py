@@ -1,5 +1,6 @@
 """The GPU benchmarks: lines as asked for, nothing measured twice, references that owe us nothing."""
 
+import argparse
 import ast
 import copy
 import importlib
@@ -8,10 +9,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 import torch
 
+from shards.errors import ConfigError
 from trainer.methods.coteaching import CoteachingTask, Forgetting
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
@@ -22,10 +25,15 @@ ALLOWED = {"torch", "torchvision", "timm", "nvidia"} | sys.stdlib_module_names
 FIELDS = {"name", "command", "value", "reference", "ratio", "runs", "spread", "machine", "date", "versions"}
 
 
-def gpu(*arguments):
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *map(str, arguments)]
+def called(*arguments):
+    """A script of ours in a process of its own, on one core and without a GPU."""
+    command = [sys.executable, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def gpu(*arguments):
+    return called(BENCHMARKS / "gpu.py", *arguments)
 
 
 def lines_in(results):
@@ -162,3 +170,110 @@ def test_without_a_gpu_only_small_figures_are_tried(tmp_path):
     assert done.returncode == 1
     assert "--small" in done.stderr
     assert not results.exists()
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory):
+    """The line of both ways over a few digits, without graphs."""
+    results = tmp_path_factory.mktemp("agreement") / "gpu.jsonl"
+    done = gpu("graphs_bf16_agree", "--small", "--results", results)
+    assert done.returncode == 0, done.stderr
+    return lines_in(results)["graphs_bf16_agree"]
+
+
+def test_an_agreement_tells_every_seed_of_both_ways(agreed):
+    assert agreed.keys() >= FIELDS | {"unit", "note", "details"}
+    assert (agreed["reference"], agreed["ratio"], agreed["runs"]) == (None, None, 2)
+    loss, accuracy = agreed["details"]["loss"], agreed["details"]["test_accuracy"]
+    for way in ("graphs_bf16", "eager_fp32"):
+        assert loss[way]["mean"] == pytest.approx(mean(loss[way]["seeds"]), abs=2e-6)
+        assert [len(epochs) for epochs in accuracy[way]["epochs"]] == [3, 3]
+        assert accuracy[way]["seeds"] == pytest.approx([mean(epochs) for epochs in accuracy[way]["epochs"]], abs=2e-6)
+    assert len(set(loss["graphs_bf16"]["seeds"] + loss["eager_fp32"]["seeds"])) == 4  # four different trainings
+    assert agreed["value"] == pytest.approx(
+        abs(loss["graphs_bf16"]["mean"] / loss["eager_fp32"]["mean"] - 1), abs=5e-6
+    )
+
+
+def test_the_eager_way_is_the_stage_of_a_run(agreed, tmp_path):
+    """The same loss of the last epoch and the same test accuracy that `incv run` comes to, to the last digit."""
+    recipe, run = BENCHMARKS.parent / "recipes" / "tiny.yaml", tmp_path / "run"
+    keys = (
+        "methods=[standard]",
+        "standard.epochs=3",
+        f"data.train.shards={tmp_path / 'train'}",
+        f"data.eval.test.shards={tmp_path / 'test'}",
+        "execution.log_every=10",
+        "seed=1",
+    )
+    done = called("-m", "trainer", "run", "-c", recipe, "--run-dir", run, *keys)
+    assert done.returncode == 0, done.stderr
+    last = json.loads((run / "methods" / "standard" / "metrics.jsonl").read_text().splitlines()[-1])
+    tested = json.loads((run / "evaluation.json").read_text())["test"]["standard"]
+    assert last["step"] == 30
+    assert agreed["details"]["loss"]["eager_fp32"]["seeds"][1] == last["loss"]
+    accuracy = agreed["details"]["test_accuracy"]["eager_fp32"]["epochs"][1][-1]
+    assert accuracy == pytest.approx(tested["networks"][0]["top1"] / tested["count"], abs=1e-6)
+
+
+@pytest.fixture
+def agreement(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("agreement")
+
+
+def outcomes(agreement, losses, accuracies):
+    """Three equal test accuracies a seed."""
+    return [agreement.Outcome(loss, (hit,) * 3) for loss, hit in zip(losses, accuracies, strict=True)]
+
+
+@pytest.mark.parametrize(("factor", "within"), [(1.009, True), (0.991, True), (1.011, False), (0.989, False)])
+def test_losses_agree_within_one_percent(agreement, factor, within):
+    eager = outcomes(agreement, (1.7, 1.8), (0.6, 0.7))
+    found = agreement.compared(outcomes(agreement, (1.7 * factor, 1.8 * factor), (0.6, 0.7)), eager)
+    assert found["loss"]["relative_difference"] == pytest.approx(factor - 1)
+    assert found["loss"]["within_1_percent"] is within
+    assert found["agree"] is within
+
+
+@pytest.mark.parametrize(("errors", "within"), [(1.9, True), (-1.9, True), (2.1, False), (-2.1, False)])
+def test_accuracies_agree_within_two_standard_errors(agreement, errors, within):
+    hits = [0.60, 0.62, 0.61, 0.65]
+    error = (2 * stdev(hits) ** 2 / len(hits)) ** 0.5
+    moved = [hit + errors * error for hit in hits]
+    losses = (1.7, 1.8, 1.9, 1.6)
+    found = agreement.compared(outcomes(agreement, losses, moved), outcomes(agreement, losses, hits))
+    accuracy = found["test_accuracy"]
+    assert accuracy["standard_error"] == pytest.approx(error)
+    assert accuracy["standard_error_paired"] == pytest.approx(0, abs=1e-9)  # every seed moved alike
+    assert accuracy["difference"] == pytest.approx(errors * error)
+    assert accuracy["within_2_standard_errors"] is within
+    assert found["agree"] is within
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"small": False}, "--root FOLDER"),
+        ({"seeds": 0}, "--seeds 2 or more"),
+        ({"seeds": 1}, "--seeds 2 or more"),
+        ({"epochs": 2}, "--epochs 3 or more"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_way_out(agreement, tmp_path, asked, said):
+    usual = {"small": True, "root": None, "seeds": None, "epochs": None, "compile": False}
+    with pytest.raises(ConfigError, match=said):
+        agreement.plan_of(argparse.Namespace(**usual | asked), tmp_path)
+
+
+def test_graphs_without_a_gpu_are_refused_in_one_line():
+    done = called(BENCHMARKS / "agreement.py", "--root", "data/cifar10")
+    assert done.returncode == 2
+    assert "--small" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_figure_of_real_data_asks_for_its_folder(tmp_path):
+    done = gpu("graphs_bf16_agree", "--results", tmp_path / "gpu.jsonl")
+    assert done.returncode == 2
+    assert "--cifar FOLDER" in done.stderr

@@ -98,6 +98,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
     parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="do a finished stage again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost, and do nothing")
+    parser.add_argument("--profile", action="store_true", help="measure where the time of trainings goes")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=V,W",
+        help="a run for each value, side by side; repeatable",
+    )
+    parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="most runs of --vary at a time")
     estimate = parser.add_argument_group("the estimate of --dry-run")
     estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: as now started")
     estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="of a GPU hour")
@@ -138,6 +147,8 @@ def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    if parsed.vary:
+        return _run_variants(parsed)
     path = recipe_path(parsed.recipe)
     recipe = load_recipe(path, parsed.overrides)
     root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
@@ -153,13 +164,43 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         print(planned(recipe, path.stem, root, parsed.redo, Asked(**asked)))
         return 0
-    code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage)
-    stopped = RunDirectory(root).stopped.exists()
-    if code == 0 and not stopped and parsed.stage in (None, "report") and recognised().rank == 0:
-        run = RunDirectory(root)
+    code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage, parsed.profile)
+    _tell(root, code, parsed.stage)
+    return code
+
+
+def _tell(root: Path, code: int, stage: str | None) -> None:
+    """What came out of a run that has come to its report."""
+    run = RunDirectory(root)
+    if code == 0 and not run.stopped.exists() and stage in (None, "report") and recognised().rank == 0:
         print(summary_table(read_json(run.report_json)))
         print(f"\nreport: {run.report_html}")
-    return code
+
+
+def _run_variants(parsed: argparse.Namespace) -> int:
+    """Every combination of the values that --vary gives, into a directory of its own."""
+    if parsed.run_dir is not None:
+        raise ConfigError("--run-dir names one directory, and each variant of --vary has its own: leave it out")
+    if parsed.profile:
+        raise ConfigError("--profile measures one run at a time: leave out --vary, or --profile")
+    from trainer.dry_run import planned
+    from trainer.estimate.asked import Asked
+    from trainer.variants import Variant, carry_out_all, combinations
+
+    path, variants = recipe_path(parsed.recipe), []
+    for said in combinations(parsed.vary):
+        recipe = load_recipe(path, [*parsed.overrides, *said])
+        variants.append(Variant(said, recipe, _default_directory(path, recipe, parsed.redo)))
+    asked = _asked(parsed)
+    if parsed.dry_run:
+        for one in variants:
+            print(f"{one.name}:\n{planned(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))}\n")
+        return 0
+    codes = carry_out_all(variants, path.stem, parsed.redo, parsed.stage, parsed.at_once)
+    for one, code in zip(variants, codes, strict=True):
+        print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
+        _tell(one.root, code, parsed.stage)
+    return next((code for code in codes if code), 0)
 
 
 def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None:

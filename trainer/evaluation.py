@@ -11,35 +11,32 @@ from trainer.world import World
 _TOP = 5
 
 
-def hits(scores: torch.Tensor, labels: torch.Tensor) -> dict[str, int]:
-    """How many rows have their label first, and among the first five. scores: [rows, classes]."""
+def hits(scores: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """How many real rows have their label first, and among the first five: int64 [2]. scores: [rows, classes]."""
     first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
-    first &= torch.isfinite(scores).all(dim=1, keepdim=True)  # a network that answers NaN has hit nothing
-    return {"top1": int(first[:, 0].sum()), "top5": int(first.any(dim=1).sum())}
+    # A network that answers NaN has hit nothing.
+    first &= torch.isfinite(scores).all(dim=1, keepdim=True) & real[:, None]
+    return torch.stack([first[:, 0].sum(), first.any(dim=1).sum()])
 
 
 def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, Any]:
-    """Counts over a forward pass; an image that cannot be read counts as missed by everyone."""
-    total = unreadable = 0
-    networks: list[dict[str, int]] = []
-    ensemble = {"top1": 0, "top5": 0}
+    """Counts over a forward pass; an image that cannot be read counts as missed by everyone.
+
+    They are counted on the device, and read when all is done: nothing waits between two batches.
+    """
+    sums: torch.Tensor | None = None
     for batch, logits in passes:
-        total += int((batch.ids >= 0).sum())
-        unreadable += int(((batch.ids >= 0) & (batch.weights == 0)).sum())
-        real = batch.weights > 0
-        labels = batch.labels[real]
-        networks = networks or [{"top1": 0, "top5": 0} for _ in logits]
-        for counted, scores in zip(networks, logits, strict=True):
-            _add(counted, hits(scores[real], labels))
+        there, real = batch.ids >= 0, batch.weights > 0
+        judges = list(logits)
         if len(logits) > 1:
-            mean = torch.stack([scores[real].softmax(dim=1) for scores in logits]).mean(dim=0)
-            _add(ensemble, hits(mean, labels))
-    return {
-        "count": total,
-        "unreadable": unreadable,
-        "networks": networks,
-        "ensemble": ensemble if len(networks) > 1 else None,
-    }
+            judges.append(torch.stack([scores.softmax(dim=1) for scores in logits]).mean(dim=0))
+        counted = torch.stack([there.sum(), (there & ~real).sum()])
+        counted = torch.cat([counted, *(hits(scores, batch.labels, real) for scores in judges)])
+        sums = counted if sums is None else sums + counted
+    total, unreadable, *hit = sums.tolist() if sums is not None else (0, 0)
+    pairs = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
+    ensemble = pairs.pop() if len(pairs) > 1 else None
+    return {"count": total, "unreadable": unreadable, "networks": pairs, "ensemble": ensemble}
 
 
 def summed(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:
@@ -55,8 +52,3 @@ def summed(world: World, counted: dict[str, Any], networks: int) -> dict[str, An
         "networks": each,
         "ensemble": ensemble if networks > 1 else None,
     }
-
-
-def _add(counted: dict[str, int], more: dict[str, int]) -> None:
-    for name, count in more.items():
-        counted[name] += count

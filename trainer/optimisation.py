@@ -48,20 +48,25 @@ def make_optimizer(
     """
     groups = weight_decay_groups(model, weight_decay, decay_scope)
     device = next(model.parameters()).device
-    rate = lr if device.type == "cpu" else torch.tensor(lr, device=device)
-    # Fused: one kernel for many weights, and the only form that can leave a step out without asking the host.
+    on_gpu = device.type == "cuda"
+    rate = torch.tensor(lr, device=device) if on_gpu else lr
+    # Fused: one kernel for many weights, and the only form that can leave a step out without asking the host. Not on
+    # a CPU: what it makes of a weight depends there on the place in the tensor, and ZeRO lays them out differently.
     if kind == "adam":
-        return torch.optim.Adam(groups, lr=rate, fused=True, capturable=device.type == "cuda")
+        return torch.optim.Adam(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=on_gpu)
     raise ValueError(f"unknown optimiser {kind!r}; choose 'adam' or 'sgd'")
 
 
 def step_where(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
     """A step where `ok` (bool []) is true, none where not; weights and moments then keep every bit."""
-    # What torch's own loss scaler tells its fused optimisers.
-    optimizer.grad_scale, optimizer.found_inf = None, (~ok).float()  # type: ignore[attr-defined]
-    optimizer.step()
+    if optimizer.defaults["fused"]:
+        # What torch's own loss scaler tells its fused optimisers.
+        optimizer.grad_scale, optimizer.found_inf = None, (~ok).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(ok):
+        optimizer.step()
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -12,6 +12,7 @@ from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
 from trainer.methods.optimised import autocast
+from trainer.recorded_forward import logits_of
 from trainer.stop_request import Stopped, StopRequest
 from trainer.train_loop import Surroundings
 
@@ -69,7 +70,7 @@ def forward_pass(
     stop: StopRequest,
     name: str,
 ) -> Passes:
-    """Each batch with the float32 logits [rows, classes] of every network."""
+    """Each batch with the float32 logits [rows, classes] of every network, good until the next batch is asked for."""
     were_training = [network.training for network in networks]
     try:
         for network in networks:
@@ -82,10 +83,17 @@ def forward_pass(
                 reason = stop.reason()
                 if reason is not None:
                     raise Stopped(name, number, reason)
-                with autocast(device, precision):
-                    logits = [network(batch.images).float() for network in networks]
-                yield batch, logits
+                yield batch, [_logits(network, batch.images, precision) for network in networks]
                 progress.advance(request.real_rows)
     finally:
         for network, training in zip(networks, were_training, strict=True):
             network.train(training)
+
+
+def _logits(network: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
+    def forward(shown: torch.Tensor) -> torch.Tensor:
+        with autocast(images.device, precision):
+            logits: torch.Tensor = network(shown)
+        return logits.float()
+
+    return logits_of(network, images, forward)

@@ -22,10 +22,12 @@ from trainer.launch import launch_name, recognised, require_precision, require_p
 from trainer.manifest import Manifest, StartNotes, now
 from trainer.methods.micro_batches import batchnorm_rows
 from trainer.preflight import RunLabels, preflight, preflight_evaluation
+from trainer.profile import Profile, gather
 from trainer.pulse import WorldError
 from trainer.rank_log import aloud, rank_log
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
+from trainer.side_by_side import Steps, to_the_end
 from trainer.stage_bodies import StageBodies
 from trainer.stages import Keys, StageBook, keys_hash, require_stages, stage_keys, stages_of
 from trainer.start_checks import code_hash, require_common_directory, require_same_start
@@ -47,14 +49,35 @@ class Wanted:
     redo: Sequence[str] = ()
     only: str | None = None
     """One stage alone; None: all."""
+    profile: bool = False
+    """Whether to measure where the time of trainings goes."""
 
 
-def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), only: str | None = None) -> int:
+def carry_out(
+    recipe: Recipe,
+    name: str,
+    root: Path,
+    redo: Sequence[str] = (),
+    only: str | None = None,
+    profile: bool = False,
+) -> int:
     """Run all stages, or `only` one; returns the exit code of the command. A stopped packing raises PackStopped.
 
     Every rank calls it. Nothing is written to the run directory before recipe, shards and labels were found good.
     """
-    wanted = Wanted(recipe, name, RunDirectory(root), redo, only)
+    return to_the_end(run_steps(recipe, name, root, redo, only, profile))
+
+
+def run_steps(
+    recipe: Recipe,
+    name: str,
+    root: Path,
+    redo: Sequence[str] = (),
+    only: str | None = None,
+    profile: bool = False,
+) -> Steps[int]:
+    """`carry_out`, a step of a training at a time: for whoever has several runs side by side."""
+    wanted = Wanted(recipe, name, RunDirectory(root), redo, only, profile)
     try:
         require_precision(recipe.precision)
         require_promised(recognised(), recipe.execution.world)
@@ -66,7 +89,7 @@ def carry_out(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), o
     stop.listen()
     world = join_world(recipe.execution, stop)
     try:
-        code = _together(wanted, world, stop)
+        code = yield from _together(wanted, world, stop)
     except PackStopped as stopped:
         if world.is_first:
             aloud(f"incv: {stopped}")
@@ -109,7 +132,7 @@ def _explained(world: World, error: Exception) -> WorldError:
     )
 
 
-def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
+def _together(wanted: Wanted, world: World, stop: StopRequest) -> Steps[int]:
     """The whole run, on every rank."""
     recipe, run = wanted.recipe, wanted.run
     if world.by_marker and world.share(lambda: _stopped_by_this_launch(run)):
@@ -129,10 +152,11 @@ def _together(wanted: Wanted, world: World, stop: StopRequest) -> int:
             heart.beat()
             trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
             notes = StartNotes(run, start)
-            around = Surroundings(world, recipe.execution, notes, stop, heart, trace)
+            profile = Profile(world.device, start) if wanted.profile else None
+            around = Surroundings(world, recipe.execution, notes, stop, heart, trace, profile)
             identities = {stage: keys_hash(keys) for stage, keys in stage_keys(recipe, facts).items()}
             bodies = StageBodies(recipe, run, around, index, eval_indices, labels, identities)
-            return _to_the_end(wanted, around, bodies, books[0] if books else None)
+            return (yield from _to_the_end(wanted, around, bodies, books[0] if books else None))
     finally:
         run.release()
 
@@ -201,12 +225,12 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
 
 def _to_the_end(
     wanted: Wanted, around: Surroundings, bodies: StageBodies, books: tuple[Manifest, StageBook] | None
-) -> int:
+) -> Steps[int]:
     """Carry the stages out and record how this start ended. books: the first rank's."""
     manifest, book = books if books is not None else (None, None)
     ended = "failed"
     try:
-        stopped_in = _carry_out_stages(wanted, around, bodies, book)
+        stopped_in = yield from _carry_out_stages(wanted, around, bodies, book)
         ended = "finished" if stopped_in is None else "stopped"
     except Exception:
         if manifest is not None:
@@ -234,7 +258,7 @@ def _to_the_end(
 
 def _carry_out_stages(
     wanted: Wanted, around: Surroundings, bodies: StageBodies, book: StageBook | None
-) -> tuple[str, Stopped] | None:
+) -> Steps[tuple[str, Stopped] | None]:
     """Where and why the run was stopped, or None where it came to its end."""
     world = around.world
     for stage in stages_of(wanted.recipe):
@@ -245,7 +269,7 @@ def _carry_out_stages(
         began = time.monotonic()
         done, stopped = False, None
         try:
-            bodies.carry_out(stage)
+            yield from bodies.steps(stage)
             done = True
         except Stopped as stop:
             stopped = stop
@@ -254,7 +278,10 @@ def _carry_out_stages(
             if book is not None:
                 book.finish(stage, seconds, done)
         around.heart.at(f"waiting after {stage}", 0, 0)
-        if world.meet(stopped is not None):
+        stops = world.meet(stopped is not None)
+        if world.is_first:
+            gather(wanted.run.root)
+        if stops:
             return stage, stopped or Stopped(stage, 0, around.stop.shared_reason())
         print(f"{stage}: done in {seconds:.1f} s", file=sys.stderr)
     return None

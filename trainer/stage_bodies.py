@@ -21,16 +21,17 @@ from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
 from trainer.loading.shard_reader import ShardReader
 from trainer.methods.coteaching import CoteachingTask, Forgetting
-from trainer.methods.networks import initial_module, seed_draws, trained_networks
-from trainer.methods.optimised import image_type, setting_of
+from trainer.methods.networks import initial_module, on_its_device, seed_draws, trained_networks
+from trainer.methods.optimised import Setting, image_type, setting_of
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 from trainer.predicting import predict
 from trainer.preflight import RunLabels
 from trainer.report import write_report
 from trainer.run_directory import RunDirectory
+from trainer.side_by_side import Steps
 from trainer.stop_request import Stopped
-from trainer.train_loop import Surroundings, Task, Training, train
+from trainer.train_loop import Surroundings, Task, Training, training_steps
 from trainer.unreadable import Place, UnreadableLog
 
 
@@ -53,8 +54,8 @@ class StageBodies:
         self._identities = identities
         self._opened: ImageSet | None = None
 
-    def carry_out(self, stage: str) -> None:
-        """All ranks call it; what only writes files is for the first."""
+    def steps(self, stage: str) -> Steps[None]:
+        """A stage; all ranks call it; what only writes files is for the first."""
         self._around.heart.at(stage, 0, 0)
         alone = {"labels": self._labels, "export": self._export, "report": self._report}
         if stage in alone:
@@ -63,14 +64,16 @@ class StageBodies:
             else:
                 self._around.heart.at(f"waiting for {stage}", 0, 0)
             return
+        if stage == "evaluate":
+            self._evaluate()
+            return
         together = {
             "incv": self._incv,
             "standard": self._standard,
             "coteaching": self._coteaching,
             "coteaching_incv": self._coteaching_incv,
-            "evaluate": self._evaluate,
         }
-        together[stage]()
+        yield from together[stage]()
 
     def close(self) -> None:
         if self._opened is not None:
@@ -99,28 +102,27 @@ class StageBodies:
             write_labels(self._run.true_labels, labels.ids, labels.true)
         write_labels(self._run.labels, labels.ids, labels.given)
 
-    def _incv(self) -> None:
-        Incv(self._recipe, self._training_set(), self._run, self._around, self._identities["incv"]).run()
+    def _incv(self) -> Steps[None]:
+        incv = Incv(self._recipe, self._training_set(), self._run, self._around, self._identities["incv"])
+        return incv.steps()
 
-    def _standard(self) -> None:
+    def _standard(self) -> Steps[None]:
         config, data = self._recipe.standard, self._training_set()
         assert config is not None
         plan = self._plan("standard", config, data.ids)
         module = initial_module(self._recipe, "standard", data.classes)
-        task = StandardTask(
-            module, setting_of(self._recipe, config.optimizer, plan, self._around.world, by_launcher=True)
-        )
-        self._train("standard", task, plan, {})
+        task = StandardTask(module, self._setting("standard", config, plan))
+        return self._train("standard", task, plan, {})
 
-    def _coteaching(self) -> None:
+    def _coteaching(self) -> Steps[None]:
         config = self._recipe.coteaching
         assert config is not None
         estimates = self._estimates() if config.forget_rate == "estimate" else None
         rate = forget_rate(config, self._recipe.incv, estimates)
         plan = self._plan("coteaching", config, self._training_set().ids)
-        self._train_pair("coteaching", plan, rate)
+        return self._train_pair("coteaching", plan, rate)
 
-    def _coteaching_incv(self) -> None:
+    def _coteaching_incv(self) -> Steps[None]:
         config, incv = self._recipe.coteaching, self._recipe.incv
         assert config is not None
         assert incv is not None
@@ -131,7 +133,7 @@ class StageBodies:
             candidates=selection.ids(State.CANDIDATE),
             candidates_from=warmup_epochs(config, incv, estimates.chosen(incv)),
         )
-        self._train_pair("coteaching_incv", plan, noise_of_selected(config, incv, estimates))
+        return self._train_pair("coteaching_incv", plan, noise_of_selected(config, incv, estimates))
 
     def _plan(self, method: str, config: TrainingConfig, selected: Ids) -> TrainingPlan:
         return TrainingPlan(
@@ -142,16 +144,20 @@ class StageBodies:
             windows=windows_of(self._recipe.order, self._index.shard),
         )
 
-    def _train_pair(self, method: str, plan: TrainingPlan, rate: float) -> None:
+    def _setting(self, method: str, config: TrainingConfig, plan: TrainingPlan) -> Setting:
+        around, clock = self._around, self._around.watch(method)
+        return setting_of(self._recipe, config.optimizer, plan, around.world, by_launcher=True, clock=clock)
+
+    def _train_pair(self, method: str, plan: TrainingPlan, rate: float) -> Steps[None]:
         config = self._recipe.coteaching
         assert config is not None
         module = initial_module(self._recipe, method, self._training_set().classes)
         assert isinstance(module, TwinModel)
-        setting = setting_of(self._recipe, config.optimizer, plan, self._around.world, by_launcher=True)
+        setting = self._setting(method, config, plan)
         task = CoteachingTask(module, setting, Forgetting(plan.batch, rate, config.ramp_epochs), config.rank)
-        self._train(method, task, plan, {"forget_rate": rate, "warmup_epochs": plan.candidates_from})
+        return self._train(method, task, plan, {"forget_rate": rate, "warmup_epochs": plan.candidates_from})
 
-    def _train(self, method: str, task: Task, plan: TrainingPlan, facts: dict[str, Any]) -> None:
+    def _train(self, method: str, task: Task, plan: TrainingPlan, facts: dict[str, Any]) -> Steps[None]:
         folder, world = self._run.method(method), self._around.world
         facts |= {"selected": len(plan.selected), "candidates": len(plan.candidates)}
         if world.is_first:
@@ -159,7 +165,7 @@ class StageBodies:
         seed_draws(plan.stream, world.rank)
         log = UnreadableLog(self._run, world.rank)
         data = log.watch(self._training_set(), Place("train", method, "training"), self._recipe.data.max_unreadable)
-        train(
+        yield from training_steps(
             Training(method, folder, identity=self._identities[method]),
             task,
             plan,
@@ -201,7 +207,7 @@ class StageBodies:
         place = Place(name, "evaluate", f"predicting with {method}")
         data = UnreadableLog(self._run, around.world.rank).watch(data, place)
         networks = [
-            network.to(around.world.device)
+            on_its_device(network, around.world.device)
             for network in trained_networks(self._recipe, method, self._run.method(method), data.classes)
         ]
         own = predict(

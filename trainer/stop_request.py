@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from weakref import WeakSet
 
 from trainer.launch import launched_at
 from trainer.pulse import Pulse
@@ -32,16 +33,17 @@ class StopRequest:
         self._old: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Take over the signals."""
+        """Take over the signals; whoever listened before still hears them."""
+        _LISTENING.add(self)
         for number in _SIGNALS:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, _on_signal)
 
     def join(self, pulse: Pulse) -> None:
         """From now on the other ranks are asked too: their wish is ours, and ours theirs."""
         self._pulse = pulse
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = signal.Signals(number).name
+    def hear(self, name: str) -> None:
+        self._signal = name
 
     def forget_old_file(self) -> None:
         """Remove a STOP file that is no longer meant; call it once the directory is ours."""
@@ -100,3 +102,11 @@ class StopRequest:
         """After the stop is recorded: the STOP file has been obeyed."""
         if self._file is not None and self._file.exists():
             self._file.rename(self._file.with_name("STOP.obeyed"))
+
+
+_LISTENING: "WeakSet[StopRequest]" = WeakSet()
+
+
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    for request in _LISTENING:
+        request.hear(signal.Signals(number).name)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,7 @@ from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan, mix64
 from trainer.manifest import StartNotes
 from trainer.metrics_log import MetricsLog
+from trainer.profile import Profile, Stopwatch, awaited
 from trainer.stop_request import Stopped, StopRequest
 from trainer.trace import Trace
 from trainer.world import World
@@ -91,6 +93,11 @@ class Surroundings:
     stop: StopRequest
     heart: Heartbeat
     trace: Trace | None = None
+    profile: Profile | None = None
+
+    def watch(self, training: str) -> Stopwatch | None:
+        """What measures a training, where that was asked for."""
+        return None if self.profile is None else self.profile.of(training)
 
 
 def checkpoint_interval(total_steps: int, checkpoint_every: int) -> int:
@@ -120,13 +127,18 @@ def training_steps(
     keeper = _Keeper(training, task, plan, around)
     interval = checkpoint_interval(plan.total_steps, around.execution.checkpoint_every)
     agreement = around.world.agreement(around.stop.reason)
+    watch = around.watch(training.name)
     try:
+        if watch is not None:
+            watch.begin()
         first = keeper.begin()
         with Progress(training.name, plan.total_steps, first, "steps") as progress:
-            for at, batch in zip(plan.steps(first), batches_from(first), strict=True):
+            for at, batch in zip(plan.steps(first), awaited(batches_from(first), watch), strict=True):
                 around.heart.at(training.name, at.step, plan.total_steps)
                 agreement.post()
                 keeper.metrics.add(task.step(batch, at))
+                if watch is not None:
+                    watch.end_step()
                 if around.trace is not None:
                     around.trace.step(training.name, at.step, batch, task.chosen)
                 done = at.step + 1
@@ -143,7 +155,8 @@ def training_steps(
                     raise Stopped(training.name, done, around.stop.shared_reason())
                 if finished or done % interval == 0:
                     keeper.save(done)
-                yield
+                with nullcontext() if watch is None else watch.aside():
+                    yield
         keeper.wait()
     finally:
         keeper.close()
@@ -249,6 +262,14 @@ class _Keeper:
         )
         if self._writes:
             self._checkpoints.save(step, state, wait)
+            self._tell_profile()
+
+    def _tell_profile(self) -> None:
+        """With every checkpoint too: a kill then takes no more of it than of the training."""
+        training = self._training
+        watch = self._around.watch(training.name)
+        if watch is not None:
+            watch.write(training.folder, training.stage, training.round, training.fold)
 
     def wait(self) -> None:
         self._checkpoints.wait()
@@ -257,3 +278,5 @@ class _Keeper:
         if self._counter is not None:
             self._counter.close()
         self._checkpoints.close()
+        if self._writes:
+            self._tell_profile()

@@ -17,6 +17,7 @@ from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.manifest import Manifest
 from trainer.recipe_file import load_recipe
 from trainer.run_directory import RunDirectory
+from trainer.side_by_side import to_the_end
 from trainer.stop_request import StopRequest
 from trainer.train_loop import Surroundings
 from trainer.world import ALONE
@@ -56,7 +57,8 @@ class Bench:
         torch.set_num_threads(1)
         notes = Manifest(run).begin("tiny", ALONE, {"incv": recipe.batch.global_}, "the code")
         heart = Heartbeat(None, 0, 1, "alone")
-        Incv(recipe, data, run, Surroundings(ALONE, recipe.execution, notes, StopRequest(run.root), heart)).run()
+        around = Surroundings(ALONE, recipe.execution, notes, StopRequest(run.root), heart)
+        to_the_end(Incv(recipe, data, run, around).steps())
         return run
 
 

@@ -90,39 +90,35 @@ def merged(parts: Iterable[Predictions], expected: Ids) -> Predictions:
 
 
 def collect(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k: int) -> Predictions:
-    """Turn a forward pass of one network into rows; unreadable and non-finite ones are marked, not dropped."""
-    columns: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in Predictions.__dataclass_fields__}
-    for batch, (logits,) in passes:
-        for name, values in _judged(batch, logits, fold, top_k).items():
-            columns[name].append(values)
-    if not columns["sample_id"]:
+    """Turn a forward pass of one network into rows; unreadable and non-finite ones are marked, not dropped.
+
+    They stay on the device until the pass is over: nothing waits between two batches.
+    """
+    judged = [_judged(batch, logits, top_k) for batch, (logits,) in passes]
+    if not judged:
         return NOTHING
-    joined = {name: np.concatenate(values) for name, values in columns.items()}
-    order = np.argsort(joined["sample_id"], kind="stable")
-    return Predictions(**{name: values[order] for name, values in joined.items()})
+    columns = {name: torch.cat([part[name] for part in judged]).cpu().numpy() for name in judged[0]}
+    real = columns["sample_id"] >= 0
+    order = np.flatnonzero(real)[np.argsort(columns["sample_id"][real], kind="stable")]
+    rows = {name: values[order] for name, values in columns.items()}
+    return Predictions(fold=np.full(len(order), fold, np.int8), **rows)
 
 
-def _judged(batch: Batch, logits: torch.Tensor, fold: int, top_k: int) -> dict[str, npt.NDArray[np.generic]]:
-    real = batch.ids >= 0
-    ids, labels = batch.ids[real], batch.labels[real]
-    log_p = torch.log_softmax(logits[real], dim=1)
-    given = log_p.gather(1, labels[:, None])[:, 0]
+def _judged(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
+    """The columns of one batch, fill rows included, on its device."""
+    log_p = torch.log_softmax(logits, dim=1)
+    given = log_p.gather(1, batch.labels[:, None])[:, 0]
     highest, likeliest = log_p.topk(min(top_k, log_p.shape[1]), dim=1)
-    status = torch.where(torch.isfinite(log_p).all(dim=1), Status.OK, Status.NON_FINITE)
-    status[batch.weights[real] == 0] = Status.UNREADABLE
+    finite = torch.isfinite(log_p).all(dim=1)
+    status = torch.where(finite, int(Status.OK), int(Status.NON_FINITE))
+    status = torch.where(batch.weights > 0, status, int(Status.UNREADABLE))
     usable = status == Status.OK
-    nothing = torch.tensor(torch.nan, device=given.device)
-
-    def column(values: torch.Tensor, missing: torch.Tensor | float | bool, kind: type) -> npt.NDArray[np.generic]:
-        return torch.where(usable, values, missing).cpu().numpy().astype(kind)
-
     return {
-        "sample_id": ids.cpu().numpy(),
-        "fold": np.full(len(ids), fold, np.int8),
-        "predicted": column(likeliest[:, 0], -1, np.int32),
-        "agrees": column((likeliest == labels[:, None]).any(dim=1), False, np.bool_),
-        "loss": column(-given, nothing, np.float32),
-        "given_probability": column(given.exp(), nothing, np.float32),
-        "predicted_probability": column(highest[:, 0].exp(), nothing, np.float32),
-        "status": status.cpu().numpy().astype(np.int8),
+        "sample_id": batch.ids,
+        "predicted": torch.where(usable, likeliest[:, 0], -1).int(),
+        "agrees": (likeliest == batch.labels[:, None]).any(dim=1) & usable,
+        "loss": torch.where(usable, -given, torch.nan).float(),
+        "given_probability": torch.where(usable, given.exp(), torch.nan).float(),
+        "predicted_probability": torch.where(usable, highest[:, 0].exp(), torch.nan).float(),
+        "status": status.to(torch.int8),
     }

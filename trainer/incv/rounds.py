@@ -28,7 +28,7 @@ from trainer.methods.optimised import setting_of
 from trainer.models import create_model
 from trainer.predicting import predict
 from trainer.run_directory import RunDirectory
-from trainer.side_by_side import Steps, side_by_side, to_the_end
+from trainer.side_by_side import Steps, side_by_side
 from trainer.stop_request import Stopped
 from trainer.train_loop import Surroundings, Training, training_steps
 from trainer.unreadable import Place, UnreadableLog
@@ -76,7 +76,7 @@ class Incv:
         self._recipe, self._config = recipe, recipe.incv
         self._data, self._run, self._around, self._identity = data, run, around, identity
 
-    def run(self) -> None:
+    def steps(self) -> Steps[None]:
         """All rounds that are not done yet, then the final selection and `incv.json`."""
         index = SelectionIndex.of_candidates(len(self._data.index), self._data.ids)
         noise: NoiseEstimates | None = None
@@ -88,7 +88,7 @@ class Incv:
                 ended_early = self._too_few(number, len(candidates))
                 break
             best = judged_by_best_epoch(self._config, number, noise.chosen(self._config) if noise else None)
-            predictions = self._predictions_of(number, index, best)
+            predictions = yield from self._predictions_of(number, index, best)
             noise = noise or self._estimate(predictions)
             ratio = remove_ratio(self._config, noise.chosen(self._config))
             index = after_round(index, predictions, number, ratio)
@@ -136,7 +136,7 @@ class Incv:
             )
         return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left to judge"
 
-    def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Predictions:
+    def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Steps[Predictions]:
         """A round's predictions, on every rank: read where the round is done, else by training its folds."""
         path, world = self._run.round_predictions(number), self._around.world
         candidates = index.ids(State.CANDIDATE)
@@ -146,25 +146,28 @@ class Incv:
         selected = index.ids(State.SELECTED)
         folds = [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best) for f in (0, 1)]
         if folds_side_by_side(self._around.execution, world):
-            predictions = self._in_halves(folds, candidates)
+            predictions = yield from self._in_halves(folds, candidates)
         else:
             parts = [self._predicted(fold, self._around) for fold in folds]
             if folds_share_device(self._around.execution, world, self._data.is_resident):
-                predictions = merged(side_by_side(parts, world.device), candidates)
+                predicted = yield from side_by_side(parts, world.device)
             else:
-                predictions = merged([to_the_end(part) for part in parts], candidates)
+                predicted = []
+                for part in parts:
+                    predicted.append((yield from part))
+            predictions = merged(predicted, candidates)
         self._refuse_unusable(predictions)
         if world.is_first:
             predictions.write(path)
         return predictions
 
-    def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Predictions:
+    def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Steps[Predictions]:
         """Each half of the ranks does one fold as if alone; the world meets when both are done, or stop."""
         around, world = self._around, self._around.world
         which, group = world.half()
         mine, stopped = NOTHING, None
         try:
-            mine = to_the_end(self._predicted(folds[which], replace(around, world=group)))
+            mine = yield from self._predicted(folds[which], replace(around, world=group))
         except Stopped as stop:
             stopped = stop
         around.heart.at("waiting for the other fold", 0, 0)
@@ -192,16 +195,17 @@ class Incv:
             epochs=self._config.epochs,
             windows=windows_of(recipe.order, self._data.index.shard),
         )
+        training = Training("incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity)
         seed_draws(plan.stream, world.rank)
         first_weights = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             create_model(recipe.model.name, self._data.classes, first_weights, **recipe.model.options),
-            setting_of(recipe, self._config.optimizer, plan, world),
+            setting_of(recipe, self._config.optimizer, plan, world, clock=around.watch(training.name)),
             judge=(lambda network: self._judge(network, fold, around)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)
         yield from training_steps(
-            Training("incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity),
+            training,
             task,
             plan,
             lambda first: data.training_batches(plan, first, world),

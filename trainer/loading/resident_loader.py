@@ -1,8 +1,12 @@
 """A small set of equal-sized images, decoded once, kept as uint8 on the device and augmented there."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -30,6 +34,41 @@ def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
     return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= _MOST_BYTES
 
 
+@dataclass(frozen=True, eq=False)
+class _Pictures:
+    """Decoded images on the device."""
+
+    pixels: torch.Tensor
+    """uint8 [n, height, width, 3]"""
+    failed: npt.NDArray[np.bool_]
+    """[n]: rows that could not be decoded."""
+
+
+_SHARED: "WeakValueDictionary[tuple[str, bytes, torch.device], _Pictures]" = WeakValueDictionary()
+"""Runs side by side look at the same pictures."""
+
+
+def _decoded(index: SampleIndex, ids: Ids, device: torch.device) -> _Pictures:
+    key = index.checksum, hashlib.sha256(ids.tobytes()).digest(), device
+    found = _SHARED.get(key)
+    if found is None:
+        found = _SHARED[key] = _decode(index, ids, device)
+    return found
+
+
+def _decode(index: SampleIndex, ids: Ids, device: torch.device) -> _Pictures:
+    height, width = int(index.height[ids[0]]), int(index.width[ids[0]])
+    pixels, failed = np.zeros((len(ids), height, width, 3), np.uint8), np.zeros(len(ids), bool)
+    reader = ShardReader(index)
+    for row, sample_id in enumerate(ids):
+        try:
+            pixels[row] = decode(reader.bytes_of(int(sample_id)) or b"")
+        except UndecodableImage:
+            failed[row] = True
+    reader.close()
+    return _Pictures(torch.from_numpy(pixels).to(device), failed)
+
+
 class ResidentLoader:
     """Gives bit for bit the batches that CpuLoader gives."""
 
@@ -39,17 +78,7 @@ class ResidentLoader:
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._row_of = np.full(len(index), -1, np.int64)
         self._row_of[ids] = np.arange(len(ids))
-        height, width = int(index.height[ids[0]]), int(index.width[ids[0]])
-        pixels = np.zeros((len(ids), height, width, 3), np.uint8)
-        self._failed = np.zeros(len(ids), bool)
-        reader = ShardReader(index)
-        for row, sample_id in enumerate(ids):
-            try:
-                pixels[row] = decode(reader.bytes_of(int(sample_id)) or b"")
-            except UndecodableImage:
-                self._failed[row] = True
-        reader.close()
-        self._stored = torch.from_numpy(pixels).to(device)
+        self._pictures: _Pictures | None = _decoded(index, ids, device)
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
         return beside(self._batch, requests, self._device)
@@ -60,14 +89,16 @@ class ResidentLoader:
         def show(rows: Ids) -> torch.Tensor:
             return self._normalise(self._cut(stored[rows], request.boxes[rows], request.flips[rows]))
 
-        return assemble(request, np.flatnonzero(self._failed[stored]), show, self._device)
+        assert self._pictures is not None
+        return assemble(request, np.flatnonzero(self._pictures.failed[stored]), show, self._device)
 
     def _cut(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
         size, pad = self._geometry.size, self._geometry.pad
         where, left, top, mirrored = on_device(
             self._device, stored, boxes[:, 0].astype(np.int64) + pad, boxes[:, 1].astype(np.int64) + pad, flips
         )
-        images = self._stored[where]
+        assert self._pictures is not None
+        images = self._pictures.pixels[where]
         if pad:
             images = self._padded(images, pad)
         steps = torch.arange(size, device=self._device)
@@ -86,4 +117,4 @@ class ResidentLoader:
         return planes.permute(0, 2, 3, 1)
 
     def close(self) -> None:
-        del self._stored
+        self._pictures = None

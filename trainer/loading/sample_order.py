@@ -6,7 +6,7 @@ Nothing here reads a library's random generator: those change between versions, 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,8 @@ class TrainingPlan:
     """First epoch that draws from C (the warm-up E0 of Algorithm 3)."""
     windows: Windows | None = None
     """None: every epoch shuffles the whole subset."""
+    _orders: dict[tuple[str, int], Ids] = field(default_factory=dict, init=False, repr=False)
+    """Of the epochs that are asked for now: the loop's, and the loader's, which may be one ahead."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -174,23 +176,28 @@ class TrainingPlan:
 
     def step(self, step: int) -> StepIds:
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = _cached_order(self, epoch, "selected")
+        order = self._order("selected", epoch)
         selected = order[position * self.batch : (position + 1) * self.batch]
         _, full = self.rows_at(epoch)
         if full == 0:
             return StepIds(step, epoch, selected, self.candidates[:0])
         before = position * full  # all steps before this one in the epoch were full
         count = candidate_rows(len(selected), len(self.selected), len(self.candidates))
-        return StepIds(step, epoch, selected, _cached_order(self, epoch, "candidates")[before : before + count])
+        return StepIds(step, epoch, selected, self._order("candidates", epoch)[before : before + count])
+
+    def _order(self, part: str, epoch: int) -> Ids:
+        """An epoch's order is asked for once a step and sorted once an epoch."""
+        found = self._orders.get((part, epoch))
+        if found is None:
+            ids: Ids = getattr(self, part)
+            if self.windows is None:
+                found = epoch_order(self.stream, epoch, ids)
+            else:
+                found = windowed_order(self.stream, epoch, ids, self.windows.shards[ids], self.windows.window)
+            for old in [key for key in self._orders if key[0] == part][:-1]:
+                del self._orders[old]
+            self._orders[part, epoch] = found
+        return found
 
     def steps(self, first: int = 0) -> Iterator[StepIds]:
         return (self.step(step) for step in range(first, self.total_steps))
-
-
-@lru_cache(maxsize=4)
-def _cached_order(plan: TrainingPlan, epoch: int, part: str) -> Ids:
-    """An epoch's order is asked for once a step and sorted once an epoch."""
-    ids: Ids = getattr(plan, part)
-    if plan.windows is None:
-        return epoch_order(plan.stream, epoch, ids)
-    return windowed_order(plan.stream, epoch, ids, plan.windows.shards[ids], plan.windows.window)

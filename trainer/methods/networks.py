@@ -34,6 +34,12 @@ def networks_of(module: nn.Module) -> list[nn.Module]:
     return [module.a, module.b] if isinstance(module, TwinModel) else [module]
 
 
+def on_its_device(module: nn.Module, device: torch.device) -> nn.Module:
+    """Channels last on a GPU: what its tensor cores read, and DALI writes."""
+    module = module.to(device)
+    return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module
+
+
 def trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
     """The networks of a finished training, on the CPU, in eval mode."""
     module = initial_module(recipe, method, classes)

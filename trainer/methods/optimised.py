@@ -1,8 +1,9 @@
 """What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
 
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,10 @@ from trainer.engines import make_engine
 from trainer.finite_guard import FiniteGuard
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan
+from trainer.methods.compiled_cache import CompiledCache, default_folder
 from trainer.methods.compiling import compile_blocks
 from trainer.methods.micro_batches import micro_batches
-from trainer.methods.networks import networks_of
+from trainer.methods.networks import networks_of, on_its_device
 from trainer.methods.pace import pace_of
 from trainer.methods.stepping import Clock, Fixed, Inputs, Meeting, Replay, Values, Work, carried_out
 from trainer.models import TwinModel
@@ -69,6 +71,8 @@ class Setting:
     """Replay CUDA graphs of the step instead of launching its kernels one by one."""
     compile: bool = False
     """Compile the networks' blocks."""
+    compile_cache: Path | None = None
+    """Folder in which they are kept; None: nowhere."""
     clock: Clock | None = None
 
 
@@ -93,6 +97,7 @@ def setting_of(
         sync_batchnorm=recipe.model.sync_batchnorm,
         graphs=pace.graphs,
         compile=pace.compile,
+        compile_cache=Path(recipe.execution.compile_cache or default_folder()),
         clock=clock,
     )
 
@@ -128,6 +133,7 @@ class OptimisedModule:
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
         self._clock = setting.clock
         self._replay = Replay(self.work, self.world, self.rehearsing, self._clock) if setting.graphs else None
+        self._compiled = _cache_of(self, setting)
         self.learning_rate = setting.optimizer.learning_rate
         self._last: tuple[torch.Tensor, Values] | None = None
 
@@ -147,10 +153,11 @@ class OptimisedModule:
         )
         self._engine.set_rate(self.learning_rate)
         inputs, fixed = self.inputs(batch, at)
-        if self._replay is not None:
-            values = self._replay(inputs, fixed)
-        else:
-            values = carried_out(self.work(inputs, fixed), self.world, self._clock)
+        with self._compiled.kept((fixed, batch.images.shape)) if self._compiled is not None else nullcontext():
+            if self._replay is not None:
+                values = self._replay(inputs, fixed)
+            else:
+                values = carried_out(self.work(inputs, fixed), self.world, self._clock)
         self._last = batch.ids, values
         return {name: value for name, value in values.items() if value.dim() == 0}
 
@@ -254,15 +261,20 @@ def _placed(module: nn.Module, setting: Setting) -> nn.Module:
     world = setting.world
     if setting.sync_batchnorm and world.ties is not None:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
-    module = module.to(world.device)
-    if world.device.type == "cuda":
-        module = module.to(memory_format=torch.channels_last)  # what tensor cores read, and DALI writes
+    module = on_its_device(module, world.device)
     if isinstance(module, TwinModel):
         module.side_by_side = setting.graphs
     if setting.compile:
         for network in networks_of(module):
             compile_blocks(network)
     return module
+
+
+def _cache_of(task: OptimisedModule, setting: Setting) -> CompiledCache | None:
+    if not setting.compile or setting.compile_cache is None:
+        return None
+    kind = f"{type(task).__name__} {setting.precision} {setting.micro}"
+    return CompiledCache(setting.compile_cache, task.module, kind, task.device, setting.world.is_first)
 
 
 class _BufferMemory:

@@ -97,6 +97,8 @@ class Replay:
             recording = self._recordings[key] = self._record(inputs, fixed)
             for old in list(self._recordings)[:-_MOST_RECORDINGS]:
                 del self._recordings[old]
+            if self._clock is not None:
+                self._clock.mark("warm_up")
         for name, tensor in inputs.items():
             recording.inputs[name].copy_(tensor, non_blocking=True)
         for graph, meeting in recording.stretches:

@@ -18,6 +18,7 @@ from trainer.report.measured import (
     measure_rounds,
     read_samples,
 )
+from trainer.report.profile import read_profile
 from trainer.report.suspects import find_suspects
 from trainer.report.unreadable import find_unreadable
 
@@ -54,6 +55,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "suspicious": find_suspects(run_dir, samples),
         "curves": read_curves(run_dir),
         "time_s": stage_times(manifest.get("stages") or {}),
+        "profile": read_profile(run_dir),
         "starts": {
             "count": len(starts),
             "resumed": sum(start.get("resumed_from") is not None for start in starts),

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from trainer.report.class_names import short_names
 from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
+from trainer.report.profile import shares, shown_phases
 from trainer.report.summary import duration, method_name, points, share
 
 NAMED_CLASSES = 20  # up to here every row and column of a heatmap carries its class name
@@ -98,6 +99,17 @@ def time_plot(report: dict[str, Any]) -> Markup | None:
         if seconds is not None
     ]
     return bar_chart(bars, title="Time of each stage", ticks=None, width=960) if bars else None
+
+
+def profile_plot(report: dict[str, Any]) -> Markup | None:
+    """A bar a training, cut into the shares of its phases."""
+    trainings = report["profile"]
+    if not trainings:
+        return None
+    phases = shown_phases(trainings)
+    rows = [(each["training"], [shares(each)[phase] for phase, _, _ in phases]) for each in trainings]
+    parts = [(words, colour) for _, words, colour in phases]
+    return stacked_bars(rows, parts, title="Where the time of each training goes", width=960, ticks=share)
 
 
 def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from trainer.report import figures
 from trainer.report.by_class import class_tables
 from trainer.report.class_names import short_names
+from trainer.report.profile import profile_words, shares, shown_phases
 from trainer.report.summary import best_method, duration, first_set, gain, method_name, points, share, verdict
 
 LISTED = 50  # rows of a table that could be endless
@@ -33,6 +34,9 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         noise_words=noise_words(report),
         selection_words=selection_words(report),
         suspect_words=suspect_words(report),
+        profile_words=profile_words(report),
+        phases=shown_phases(report["profile"] or []),
+        shares=shares,
         names=short_names(report["class_names"]),
         class_tables=class_tables(report),
         filled=(report["filled_classes"] or [])[:LISTED],

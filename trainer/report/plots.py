@@ -133,13 +133,14 @@ def bar_chart(
 
 
 def stacked_bars(
-    rows: Sequence[tuple[str, Sequence[int]]],
+    rows: Sequence[tuple[str, Sequence[float]]],
     parts_of: Sequence[tuple[str, str]],
     *,
     title: str,
     width: int = 480,
+    ticks: Ticks = "{:,}".format,
 ) -> Markup:
-    """One full-width bar a row, cut into counts; parts_of: (label, CSS colour) of each part."""
+    """One full-width bar a row, cut into counts or shares; parts_of: (label, CSS colour) of each part."""
     legend, top = _legend([(label, colour, False) for label, colour in parts_of], width, square=True)
     row = min(max(225 // max(len(rows), 1), 34), 72)
     left = 12 + CHARACTER * max((len(label) for label, _ in rows), default=0)
@@ -148,13 +149,15 @@ def stacked_bars(
     parts, y = legend, top + 8.0
     for label, counts in rows:
         parts.append(_text(left - 8, y + row / 2 + 4, label, "end", "strong"))
-        start = 0
+        start = 0.0
         for (name, colour), count in zip(parts_of, counts, strict=True):
             x, wide = to_x(start), to_x(start + count) - to_x(start)
             if count:
-                parts.append(_rect(x, y + 5, max(wide - 1, 0.5), row - 10, colour, f"{label}, {name}: {count:,}"))
-            if wide > CHARACTER * len(f"{count:,}") + 8:
-                parts.append(_text(x + wide / 2, y + row / 2 + 4, f"{count:,}", "middle", "inside"))
+                parts.append(
+                    _rect(x, y + 5, max(wide - 1, 0.5), row - 10, colour, f"{label}, {name}: {ticks(count)}")
+                )
+            if wide > CHARACTER * len(ticks(count)) + 8:
+                parts.append(_text(x + wide / 2, y + row / 2 + 4, ticks(count), "middle", "inside"))
             start += count
         y += row
     return _svg(title, width, round(y + 6), parts)

@@ -1,0 +1,70 @@
+"""Where the time went, on the page: added up over starts, in per cent, and left out where it cannot be read."""
+
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.durable import read_json, write_json
+from trainer.report import write_report
+
+Make = Callable[..., Path]
+STARTS = (
+    {"data_wait": 1.0, "forward": 20.0, "backward": 40.0, "optimiser": 5.0, "exchange": 4.0, "warm_up": 20.0},
+    {"data_wait": 2.0, "forward": 40.0, "backward": 80.0, "optimiser": 10.0, "exchange": 8.0, "warm_up": 20.0},
+)
+
+
+def entry(start: int, device: str = "NVIDIA H200", **where: Any) -> dict[str, Any]:
+    seconds = STARTS[start] | {"other": 0.0}
+    seconds["other"] = 100.0 * (start + 1) - sum(seconds.values())
+    named = {"stage": "standard", "round": None, "fold": None, "start": start} | where
+    return named | {"device": device, "steps": 500, "wall_s": 100.0 * (start + 1), "seconds": seconds}
+
+
+def written(run_dir: Path, entries: Any) -> tuple[dict[str, Any], str]:
+    write_json(run_dir / "profile.json", entries)
+    write_report(run_dir)
+    return read_json(run_dir / "report.json"), (run_dir / "report.html").read_text()
+
+
+def test_starts_of_a_training_are_added_up(make_run: Make) -> None:
+    report, page = written(make_run(), [entry(0, stage="incv", round=2, fold=1), entry(0), entry(1)])
+    fold, standard = report["profile"]
+    assert (fold["training"], fold["round"], fold["fold"], fold["starts"]) == ("Round 3, fold 2", 3, 2, 1)
+    assert (standard["training"], standard["starts"], standard["steps"]) == ("Standard training", 2, 1000)
+    assert standard["wall_s"] == 300.0
+    assert standard["seconds"]["backward"] == 120.0
+    row = page[page.index('<td class="words">Standard training</td><td>1,000</td>') :].partition("</tr>")[0]
+    assert [cell.partition("</td>")[0] for cell in row.split("<td>")[1:]] == [
+        "1,000",
+        "5 min 00 s",
+        *("1.0 %", "20.0 %", "40.0 %", "5.0 %", "4.0 %", "13.3 %", "16.7 %"),
+    ]
+    assert "<th>exchange</th>" in page
+    assert "Standard training, backward: 40.0 %" in page
+    assert "measured on NVIDIA H200. Data wait is the time that the GPU stood idle" in page
+
+
+def test_names_of_devices_and_stages_are_escaped(make_run: Make) -> None:
+    _, page = written(make_run(), [entry(0, device="<b>odd</b>", stage="<i>none</i>")])
+    assert "<b>odd" not in page
+    assert "<i>none" not in page
+    assert "measured on <b>odd</b>" in unescape(page)
+
+
+@pytest.mark.parametrize("content", [[], {"stage": "standard"}, [{"stage": "standard"}], [7], 7, None])
+def test_a_profile_that_cannot_be_read_is_left_out(content: Any, make_run: Make) -> None:
+    report, page = written(make_run(), content)
+    assert report["profile"] is None
+    assert "Where the time of each training goes" not in page
+
+
+def test_nothing_measured_counts_as_nothing(make_run: Make) -> None:
+    """A training whose clock never moved divides by no zero."""
+    still = entry(0) | {"wall_s": 0.0, "seconds": dict.fromkeys(("forward", "other"), 0.0)}
+    report, page = written(make_run(), [still])
+    assert report["profile"][0]["wall_s"] == 0.0
+    assert "<td>0.0 s</td><td>0.0 %</td><td>0.0 %</td>" in page

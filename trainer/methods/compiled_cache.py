@@ -1,0 +1,89 @@
+"""Compiled blocks as one file a training: a second run, or another node, need not compile what the first one did."""
+
+import hashlib
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from shards.durable import write_bytes
+from shards.errors import InputError
+
+Shapes = tuple[object, ...]
+
+
+def default_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "incv" / "compiled"
+
+
+class CompiledCache:
+    """torch's own caches of this process, written to a file after the first step and read back before it.
+
+    They are pickles. So the file lies with its user and not in a run directory, which may come from anywhere, and is
+    read only where nobody else could have written it.
+    """
+
+    def __init__(self, folder: Path, module: nn.Module, kind: str, device: torch.device, writes: bool) -> None:
+        """kind: what else the compilation depends on; writes: False on ranks that leave it to the first."""
+        self._folder, self._writes = folder, writes
+        self._identity = _identity(module, kind, device)
+        self._known: set[Shapes] = set()
+
+    @contextmanager
+    def kept(self, shapes: Shapes) -> Iterator[None]:
+        """Around a step on inputs of these shapes."""
+        if shapes in self._known:
+            yield
+            return
+        self._known.add(shapes)
+        path = self.file(shapes)
+        there = self._read(path)
+        yield
+        if self._writes and not there:
+            self._write(path)
+
+    def file(self, shapes: Shapes) -> Path:
+        digest = hashlib.sha256(f"{self._identity} {shapes}".encode()).hexdigest()[:16]
+        return self._folder / f"{digest}.bin"
+
+    def _read(self, path: Path) -> bool:
+        """Whether the file was there and good."""
+        try:
+            if not _only_ours(path):
+                print(f"warning: {path} could have been written by others and is not used", file=sys.stderr)
+                return False
+            good = torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
+        except FileNotFoundError:
+            return False
+        if not good:
+            print(f"warning: {path} is of no use; compiling anew", file=sys.stderr)
+        return good
+
+    def _write(self, path: Path) -> None:
+        try:
+            made = torch.compiler.save_cache_artifacts()
+            if made is not None:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_bytes(path, made[0])
+                path.chmod(0o600)
+        except (OSError, InputError, RuntimeError) as error:  # a cache: the training goes on without
+            print(f"warning: the compiled blocks could not be kept in {path} ({error})", file=sys.stderr)
+
+
+def _only_ours(path: Path) -> bool:
+    """Whether file and folder belong to this user, and nobody else may write there."""
+    found = [path.stat(), path.parent.stat()]
+    return all(each.st_uid == os.getuid() and not each.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for each in found)
+
+
+def _identity(module: nn.Module, kind: str, device: torch.device) -> str:
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    weights = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in module.state_dict().items()]
+    said = (torch.__version__, platform.python_version(), gpu, kind, weights)
+    return hashlib.sha256(repr(said).encode()).hexdigest()

@@ -1,0 +1,86 @@
+"""Where the time of each training went, added up over the starts of a run; None in a run without `--profile`."""
+
+from pathlib import Path
+from typing import Any
+
+from shards.durable import read_json
+from shards.errors import DataError
+from trainer.report.summary import method_name
+
+PHASES = (
+    ("data_wait", "data wait", "var(--c3)"),
+    ("forward", "forward", "var(--c5)"),
+    ("backward", "backward", "var(--c2)"),
+    ("optimiser", "optimiser", "var(--c1)"),
+    ("exchange", "exchange", "var(--c0)"),
+    ("warm_up", "warm-up", "var(--c4)"),
+    ("other", "other", "var(--faint)"),
+)
+
+
+def read_profile(run_dir: Path) -> list[dict[str, Any]] | None:
+    """Steps and seconds of each training, in the order of the run; rounds and folds counted from 1."""
+    trainings: dict[tuple[Any, ...], dict[str, Any]] = {}
+    try:
+        for entry in read_json(run_dir / "profile.json"):
+            name = tuple(entry[key] for key in ("stage", "round", "fold"))
+            _add(trainings.setdefault(name, _nothing(*name)), entry)
+    except (
+        DataError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # missing, or somebody's own: no reason to go without a report
+        return None
+    return list(trainings.values()) or None
+
+
+def _nothing(stage: str, round_: int | None, fold: int | None) -> dict[str, Any]:
+    from_one = [None if number is None else number + 1 for number in (round_, fold)]
+    return {
+        "training": method_name(stage) if round_ is None else f"Round {from_one[0]}, fold {from_one[1]}",
+        "stage": stage,
+        "round": from_one[0],
+        "fold": from_one[1],
+        "devices": [],
+        "starts": 0,
+        "steps": 0,
+        "wall_s": 0.0,
+        "seconds": {},
+    }
+
+
+def _add(training: dict[str, Any], entry: dict[str, Any]) -> None:
+    training["starts"] += 1
+    training["steps"] += int(entry["steps"])
+    training["wall_s"] += float(entry["wall_s"])
+    if str(entry["device"]) not in training["devices"]:
+        training["devices"].append(str(entry["device"]))
+    for phase, seconds in entry["seconds"].items():
+        training["seconds"][phase] = training["seconds"].get(phase, 0.0) + float(seconds)
+
+
+def shares(training: dict[str, Any]) -> dict[str, float]:
+    """Of the training's time, by phase; they add up to 1."""
+    seconds = training["seconds"]
+    whole = sum(seconds.values()) or 1.0
+    return {phase: seconds.get(phase, 0.0) / whole for phase, _, _ in PHASES}
+
+
+def shown_phases(trainings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Key, words and colour of the phases that were met: one process exchanges nothing."""
+    return [each for each in PHASES if any(each[0] in training["seconds"] for training in trainings)]
+
+
+def profile_words(report: dict[str, Any]) -> str:
+    """What the table's columns mean, and where it was measured."""
+    devices = sorted({device for training in report["profile"] or [] for device in training["devices"]})
+    named = ["the CPU" if device == "CPU" else device for device in devices]
+    waiting, rest = "the time until a batch had come", " and the ends of epochs"
+    if any(device != "CPU" for device in devices):
+        waiting = "the time that the GPU stood idle for want of a batch, and a phase the time it took on the GPU"
+        rest = ", the ends of epochs, and any other time in which the GPU had nothing to do"
+    return (
+        f"Shares of each training's time, measured on {' and '.join(named)}. Data wait is {waiting}. Warm-up is the "
+        f"first batch and the first step of each start; other is logging, checkpoints{rest}."
+    )

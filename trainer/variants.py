@@ -1,0 +1,64 @@
+"""Variants of one recipe, seeds or noise settings, carried out side by side by one process."""
+
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.errors import ConfigError, InputError
+from shards.pack import PackStopped
+from trainer.config import Recipe
+from trainer.launch import recognised
+from trainer.run import run_steps
+from trainer.side_by_side import Steps, side_by_side, to_the_end
+from trainer.stop_request import EXIT_STOPPED
+from trainer.world import join_world
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of them: what was said to make it, and where it runs."""
+
+    said: tuple[str, ...]
+    recipe: Recipe
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.said)
+
+
+def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
+    """`seed=0,1` and `labels.ratio=0.2,0.5` as the overrides of each of the four variants."""
+    every = []
+    for one in vary:
+        key, equals, values = one.partition("=")
+        found = [value for value in values.split(",") if value]
+        if not equals or not key or len(set(found)) < len(found) or not found:
+            raise ConfigError(f"--vary {one!r}: say a key and its values, each once, as in seed=0,1,2")
+        every.append([f"{key}={value}" for value in found])
+    return list(itertools.product(*every))
+
+
+def carry_out_all(
+    variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
+) -> list[int]:
+    """The exit code of each; one that cannot run does not keep the others from it."""
+    if recognised().size > 1:
+        raise ConfigError("--vary runs its variants side by side in one process: start it without a launcher")
+    world = join_world(variants[0].recipe.execution)
+    world.pulse.end()  # each variant has a world of its own
+    steps = [_survived(one.name, run_steps(one.recipe, name, one.root, redo, only)) for one in variants]
+    return to_the_end(side_by_side(steps, world.device, at_once))
+
+
+def _survived(name: str, run: Steps[int]) -> Steps[int]:
+    try:
+        return (yield from run)
+    except PackStopped as stopped:
+        print(f"incv: {name}: {stopped}", file=sys.stderr)
+        return EXIT_STOPPED
+    except InputError as error:
+        print(f"incv: error: {name}: {error}", file=sys.stderr)
+        return error.exit_code
