@@ -1,6 +1,6 @@
 """The road from the shards: training and predicting with everything a run does, against its slowest part alone.
 
-    python benchmarks/end_to_end.py FIGURE [--images FOLDER] [--samples 20000] [--small]
+    python benchmarks/end_to_end.py FIGURE [--images FOLDER] [--samples 10000] [--small]
 
 FOLDER holds JPEG files (without it pictures are made up that compress as photographs do); they are repeated under
 distinct ids and packed with a shorter side of 256, as WebVision is.
@@ -38,7 +38,7 @@ from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.manifest import StartNotes
 from trainer.methods.networks import networks_of
 from trainer.methods.standard import StandardTask
-from trainer.predicting import forward_pass
+from trainer.predicting import first_in_line, forward_pass
 from trainer.run_directory import RunDirectory
 from trainer.stop_request import StopRequest
 from trainer.train_loop import Surroundings, Training, train
@@ -62,7 +62,7 @@ class Sizes:
     runs: int
 
 
-LARGE = Sizes(samples=20_000, batch=256, predict_batch=512, stored=256, steps=120, lead_in=20, runs=3)
+LARGE = Sizes(samples=10_000, batch=256, predict_batch=512, stored=256, steps=120, lead_in=20, runs=3)
 SMALL = Sizes(samples=48, batch=8, predict_batch=16, stored=40, steps=4, lead_in=1, runs=2)
 
 
@@ -156,7 +156,8 @@ def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet) -> dict[str, Any]
 
     def whole_pass() -> None:
         passes = forward_pass(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
-        assert len(collect(passes, 0, 1).sample_id) == len(data.ids)
+        with first_in_line(bench.device):
+            assert len(collect(passes, 0, 1).sample_id) == len(data.ids)
 
     def decoding() -> None:
         for batch in data.loader.batches(requests):

@@ -1,6 +1,7 @@
 """Forward passes without training: each id of a subset exactly once, in eval mode, spread over the ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -38,14 +39,9 @@ def predict(
     around.heart.at(name, 0, len(requests))
     result, stopped = None, None
     try:
-        result = read(
-            _moving(
-                forward_pass(networks, data.loader, requests, device, precision, around.stop, name),
-                around,
-                name,
-                len(requests),
-            )
-        )
+        passes = forward_pass(networks, data.loader, requests, device, precision, around.stop, name)
+        with first_in_line(device):
+            result = read(_moving(passes, around, name, len(requests)))
     except Stopped as stop:
         stopped = stop
     around.heart.at(f"waiting after {name}", 0, 0)
@@ -53,6 +49,19 @@ def predict(
         raise stopped or Stopped(name, len(requests), around.stop.shared_reason())
     assert result is not None
     return result
+
+
+@contextmanager
+def first_in_line(device: torch.device) -> Iterator[None]:
+    """A pass in here goes before the decoding of its next batches, which share the GPU with it."""
+    if device.type != "cuda":
+        yield
+        return
+    here, first = torch.cuda.current_stream(device), torch.cuda.Stream(device, priority=-1)
+    first.wait_stream(here)
+    with torch.cuda.stream(first):
+        yield
+    here.wait_stream(first)
 
 
 def _moving(passes: Passes, around: Surroundings, name: str, total: int) -> Passes:

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import nullcontext
 from typing import TypeVar
@@ -11,6 +12,7 @@ import torch
 from trainer.loading.batch import Batch
 
 _BATCHES_READY = 2  # made before the network wants them
+_BATCHES_COMPUTING = 4  # handed over, and not yet computed by the GPU
 
 Request = TypeVar("Request")
 
@@ -46,6 +48,7 @@ class Feeder:
         self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
             _BATCHES_READY
         )
+        self._computing: deque[torch.cuda.Event] = deque()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
         self._thread.start()
@@ -58,11 +61,19 @@ class Feeder:
             if event is not None:
                 _hand_over(batch, event)
             yield batch
+            if event is not None:  # whoever comes back has launched all its work on the batch
+                self._computing.append(torch.cuda.current_stream(batch.images.device).record_event())
+
+    def _pace(self) -> None:
+        """Wait, in the feeding thread, where the host has run far ahead of the GPU: batches are memory."""
+        while len(self._computing) > _BATCHES_COMPUTING:
+            self._computing.popleft().synchronize()
 
     def _draw(self) -> None:
         try:
             with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
                 for batch in self._batches:
+                    self._pace()
                     if not self._put((batch, self._stream.record_event() if self._stream is not None else None)):
                         break
             self._put(None)

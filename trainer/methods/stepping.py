@@ -84,7 +84,7 @@ class Replay:
     ) -> None:
         """rehearsing: inside it, steps leave no trace."""
         self._work, self._world, self._rehearsing, self._clock = work, world, rehearsing, clock
-        self._stream = torch.cuda.Stream(world.device)
+        self._stream = torch.cuda.Stream(world.device, priority=-1)  # kernels keep it: they go before a decoder's
         self._pool = torch.cuda.graph_pool_handle()
         self._recordings: dict[object, _Recording] = {}
         self.recorded_in = 0.0
