@@ -1,5 +1,6 @@
 """What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
 
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shards.errors import ConfigError
 from trainer.checkpoint import (
     TrainState,
     load_module,
@@ -28,7 +30,17 @@ from trainer.methods.compiling import compile_blocks
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import networks_of, on_its_device
 from trainer.methods.pace import pace_of
-from trainer.methods.stepping import Clock, Fixed, Inputs, Meeting, Replay, Values, Work, carried_out
+from trainer.methods.stepping import (
+    CannotRecord,
+    Clock,
+    Fixed,
+    Inputs,
+    Meeting,
+    Replay,
+    Values,
+    Work,
+    carried_out,
+)
 from trainer.models import TwinModel
 from trainer.optimisation import learning_rate_at, make_optimizer
 from trainer.world import World
@@ -69,6 +81,8 @@ class Setting:
     sync_batchnorm: bool = False
     graphs: bool = False
     """Replay CUDA graphs of the step instead of launching its kernels one by one."""
+    require_graphs: bool = False
+    """Raise where a step cannot be recorded, instead of going on eagerly."""
     compile: bool = False
     """Compile the networks' blocks."""
     compile_cache: Path | None = None
@@ -96,6 +110,7 @@ def setting_of(
         by_launcher=by_launcher,
         sync_batchnorm=recipe.model.sync_batchnorm,
         graphs=pace.graphs,
+        require_graphs=recipe.execution.graphs is True,
         compile=pace.compile,
         compile_cache=Path(recipe.execution.compile_cache or default_folder()),
         clock=clock,
@@ -133,6 +148,7 @@ class OptimisedModule:
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
         self._clock = setting.clock
         self._replay = Replay(self.work, self.world, self.rehearsing, self._clock) if setting.graphs else None
+        self._require_graphs = setting.require_graphs
         self._compiled = _cache_of(self, setting)
         self.learning_rate = setting.optimizer.learning_rate
         self._last: tuple[torch.Tensor, Values] | None = None
@@ -154,12 +170,23 @@ class OptimisedModule:
         self._engine.set_rate(self.learning_rate)
         inputs, fixed = self.inputs(batch, at)
         with self._compiled.kept((fixed, batch.images.shape)) if self._compiled is not None else nullcontext():
-            if self._replay is not None:
-                values = self._replay(inputs, fixed)
-            else:
-                values = carried_out(self.work(inputs, fixed), self.world, self._clock)
+            values = self._carried_out(inputs, fixed)
         self._last = batch.ids, values
         return {name: value for name, value in values.items() if value.dim() == 0}
+
+    def _carried_out(self, inputs: Inputs, fixed: Fixed) -> Values:
+        if self._replay is not None:
+            try:
+                return self._replay(inputs, fixed)
+            except CannotRecord as error:
+                if self._require_graphs:
+                    raise ConfigError(
+                        f"execution.graphs is true, and this network's step cannot be recorded ({error}): set it to "
+                        "auto"
+                    ) from error
+                print(f"warning: the step cannot be recorded and runs eagerly ({error})", file=sys.stderr)
+                self._replay = None  # other ranks may go on with theirs: sums are the same ones
+        return carried_out(self.work(inputs, fixed), self.world, self._clock)
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -72,6 +72,10 @@ class _Recording:
     """What the graphs write, overwritten by the next replay."""
 
 
+class CannotRecord(RuntimeError):
+    """Something in the step cannot be captured: it looks at a number, or talks to the host."""
+
+
 class Replay:
     """Records the work of a step once for each shape, then replays it."""
 
@@ -116,7 +120,10 @@ class Replay:
                 for _ in range(_REHEARSALS):
                     carried_out(self._work(held, fixed), self._world)
             torch.cuda.current_stream().wait_stream(self._stream)
-            recording = self._captured(held, fixed)
+            try:
+                recording = self._captured(held, fixed)
+            except RuntimeError as error:
+                raise CannotRecord(str(error).splitlines()[0]) from error
         self.recorded_in = time.monotonic() - began
         return recording
 
