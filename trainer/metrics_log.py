@@ -20,7 +20,8 @@ class MetricsLog:
     def __init__(self, path: Path, writes: bool = True) -> None:
         """writes: False on ranks that leave the file to the first."""
         self._path, self._writes = path, writes
-        self._sums: dict[str, torch.Tensor] = {}
+        self._names: tuple[str, ...] = ()
+        self._sums: torch.Tensor | None = None
 
     def has_lines(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0
@@ -41,17 +42,20 @@ class MetricsLog:
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
         """values: scalars of a step; COUNTED among them says whether it counts, and all are 0 where not."""
         if COUNTED not in values:
-            values = {**values, COUNTED: torch.ones(())}
-        for name, value in values.items():
-            total = self._sums.get(name)
-            # A new tensor: the next step overwrites the values of this one.
-            self._sums[name] = value.detach().double().clone() if total is None else total + value
+            values = {**values, COUNTED: torch.ones_like(next(iter(values.values())))}
+        # Two operations, whatever their number; and a new tensor, since the next step overwrites these.
+        together = torch.stack([value.detach() for value in values.values()])
+        if self._names != tuple(values):
+            assert self._sums is None, f"a step reports {tuple(values)} after steps that reported {self._names}"
+            self._names, self._sums = tuple(values), torch.zeros_like(together, dtype=torch.float64)
+        assert self._sums is not None
+        self._sums += together
 
     def write(self, **facts: Any) -> str:
         """Append a line of the means since the last one; returns a short note for the progress bar."""
         steps, sums = self._read()
         means = {name: total / steps for name, total in sums.items() if steps}
-        self._sums = {}
+        self._forget()
         shown = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
         line = {**facts, **shown}
         if self._writes:
@@ -66,12 +70,18 @@ class MetricsLog:
         return {"sums": sums, "steps": steps}
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
-        sums = {**state["sums"], COUNTED: state["steps"]} if state["sums"] else {}
-        self._sums = {name: torch.tensor(total, dtype=torch.float64, device=device) for name, total in sums.items()}
+        self._forget()
+        if state["sums"]:
+            sums = {**state["sums"], COUNTED: state["steps"]}
+            self._names = tuple(sums)
+            self._sums = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
+
+    def _forget(self) -> None:
+        self._names, self._sums = (), None
 
     def _read(self) -> tuple[int, dict[str, float]]:
         """Steps that counted and the sums over them, in one look at the device."""
-        if not self._sums:
+        if self._sums is None:
             return 0, {}
-        found = dict(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True))
+        found = dict(zip(self._names, self._sums.tolist(), strict=True))
         return round(found.pop(COUNTED)), found

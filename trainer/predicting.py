@@ -13,7 +13,7 @@ from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
 from trainer.methods.optimised import autocast
-from trainer.recorded_forward import logits_of
+from trainer.recorded_forward import RecordedForward
 from trainer.stop_request import Stopped, StopRequest
 from trainer.train_loop import Surroundings
 
@@ -86,23 +86,24 @@ def forward_pass(
             network.eval()
         # Compiled blocks would be compiled anew for a pass of seconds, in another mode and another shape.
         as_written = torch.compiler.set_stance("force_eager")
+        forwards = [_forward_of(network, device, precision) for network in networks]
         rows = sum(request.real_rows for request in requests)
         with Progress(name, rows) as progress, torch.no_grad(), as_written:
             for number, (request, batch) in enumerate(zip(requests, loader.batches(requests), strict=True)):
                 reason = stop.reason()
                 if reason is not None:
                     raise Stopped(name, number, reason)
-                yield batch, [_logits(network, batch.images, precision) for network in networks]
+                yield batch, [forward(batch.images) for forward in forwards]
                 progress.advance(request.real_rows)
     finally:
         for network, training in zip(networks, were_training, strict=True):
             network.train(training)
 
 
-def _logits(network: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
-    def forward(shown: torch.Tensor) -> torch.Tensor:
-        with autocast(images.device, precision):
-            logits: torch.Tensor = network(shown)
+def _forward_of(network: nn.Module, device: torch.device, precision: Precision) -> RecordedForward:
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        with autocast(device, precision):
+            logits: torch.Tensor = network(images)
         return logits.float()
 
-    return logits_of(network, images, forward)
+    return RecordedForward(network, forward)

@@ -1,5 +1,6 @@
-"""A network's eval-mode forward, replayed from a CUDA graph where launching its kernels would take longer."""
+"""A network's forward in a predict pass, replayed from a CUDA graph: one launch instead of hundreds."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -7,9 +8,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-_REHEARSALS = 2
-_MOST_PIXELS = 8_000_000
-"""Of a batch that is worth recording: kernels on more run longer than their launch, and would hold much memory."""
+_FIRST_EAGER = 2
+"""Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these."""
+_KEPT_PIXELS = 8_000_000
+"""Of a batch whose recording is kept for the next pass; those of more hold much memory, and pay within one pass."""
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -18,39 +22,50 @@ class _Recording:
     images: torch.Tensor
     logits: torch.Tensor
 
-
-_RECORDINGS: "WeakKeyDictionary[nn.Module, dict[object, _Recording]]" = WeakKeyDictionary()
-"""Kept from pass to pass: weights change where they are."""
-
-
-def logits_of(
-    network: nn.Module, images: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """`forward(images)`; what it returns may be overwritten by the next call for this network.
-
-    forward: the network's, in the mode and precision of the whole pass.
-    """
-    if not images.is_cuda or images.numel() > _MOST_PIXELS:
-        return forward(images)
-    known = _RECORDINGS.setdefault(network, {})
-    weights = next(network.parameters(), images)
-    key = (images.shape, images.dtype, weights.data_ptr(), torch.get_autocast_dtype("cuda"))
-    if key not in known:
-        known.clear()
-        known[key] = _recorded(images, forward)
-    recording = known[key]
-    recording.images.copy_(images)
-    recording.graph.replay()
-    return recording.logits
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        self.images.copy_(images)
+        self.graph.replay()
+        return self.logits
 
 
-def _recorded(images: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]) -> _Recording:
-    held, stream, graph = images.clone(), torch.cuda.Stream(images.device), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_REHEARSALS):
-            forward(held)
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        logits = forward(held)
-    return _Recording(graph, held, logits)
+_KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _Recording]]" = WeakKeyDictionary()
+"""From pass to pass: weights change where they are."""
+
+
+class RecordedForward:
+    """`forward(images)` of one pass; what it returns is good until the next call."""
+
+    def __init__(self, network: nn.Module, forward: Forward) -> None:
+        """forward: the network's, in the mode and precision of the whole pass."""
+        self._network, self._forward = network, forward
+        self._recording: _Recording | None = None
+        self._key: object = None
+        self._calls = 0
+        self._weights = hash(tuple(parameter.data_ptr() for parameter in network.parameters()))
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        if not images.is_cuda:
+            return self._forward(images)
+        key = (images.shape, images.dtype, torch.get_autocast_dtype("cuda"), self._weights)
+        if key != self._key:
+            known, recording = _KEPT.get(self._network, (None, None))
+            self._key, self._calls = key, 0
+            self._recording = recording if known == key else None
+        if self._recording is None and self._calls == _FIRST_EAGER:
+            self._recording = self._recorded(images)
+        self._calls += 1
+        return self._forward(images) if self._recording is None else self._recording(images)
+
+    def _recorded(self, images: torch.Tensor) -> _Recording | None:
+        held, graph = images.clone(), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(images.device, priority=-1)
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                logits = self._forward(held)
+        except RuntimeError as error:  # a network that looks at its numbers
+            print(f"warning: the forward cannot be recorded ({str(error).splitlines()[0]})", file=sys.stderr)
+            return None
+        recording = _Recording(graph, held, logits)
+        if images.numel() <= _KEPT_PIXELS:
+            _KEPT[self._network] = (self._key, recording)
+        return recording

@@ -74,6 +74,17 @@ def test_zero_trains_like_ddp(reports: list[Report], engine: str, kind: str, net
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("networks", ["bare", "normed"])
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_gradients_added_up_between_graphs_train_like_ddp(reports: list[Report], kind: str, networks: str) -> None:
+    """What several ranks do where CUDA graphs leave no room for DDP: all gradients in one sum after the backward."""
+    for report in reports:
+        case = report[f"meetings {kind} {networks}"]
+        assert case["distance"] < CLOSE
+        assert case["skipped"] == [[NOT_FINITE], [NOT_FINITE]]
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize(("engine", "kind"), [("zero1", "sgd"), ("zero2", "adam"), ("zero2", "sgd")])
 def test_one_process_continues_what_two_saved_under_zero(
     reports: list[Report], folder: Path, engine: str, kind: str

@@ -27,6 +27,8 @@ def training(world: World, engine: str, kind: str, normed: bool = False) -> Trai
     made: Engine
     if engine == "ddp":
         made = PlainEngine(module, optimizer, world, distributed(module, world, find_unused=True))
+    elif engine == "meetings":
+        made = make_engine(module, optimizer, world, exact=True, by_launcher=False, graphs=True)
     elif engine == "launcher":
         made = make_engine(module, optimizer, world, exact=True, by_launcher=True)
     else:
@@ -104,7 +106,7 @@ def main(folder: Path, what: str) -> None:
     world = join_world(ExecutionConfig(device="cpu", threads=1, world=2))
     report: Report = {"ranks": float(world.sum_(torch.ones(())))}
     cases = [(kind, normed) for kind in ("adam", "sgd") for normed in (False, True)]
-    for engine in ["launcher"] if what == "launcher" else ["zero1", "zero2"]:
+    for engine in ["launcher"] if what == "launcher" else ["zero1", "zero2", "meetings"]:
         for kind, normed in cases:
             report[f"{engine} {kind} {'normed' if normed else 'bare'}"] = against_ddp(world, engine, kind, normed)
     if what == "all":

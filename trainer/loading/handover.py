@@ -1,6 +1,7 @@
 """Batches made beside the network's own work: on a CUDA stream of their own, and in a thread where they take long."""
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -12,6 +13,7 @@ import torch
 from trainer.loading.batch import Batch
 
 _BATCHES_READY = 2  # made before the network wants them
+_LONGEST_TURN = 0.0005  # seconds
 _BATCHES_COMPUTING = 4  # handed over, and not yet computed by the GPU
 
 Request = TypeVar("Request")
@@ -39,10 +41,17 @@ def _hand_over(batch: Batch, made: torch.cuda.Event) -> None:
         tensor.record_stream(stream)
 
 
+def _take_short_turns() -> None:
+    """Threads that read and feed hold the interpreter for up to 5 ms; the loop, which wants it back after each of its
+    launches, would lose a step's time to that."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), _LONGEST_TURN))
+
+
 class Feeder:
     """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
 
     def __init__(self, batches: Generator[Batch, None, None], device: torch.device) -> None:
+        _take_short_turns()
         self._batches = batches
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(

@@ -1,0 +1,104 @@
+"""Batches from one CUDA stream to another: whole when they arrive, and few at a time. `make test-gpu` runs these."""
+
+import pytest
+import torch
+
+from trainer.loading.batch import Batch
+from trainer.loading.handover import Feeder, beside
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+GPU = torch.device("cuda", 0)
+COUNT, ROWS, PIXELS = 60, 16, 256
+SHORT, LONG = 2_000_000, 20_000_000
+"""Cycles of the GPU: about 1 and 10 ms."""
+MOST_AT_ONCE = 9
+"""2 ready, 4 computing, one just drawn, one in the queue's door, one in the consumer's hand."""
+
+
+def numbered(number: int) -> Batch:
+    """Every tensor holds the number, some time after it was asked for."""
+    shape = (ROWS, 3, PIXELS, PIXELS)
+    batch = Batch(
+        ids=torch.empty(ROWS, dtype=torch.int64, device=GPU),
+        images=torch.empty(shape, device=GPU, memory_format=torch.channels_last),
+        labels=torch.empty(ROWS, dtype=torch.int64, device=GPU),
+        weights=torch.empty(ROWS, device=GPU),
+    )
+    torch.cuda._sleep(SHORT)  # whoever does not wait for the making stream reads what was there before
+    for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
+        tensor.fill_(number)
+    return batch
+
+
+def all_numbers():
+    for number in range(COUNT):
+        yield numbered(number)
+
+
+def extremes(batch: Batch) -> torch.Tensor:
+    """Smallest and largest number of each tensor: float32 [8]."""
+    tensors = (batch.ids, batch.images, batch.labels, batch.weights)
+    return torch.stack([bound.float() for tensor in tensors for bound in torch.aminmax(tensor)])
+
+
+def consumed(batches) -> tuple[list[list[float]], int]:
+    """What a slow stream reads of each batch long after the host has let go of it; bytes in use at most."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    before = torch.cuda.memory_stats(GPU)["active_bytes.all.current"]
+    seen = []
+    with torch.cuda.stream(torch.cuda.Stream(GPU)) as _:
+        for batch in batches:
+            torch.cuda._sleep(LONG)
+            seen.append(extremes(batch))
+            del batch
+        ahead = not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    assert ahead  # the host had handed over the last batch before the GPU came to it
+    # Not memory_allocated: it leaves out what the host has freed and a stream still reads.
+    return [found.tolist() for found in seen], torch.cuda.memory_stats(GPU)["active_bytes.all.peak"] - before
+
+
+@pytest.fixture
+def feeder():
+    made = Feeder(all_numbers(), GPU)
+    yield made
+    made.close()
+
+
+def test_fed_batches_arrive_unharmed_and_few_at_a_time(feeder):
+    seen, most = consumed(feeder)
+    assert seen == [[float(number)] * 8 for number in range(COUNT)]
+    batch = ROWS * 3 * PIXELS * PIXELS * 4
+    assert most < (MOST_AT_ONCE + 0.5) * batch
+    assert most > 3 * batch  # the consumer was far behind
+
+
+def test_batches_made_when_asked_for_arrive_unharmed():
+    seen, _ = consumed(beside(numbered, range(COUNT), GPU))
+    assert seen == [[float(number)] * 8 for number in range(COUNT)]
+
+
+def test_the_host_waits_for_no_batch():
+    """Neither to make one nor to hand it over."""
+    batches = beside(numbered, range(COUNT), GPU)
+    next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            extremes(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_feeder_that_is_closed_early_lets_go_of_its_batches():
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(GPU)
+    feeder = Feeder(all_numbers(), GPU)
+    batches = iter(feeder)
+    assert extremes(next(batches)).tolist() == [0.0] * 8
+    batches.close()
+    feeder.close()
+    del feeder, batches
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated(GPU) == before
