@@ -86,9 +86,9 @@ class TwinModel(nn.Module):
             return self.a(x_a), self.b(x_b)
         here, beside = torch.cuda.current_stream(x_a.device), _second_stream(x_a.device)
         beside.wait_stream(here)
+        said_a = self.a(x_a)  # a before b, as above: what they draw (dropout) is drawn in that order
         with torch.cuda.stream(beside):
             said_b = self.b(x_b)
-        said_a = self.a(x_a)
         here.wait_stream(beside)
         x_b.record_stream(beside)
         said_b.record_stream(here)

@@ -106,4 +106,4 @@ def _forward_of(network: nn.Module, device: torch.device, precision: Precision) 
             logits: torch.Tensor = network(images)
         return logits.float()
 
-    return RecordedForward(network, forward)
+    return RecordedForward(network, forward, precision)

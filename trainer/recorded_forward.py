@@ -35,9 +35,9 @@ _KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _Recording]]" = WeakKeyDictio
 class RecordedForward:
     """`forward(images)` of one pass; what it returns is good until the next call."""
 
-    def __init__(self, network: nn.Module, forward: Forward) -> None:
+    def __init__(self, network: nn.Module, forward: Forward, precision: str) -> None:
         """forward: the network's, in the mode and precision of the whole pass."""
-        self._network, self._forward = network, forward
+        self._network, self._forward, self._precision = network, forward, precision
         self._recording: _Recording | None = None
         self._key: object = None
         self._calls = 0
@@ -46,7 +46,7 @@ class RecordedForward:
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         if not images.is_cuda:
             return self._forward(images)
-        key = (images.shape, images.dtype, torch.get_autocast_dtype("cuda"), self._weights)
+        key = (images.shape, images.dtype, self._precision, self._weights)
         if key != self._key:
             known, recording = _KEPT.get(self._network, (None, None))
             self._key, self._calls = key, 0
@@ -60,10 +60,13 @@ class RecordedForward:
         held, graph = images.clone(), torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(images.device, priority=-1)
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                logits = self._forward(held)
+            with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails leaves its own behind
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    logits = self._forward(held)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # a network that looks at its numbers
-            print(f"warning: the forward cannot be recorded ({str(error).splitlines()[0]})", file=sys.stderr)
+            print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
             return None
         recording = _Recording(graph, held, logits)
         if images.numel() <= _KEPT_PIXELS:

@@ -6,7 +6,7 @@ Without a GPU it trains eagerly only.
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ def task_of(kind: str, world: World, graphs: bool) -> OptimisedModule:
     setting = Setting(OPTIMIZERS["sgd"], PER_EPOCH, world, graphs=graphs, require_graphs=graphs)
     if kind == "standard":
         return StandardTask(Network(1), setting)
-    rank = "one_pass" if kind == "one_pass" else "eval_first"
+    rank: Literal["one_pass", "eval_first"] = "one_pass" if kind == "one_pass" else "eval_first"
     return CoteachingTask(TwinModel(Network(1), Network(2)), setting, Forgetting(ROWS, 0.5, 6), rank)
 
 

@@ -22,6 +22,7 @@ Request = TypeVar("Request")
 def beside(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Iterator[Batch]:
     """Batches that take the host next to no time, made when they are asked for, while the GPU still computes."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    computing = _Computing()
     for request in requests:
         if stream is None:
             yield make(request)
@@ -31,6 +32,24 @@ def beside(make: Callable[[Request], Batch], requests: Iterable[Request], device
             made = stream.record_event()
         _hand_over(batch, made)
         yield batch
+        computing.launched(device)
+        computing.pace()
+
+
+class _Computing:
+    """Batches that were handed over and that the GPU has not computed yet. They are memory: not too many of them."""
+
+    def __init__(self) -> None:
+        self._ends: deque[torch.cuda.Event] = deque()
+
+    def launched(self, device: torch.device) -> None:
+        """Whoever comes back for the next batch has launched all its work on the last one."""
+        self._ends.append(torch.cuda.current_stream(device).record_event())
+
+    def pace(self) -> None:
+        """Wait where the host has run far ahead; the GPU has work for several batches meanwhile."""
+        while len(self._ends) > _BATCHES_COMPUTING:
+            self._ends.popleft().synchronize()
 
 
 def _hand_over(batch: Batch, made: torch.cuda.Event) -> None:
@@ -57,7 +76,7 @@ class Feeder:
         self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
             _BATCHES_READY
         )
-        self._computing: deque[torch.cuda.Event] = deque()
+        self._computing = _Computing()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
         self._thread.start()
@@ -70,19 +89,14 @@ class Feeder:
             if event is not None:
                 _hand_over(batch, event)
             yield batch
-            if event is not None:  # whoever comes back has launched all its work on the batch
-                self._computing.append(torch.cuda.current_stream(batch.images.device).record_event())
-
-    def _pace(self) -> None:
-        """Wait, in the feeding thread, where the host has run far ahead of the GPU: batches are memory."""
-        while len(self._computing) > _BATCHES_COMPUTING:
-            self._computing.popleft().synchronize()
+            if event is not None:
+                self._computing.launched(batch.images.device)
 
     def _draw(self) -> None:
         try:
             with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
                 for batch in self._batches:
-                    self._pace()
+                    self._computing.pace()
                     if not self._put((batch, self._stream.record_event() if self._stream is not None else None)):
                         break
             self._put(None)

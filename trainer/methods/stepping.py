@@ -76,6 +76,12 @@ class CannotRecord(RuntimeError):
     """Something in the step cannot be captured: it looks at a number, or talks to the host."""
 
 
+def why_not(error: RuntimeError) -> str:
+    """The first line of what went wrong inside a capture; its end then fails too, and says less."""
+    cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+    return str(cause).splitlines()[0]
+
+
 class Replay:
     """Records the work of a step once for each shape, then replays it."""
 
@@ -121,9 +127,12 @@ class Replay:
                     carried_out(self._work(held, fixed), self._world)
             torch.cuda.current_stream().wait_stream(self._stream)
             try:
-                recording = self._captured(held, fixed)
+                with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails leaves its own behind
+                    recording = self._captured(held, fixed)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
-                raise CannotRecord(str(error).splitlines()[0]) from error
+                raise CannotRecord(why_not(error)) from error
         self.recorded_in = time.monotonic() - began
         return recording
 

@@ -1,0 +1,122 @@
+"""Seconds from the start of Python to the end of a first step, compiled and recorded; one JSON line.
+
+    python benchmarks/warm_start.py [--small]
+
+Each start is a process of its own: with no cache at all, with the trainer's kept file alone, as on another node, and
+with this machine's own caches alone, as after a restart. `--small` tries the script on any machine, with a network of
+two blocks and no CUDA graph; on a CPU the kept file saves little, since g++ must compile what it holds again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from our_steps import SGD, Bench, Repeated, resident_batches, setting, webvision_bench
+from record import publish, record
+from timing import synchronise
+from torch import nn
+
+from trainer.methods.standard import StandardTask
+
+_RUNS = 3
+_PATIENCE = 400.0
+"""Seconds in which a further start by the kept file must end; a figure has eight minutes."""
+
+
+@dataclass(frozen=True)
+class Start:
+    seconds: float
+    compiled: int
+    """Graphs that no cache had."""
+    served: int
+
+
+def first_step(small: bool, kept: Path | None) -> dict[str, int]:
+    """What the started process does; returns how many graphs it compiled and how many a cache served."""
+    from torch._dynamo.utils import counters  # here: the time it takes belongs to the start
+
+    torch.backends.cudnn.benchmark = True
+    bench = webvision_bench(small)
+    how = replace(setting(bench, SGD), compile=True, compile_cache=kept)
+    task = StandardTask(_two_blocks(bench) if small else bench.model(0), how)
+    Repeated(task, resident_batches(bench, _rows(small), 1))()
+    synchronise()
+    found = counters["inductor"]
+    return {"compiled": found["fxgraph_cache_miss"], "served": found["fxgraph_cache_hit"]}
+
+
+def _rows(small: bool) -> int:
+    return 8 if small else 128
+
+
+def _two_blocks(bench: Bench) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * bench.pixels**2, bench.classes))
+
+
+def start(small: bool, own: Path, kept: Path | None) -> Start:
+    """Start a process whose own caches are in `own`, until its first step is done."""
+    command = [sys.executable, __file__, "--first-step", *(["--small"] if small else [])]
+    command += [] if kept is None else ["--kept", str(kept)]
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"), "TRITON_CACHE_DIR": str(own / "triton")}
+    began, found = time.perf_counter(), None
+    with subprocess.Popen(command, env=os.environ | caches, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            if text.startswith('{"compiled"'):
+                found = Start(time.perf_counter() - began, **json.loads(text))
+            else:
+                print(text, end="", file=sys.stderr)
+    if process.returncode != 0 or found is None:
+        sys.exit(f"a started process ended with code {process.returncode}; its own words are above")
+    said = f"{found.seconds:.1f} s, {found.compiled} graphs compiled, {found.served} from a cache"
+    print(said, file=sys.stderr, flush=True)
+    return found
+
+
+def figure(small: bool, folder: Path) -> dict[str, Any]:
+    bench, kept, began = webvision_bench(small), folder / "kept", time.monotonic()
+    if not small:
+        start(True, folder / "rehearsal", None)  # not counted: files of torch and of the compiler come from memory
+    cold = start(small, folder / "cold", kept)
+    by_file = [start(small, folder / "file0", kept)]
+    local = start(small, folder / "cold", None)
+    runs = 1 if small else _RUNS
+    while len(by_file) < runs and time.monotonic() - began + by_file[-1].seconds < _PATIENCE:
+        by_file.append(start(small, folder / f"file{len(by_file)}", kept))
+    seconds = [each.seconds for each in by_file]
+    network = "a network of two blocks" if small else bench.said
+    note = (
+        f"{network}; batch {_rows(small)}, one network; reference: no cache at all, once; by this machine's own "
+        f"caches without the kept file: {local.seconds:.1f} s, once; graphs compiled anew: {cold.compiled} cold, "
+        f"{max(each.compiled for each in by_file)} by the kept file, {local.compiled} by the own caches"
+    )
+    spread = max(seconds) - min(seconds)
+    return record(
+        "warm_start_s", median(seconds), cold.seconds, runs=len(by_file), spread=spread, unit="s", note=note
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a tiny network, to try the script")
+    parser.add_argument("--first-step", action="store_true", help="what each started process is told")
+    parser.add_argument("--kept", type=Path, help="with --first-step: folder of the trainer's kept file")
+    given = parser.parse_args()
+    if given.first_step:
+        print(json.dumps(first_step(given.small, given.kept)), flush=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        publish([figure(given.small, Path(folder))])
+
+
+if __name__ == "__main__":
+    main()
