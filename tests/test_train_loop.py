@@ -59,6 +59,9 @@ class ToyTask:
     def require_finite(self):
         assert torch.isfinite(self.value)
 
+    def close(self):
+        pass
+
     def step(self, batch, at):
         self._on_step(at)
         self.steps.append(at.step)

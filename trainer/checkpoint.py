@@ -90,10 +90,11 @@ def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _on_host(tensors: dict[str, torch.Tensor], taken: torch.cuda.Event | None) -> dict[str, torch.Tensor]:
     """The copies, fetched on a stream of their own while training goes on."""
-    if taken is None or not any(tensor.is_cuda for tensor in tensors.values()):
+    there = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+    if taken is None or there is None:
         return tensors
     taken.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(torch.cuda.Stream(there)):  # named: this thread knows GPU 0 alone
         return {name: tensor.to("cpu") for name, tensor in tensors.items()}
 
 

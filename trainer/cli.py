@@ -190,7 +190,7 @@ def _run_variants(parsed: argparse.Namespace) -> int:
     path, variants = recipe_path(parsed.recipe), []
     for said in combinations(parsed.vary):
         recipe = load_recipe(path, [*parsed.overrides, *said])
-        variants.append(Variant(said, recipe, _default_directory(path, recipe, parsed.redo)))
+        variants.append(Variant(said, recipe, _default_directory(path, recipe, ())))
     asked = _asked(parsed)
     if parsed.dry_run:
         for one in variants:

@@ -232,8 +232,6 @@ class ExecutionConfig(Section):
     """Replay the step from CUDA graphs; auto: on a GPU, where nothing in the recipe forbids it."""
     compile: Literal["auto"] | bool = execution("auto")
     """Compile the networks by block; auto: on a GPU, in trainings long enough to repay the minute it takes."""
-    compile_cache: str | None = execution(None)
-    """Folder in which compiled blocks are kept between runs; null: ~/.cache/incv/compiled."""
     threads: Positive | None = execution(None)
     """CPU threads of torch; null: one a core."""
     loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")

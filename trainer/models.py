@@ -76,15 +76,15 @@ class TwinModel(nn.Module):
         super().__init__()
         self.a = a
         self.b = b
-        self.side_by_side = False
-        """On a GPU, b runs on a stream of its own: kernels of one small batch leave room for another's."""
+        self.beside: torch.cuda.Stream | None = None
+        """On a GPU, a stream of its own for b: kernels of one small batch leave room for another's."""
 
     def forward(self, x_a: Tensor, x_b: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits of both, each [rows, classes]: b sees x_b where given (its peer's choice), else x_a too."""
         x_b = x_a if x_b is None else x_b
-        if not self.side_by_side:
+        if self.beside is None:
             return self.a(x_a), self.b(x_b)
-        here, beside = torch.cuda.current_stream(x_a.device), _second_stream(x_a.device)
+        here, beside = torch.cuda.current_stream(x_a.device), self.beside
         beside.wait_stream(here)
         said_a = self.a(x_a)  # a before b, as above: what they draw (dropout) is drawn in that order
         with torch.cuda.stream(beside):
@@ -93,11 +93,6 @@ class TwinModel(nn.Module):
         x_b.record_stream(beside)
         said_b.record_stream(here)
         return said_a, said_b
-
-
-@cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope) -> list[dict[str, Any]]:

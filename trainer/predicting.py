@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -13,7 +14,8 @@ from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
 from trainer.methods.optimised import autocast
-from trainer.recorded_forward import RecordedForward
+from trainer.own_stream import own_stream
+from trainer.recorded_forward import Forward, RecordedForward
 from trainer.stop_request import Stopped, StopRequest
 from trainer.train_loop import Surroundings
 
@@ -39,7 +41,8 @@ def predict(
     around.heart.at(name, 0, len(requests))
     result, stopped = None, None
     try:
-        passes = forward_pass(networks, data.loader, requests, device, precision, around.stop, name)
+        graphs = around.execution.graphs is not False
+        passes = forward_pass(networks, data.loader, requests, device, precision, around.stop, name, graphs)
         with first_in_line(device):
             result = read(_moving(passes, around, name, len(requests)))
     except Stopped as stop:
@@ -51,13 +54,18 @@ def predict(
     return result
 
 
+@cache
+def _first(device: torch.device) -> torch.cuda.Stream:
+    return own_stream(device)
+
+
 @contextmanager
 def first_in_line(device: torch.device) -> Iterator[None]:
     """A pass in here goes before the decoding of its next batches, which share the GPU with it."""
     if device.type != "cuda":
         yield
         return
-    here, first = torch.cuda.current_stream(device), torch.cuda.Stream(device, priority=-1)
+    here, first = torch.cuda.current_stream(device), _first(device)
     first.wait_stream(here)
     with torch.cuda.stream(first):
         yield
@@ -78,6 +86,7 @@ def forward_pass(
     precision: Precision,
     stop: StopRequest,
     name: str,
+    graphs: bool = True,
 ) -> Passes:
     """Each batch with the float32 logits [rows, classes] of every network, good until the next batch is asked for."""
     were_training = [network.training for network in networks]
@@ -86,7 +95,7 @@ def forward_pass(
             network.eval()
         # Compiled blocks would be compiled anew for a pass of seconds, in another mode and another shape.
         as_written = torch.compiler.set_stance("force_eager")
-        forwards = [_forward_of(network, device, precision) for network in networks]
+        forwards = [_forward_of(network, device, precision, graphs) for network in networks]
         rows = sum(request.real_rows for request in requests)
         with Progress(name, rows) as progress, torch.no_grad(), as_written:
             for number, (request, batch) in enumerate(zip(requests, loader.batches(requests), strict=True)):
@@ -100,10 +109,10 @@ def forward_pass(
             network.train(training)
 
 
-def _forward_of(network: nn.Module, device: torch.device, precision: Precision) -> RecordedForward:
+def _forward_of(network: nn.Module, device: torch.device, precision: Precision, graphs: bool) -> Forward:
     def forward(images: torch.Tensor) -> torch.Tensor:
         with autocast(device, precision):
             logits: torch.Tensor = network(images)
         return logits.float()
 
-    return RecordedForward(network, forward, precision)
+    return RecordedForward(network, forward, precision) if graphs else forward

@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from trainer.own_stream import own_stream
+
 _FIRST_EAGER = 2
 """Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these."""
 _KEPT_PIXELS = 8_000_000
@@ -58,11 +60,13 @@ class RecordedForward:
 
     def _recorded(self, images: torch.Tensor) -> _Recording | None:
         held, graph = images.clone(), torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(images.device, priority=-1)
+        stream = own_stream(images.device)
         try:
-            with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails leaves its own behind
-                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                    logits = self._forward(held)
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),  # a capture that fails leaves its own behind
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
+                logits = self._forward(held)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # a network that looks at its numbers

@@ -57,6 +57,10 @@ class Task(Protocol):
 
     def end_epoch(self, epoch: int) -> None: ...
 
+    def close(self) -> None:
+        """The training is over."""
+        ...
+
     def state(self) -> TrainState: ...
 
     def load(self, state: TrainState) -> None: ...
@@ -160,6 +164,7 @@ def training_steps(
         keeper.wait()
     finally:
         keeper.close()
+        task.close()
 
 
 class _Keeper:

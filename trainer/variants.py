@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from trainer.config import Recipe
 from trainer.launch import recognised
 from trainer.run import run_steps
 from trainer.side_by_side import Steps, side_by_side, to_the_end
-from trainer.stop_request import EXIT_STOPPED
+from trainer.stop_request import EXIT_STOPPED, StopRequest
 from trainer.world import join_world
 
 
@@ -34,6 +35,10 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
     every = []
     for one in vary:
         key, equals, values = one.partition("=")
+        if key.startswith("execution."):
+            raise ConfigError(
+                f"--vary {key}: how to run is the same for all that run in one process; vary result keys"
+            )
         found = [value for value in values.split(",") if value]
         if not equals or not key or len(set(found)) < len(found) or not found:
             raise ConfigError(f"--vary {one!r}: say a key and its values, each once, as in seed=0,1,2")
@@ -45,15 +50,20 @@ def carry_out_all(
     variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
 ) -> list[int]:
     """The exit code of each; one that cannot run does not keep the others from it."""
-    if recognised().size > 1:
+    if recognised().address is not None:
         raise ConfigError("--vary runs its variants side by side in one process: start it without a launcher")
+    stop = StopRequest()
+    stop.listen()
     world = join_world(variants[0].recipe.execution)
     world.pulse.end()  # each variant has a world of its own
-    steps = [_survived(one.name, run_steps(one.recipe, name, one.root, redo, only)) for one in variants]
+    steps = [_survived(one.name, run_steps(one.recipe, name, one.root, redo, only), stop) for one in variants]
     return to_the_end(side_by_side(steps, world.device, at_once))
 
 
-def _survived(name: str, run: Steps[int]) -> Steps[int]:
+def _survived(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
+    if stop.requested():  # before this one had begun to listen
+        print(f"incv: {name}: not begun, since a stop was asked for", file=sys.stderr)
+        return EXIT_STOPPED
     try:
         return (yield from run)
     except PackStopped as stopped:
@@ -62,3 +72,6 @@ def _survived(name: str, run: Steps[int]) -> Steps[int]:
     except InputError as error:
         print(f"incv: error: {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception:  # the others have checkpoints to make
+        print(f"incv: {name}:\n{traceback.format_exc()}", file=sys.stderr)
+        return 1

@@ -72,6 +72,35 @@ def test_what_cannot_be_varied_is_refused(incv, playground, said):
     assert "seed=0,1,2" in answer.err
 
 
+def test_how_to_run_cannot_be_varied(incv, playground):
+    answer = incv("run", "-c", TINY, "--vary", "execution.threads=1,2")
+    assert answer.code == 2
+    assert "vary result keys" in answer.err
+
+
+def test_redo_redoes_each_variant_in_its_own_directory(incv, playground):
+    first = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2")
+    again = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2", "--redo", "labels")
+    assert again.code == 0
+    assert roots(again.out) == roots(first.out)
+    assert all(root.exists() for root in roots(again.out))
+    assert not (playground / "runs" / "tiny").exists()
+
+
+def test_a_signal_keeps_variants_that_wait_from_beginning(playground):
+    command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2", "--at-once", "1"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(TINY).parents[1])}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
+    limit = time.monotonic() + 120
+    while not list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 75
+    assert "seed=2: not begun" in error
+    assert len(list(playground.glob("runs/*/manifest.json"))) == 1
+
+
 def test_one_directory_for_several_variants_is_refused(incv, playground):
     answer = incv("run", "-c", TINY, "--vary", "seed=1,2", "--run-dir", "here")
     assert answer.code == 2

@@ -39,7 +39,10 @@ class PlainEngine:
         self._exchanging = module if exchanging is None else exchanging
         has_company = world.ties is not None
         self._ranks = world.size if has_company and exchanging is not None else 1
-        self._flat = _FlatGradients(module) if has_company and exchanging is None else None
+        self._flat = None
+        if has_company and exchanging is None:
+            _take_first_ranks_weights(module, world)
+            self._flat = _FlatGradients(module)
         make_moments(optimizer)
 
     def forward(self, *inputs: torch.Tensor, last: bool = True) -> Any:
@@ -78,6 +81,18 @@ class PlainEngine:
 
     def weights_changed(self) -> None:
         """The bare module's weights are the ones that are trained."""
+
+
+def _take_first_ranks_weights(module: nn.Module, world: World) -> None:
+    """As DDP does: machines of different kinds may draw different bits from one seed."""
+    tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    if not world.is_first:
+        flat.zero_()
+    parts = world.sum_(flat).split([tensor.numel() for tensor in tensors])
+    with torch.no_grad():
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 class _FlatGradients:

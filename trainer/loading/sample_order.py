@@ -4,6 +4,7 @@ Nothing here reads a library's random generator: those change between versions, 
 """
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -159,6 +160,7 @@ class TrainingPlan:
     """None: every epoch shuffles the whole subset."""
     _orders: dict[tuple[str, int], Ids] = field(default_factory=dict, init=False, repr=False)
     """Of the epochs that are asked for now: the loop's, and the loader's, which may be one ahead."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -186,18 +188,19 @@ class TrainingPlan:
         return StepIds(step, epoch, selected, self._order("candidates", epoch)[before : before + count])
 
     def _order(self, part: str, epoch: int) -> Ids:
-        """An epoch's order is asked for once a step and sorted once an epoch."""
-        found = self._orders.get((part, epoch))
-        if found is None:
-            ids: Ids = getattr(self, part)
-            if self.windows is None:
-                found = epoch_order(self.stream, epoch, ids)
-            else:
-                found = windowed_order(self.stream, epoch, ids, self.windows.shards[ids], self.windows.window)
-            for old in [key for key in self._orders if key[0] == part][:-1]:
-                del self._orders[old]
-            self._orders[part, epoch] = found
-        return found
+        """An epoch's order is asked for once a step, by the loop and by the loader, and sorted once an epoch."""
+        with self._lock:
+            found = self._orders.get((part, epoch))
+            if found is None:
+                ids: Ids = getattr(self, part)
+                if self.windows is None:
+                    found = epoch_order(self.stream, epoch, ids)
+                else:
+                    found = windowed_order(self.stream, epoch, ids, self.windows.shards[ids], self.windows.window)
+                for old in [key for key in self._orders if key[0] == part][:-1]:
+                    del self._orders[old]
+                self._orders[part, epoch] = found
+            return found
 
     def steps(self, first: int = 0) -> Iterator[StepIds]:
         return (self.step(step) for step in range(first, self.total_steps))

@@ -18,8 +18,17 @@ from shards.errors import InputError
 Shapes = tuple[object, ...]
 
 
-def default_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "incv" / "compiled"
+def default_folder() -> Path | None:
+    """INCV_COMPILE_CACHE, or ~/.cache/incv/compiled. Not a recipe's business: what is in it is executed."""
+    named = os.environ.get("INCV_COMPILE_CACHE")
+    try:
+        return (
+            Path(named)
+            if named
+            else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "incv/compiled"
+        )
+    except RuntimeError:  # a user without a home
+        return None
 
 
 class CompiledCache:
@@ -60,6 +69,9 @@ class CompiledCache:
                 return False
             good = torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            print(f"warning: {path} cannot be read ({error}); compiling anew", file=sys.stderr)
             return False
         if not good:
             print(f"warning: {path} is of no use; compiling anew", file=sys.stderr)

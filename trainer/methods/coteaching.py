@@ -97,6 +97,12 @@ class CoteachingTask(OptimisedModule):
         alone = self._forgetting.kept(self._forgetting.batch, at.epoch)
         return inputs, (alone if self.world.size == 1 else len(batch.ids),)
 
+    def is_passing(self, at: StepIds) -> bool:
+        """While n(e) falls, the second forward of eval_first has another shape in every epoch."""
+        forgetting = self._forgetting
+        rows, last = (forgetting.kept(forgetting.batch, epoch) for epoch in (at.epoch, forgetting.ramp_epochs))
+        return self._rank == "eval_first" and self.world.size == 1 and rows != last
+
     def _places_of(self, selected: int, candidates: int, rows: int) -> torch.Tensor:
         """Where this rank's rows stand among the step's ids, S before C; fill rows behind all: int64 [rows]."""
         key = selected, candidates, rows

@@ -43,6 +43,7 @@ from trainer.methods.stepping import (
 )
 from trainer.models import TwinModel
 from trainer.optimisation import learning_rate_at, make_optimizer
+from trainer.own_stream import own_stream
 from trainer.world import World
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -112,7 +113,7 @@ def setting_of(
         graphs=pace.graphs,
         require_graphs=recipe.execution.graphs is True,
         compile=pace.compile,
-        compile_cache=Path(recipe.execution.compile_cache or default_folder()),
+        compile_cache=default_folder() if pace.compile else None,
         clock=clock,
     )
 
@@ -149,6 +150,7 @@ class OptimisedModule:
         self._clock = setting.clock
         self._replay = Replay(self.work, self.world, self.rehearsing, self._clock) if setting.graphs else None
         self._require_graphs = setting.require_graphs
+        self._compiles = setting.compile
         self._compiled = _cache_of(self, setting)
         self.learning_rate = setting.optimizer.learning_rate
         self._last: tuple[torch.Tensor, Values] | None = None
@@ -169,10 +171,21 @@ class OptimisedModule:
         )
         self._engine.set_rate(self.learning_rate)
         inputs, fixed = self.inputs(batch, at)
-        with self._compiled.kept((fixed, batch.images.shape)) if self._compiled is not None else nullcontext():
+        with self._as_compiled((fixed, batch.images.shape), at):
             values = self._carried_out(inputs, fixed)
         self._last = batch.ids, values
         return {name: value for name, value in values.items() if value.dim() == 0}
+
+    def is_passing(self, at: StepIds) -> bool:
+        """Whether the shape of this step will be gone after an epoch: not worth a compilation."""
+        return False
+
+    def _as_compiled(self, shapes: tuple[object, ...], at: StepIds) -> AbstractContextManager[None]:
+        if not self._compiles:
+            return nullcontext()
+        if self.is_passing(at):
+            return torch.compiler.set_stance("force_eager")
+        return self._compiled.kept(shapes) if self._compiled is not None else nullcontext()
 
     def _carried_out(self, inputs: Inputs, fixed: Fixed) -> Values:
         if self._replay is not None:
@@ -250,6 +263,11 @@ class OptimisedModule:
             self._for_real.fill_(True)
             load_random_state(draws, self.device)
 
+    def close(self) -> None:
+        """Let the memory of recorded steps go; the module stays."""
+        self._replay = None
+        self._engine.zero_grad()
+
     def require_finite(self) -> None:
         """Raises where training has diverged; waits for the device."""
         self._guard.require_finite()
@@ -289,8 +307,8 @@ def _placed(module: nn.Module, setting: Setting) -> nn.Module:
     if setting.sync_batchnorm and world.ties is not None:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     module = on_its_device(module, world.device)
-    if isinstance(module, TwinModel):
-        module.side_by_side = setting.graphs
+    if isinstance(module, TwinModel) and setting.graphs:
+        module.beside = own_stream(world.device)
     if setting.compile:
         for network in networks_of(module):
             compile_blocks(network)

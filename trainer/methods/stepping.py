@@ -13,10 +13,10 @@ from typing import Protocol
 
 import torch
 
+from trainer.own_stream import own_stream
 from trainer.world import World
 
 _REHEARSALS = 3  # cuDNN's search, compilation and lazy allocations happen in these
-_MOST_RECORDINGS = 4
 
 Inputs = Mapping[str, torch.Tensor]
 Values = Mapping[str, torch.Tensor]
@@ -79,11 +79,11 @@ class CannotRecord(RuntimeError):
 def why_not(error: RuntimeError) -> str:
     """The first line of what went wrong inside a capture; its end then fails too, and says less."""
     cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-    return str(cause).splitlines()[0]
+    return (str(cause) or type(cause).__name__).splitlines()[0]
 
 
 class Replay:
-    """Records the work of a step once for each shape, then replays it."""
+    """Records the work of a step when its shape is new, then replays it. Shapes that were left do not come back."""
 
     def __init__(
         self,
@@ -94,21 +94,19 @@ class Replay:
     ) -> None:
         """rehearsing: inside it, steps leave no trace."""
         self._work, self._world, self._rehearsing, self._clock = work, world, rehearsing, clock
-        self._stream = torch.cuda.Stream(world.device, priority=-1)  # kernels keep it: they go before a decoder's
-        self._pool = torch.cuda.graph_pool_handle()
-        self._recordings: dict[object, _Recording] = {}
+        self._stream = own_stream(world.device)  # kernels keep its priority: they go before a decoder's
+        self._known: tuple[object, _Recording] | None = None
         self.recorded_in = 0.0
         """Seconds of the last recording."""
 
     def __call__(self, inputs: Inputs, fixed: Fixed) -> Values:
         key = (fixed, tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
-        recording = self._recordings.get(key)
-        if recording is None:
-            recording = self._recordings[key] = self._record(inputs, fixed)
-            for old in list(self._recordings)[:-_MOST_RECORDINGS]:
-                del self._recordings[old]
+        if self._known is None or self._known[0] != key:
+            self._known = None  # first of all its memory: the new one needs as much
+            self._known = key, self._record(inputs, fixed)
             if self._clock is not None:
                 self._clock.mark("warm_up")
+        recording = self._known[1]
         for name, tensor in inputs.items():
             recording.inputs[name].copy_(tensor, non_blocking=True)
         for graph, meeting in recording.stretches:
@@ -126,24 +124,34 @@ class Replay:
                 for _ in range(_REHEARSALS):
                     carried_out(self._work(held, fixed), self._world)
             torch.cuda.current_stream().wait_stream(self._stream)
-            try:
-                with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails leaves its own behind
-                    recording = self._captured(held, fixed)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                raise CannotRecord(why_not(error)) from error
+            recording = self._agreed(lambda: self._captured(held, fixed))
         self.recorded_in = time.monotonic() - began
+        return recording
+
+    def _agreed(self, capture: Callable[[], _Recording]) -> _Recording:
+        """What was captured, on all ranks or on none: those that record do more sums than those that do not."""
+        recording, failure = None, None
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails leaves its own behind
+                recording = capture()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            failure = error
+            torch.cuda.current_stream().wait_stream(self._stream)
+        failed = self._world.sum_(torch.tensor(float(failure is not None), device=self._world.device))
+        if failed > 0 or recording is None:
+            raise CannotRecord(why_not(failure) if failure is not None else "another rank cannot") from failure
         return recording
 
     def _captured(self, held: Inputs, fixed: Fixed) -> _Recording:
         """Nothing is executed here; graphs share a pool, since what one leaves in memory the next one reads."""
-        work, stretches = self._work(held, fixed), []
+        work, stretches, pool = self._work(held, fixed), [], torch.cuda.graph_pool_handle()
         values: Values | None = None
         while values is None:
             graph, meeting = torch.cuda.CUDAGraph(), None
             # Other threads (decoders, checkpoint writers, NCCL's watchdog) go on using the GPU meanwhile.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
                 while values is None and meeting is None:
                     try:
                         met = next(work)
