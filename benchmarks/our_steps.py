@@ -13,7 +13,7 @@ from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.sample_order import StepIds
 from trainer.methods.optimised import Setting
 from trainer.models import create_model
-from trainer.world import World
+from trainer.world import World, prepare_gpu
 
 STEPS_PER_EPOCH = 1000
 FIRST_EPOCH = 10
@@ -46,7 +46,12 @@ class Bench:
 
 
 def device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """The GPU, set up as a run sets it up."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    found = torch.device("cuda", 0)
+    prepare_gpu(found)
+    return found
 
 
 def webvision_bench(small: bool) -> Bench:

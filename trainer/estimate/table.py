@@ -57,7 +57,7 @@ def _premises(recipe: Recipe, samples: Samples, origin: str, setting: Setting, p
         if passes:
             lines.append(f"a predict pass after every epoch of round {', '.join(passes)}: incv.round_network")
     lines.append(f"assumed: {price:,.2f} dollars a GPU hour")
-    lines.append("not counted: packing, a cold compilation (4 minutes a start), checkpoints, restarts")
+    lines.append("not counted: packing, a cold compilation (80 seconds a start), checkpoints, restarts")
     return lines
 
 
