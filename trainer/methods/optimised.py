@@ -198,7 +198,7 @@ class OptimisedModule:
                         "auto"
                     ) from error
                 print(f"warning: the step cannot be recorded and runs eagerly ({error})", file=sys.stderr)
-                self._replay = None  # other ranks may go on with theirs: sums are the same ones
+                self._replay = None
         return carried_out(self.work(inputs, fixed), self.world, self._clock)
 
     @property
