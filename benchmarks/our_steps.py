@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from trainer.config import OptimizerConfig
+from trainer.gpu import prepare_gpu
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.sample_order import StepIds
 from trainer.methods.optimised import Setting
 from trainer.models import create_model
-from trainer.world import World, prepare_gpu
+from trainer.world import World
 
 STEPS_PER_EPOCH = 1000
 FIRST_EPOCH = 10

@@ -89,14 +89,20 @@ def ported_single(bench: Bench, batches: list[Batch]) -> Callable[[], None]:
     return one
 
 
+def coteaching_ways(
+    bench: Bench, rows: Rows, rank: Literal["one_pass", "eval_first"], batches: list[Batch]
+) -> dict[str, Callable[[], None]]:
+    return {
+        "reference": ported_coteaching(bench, rows, RankedCoteaching, batches),
+        rank: our_coteaching(bench, rows, rank, batches),
+    }
+
+
 def coteaching_b128(small: bool) -> list[dict[str, Any]]:
     """one_pass, and eval_first beside it where the compilation left time."""
     began, bench, rows = time.monotonic(), webvision_bench(small), coteaching_rows(small, candidates=False)
     batches = resident_batches(bench, rows.all)
-    ways = {
-        "reference": ported_coteaching(bench, rows, RankedCoteaching, batches),
-        "one_pass": our_coteaching(bench, rows, "one_pass", batches),
-    }
+    ways = coteaching_ways(bench, rows, "one_pass", batches)
     found = rates(ways, dict.fromkeys(ways, rows.all), extent(small))
     note, lines = _coteaching_note(bench, rows), []
     if time.monotonic() - began < _PATIENCE:
@@ -124,10 +130,7 @@ def _eval_first_beside(
 def coteaching_b128_eval_first(small: bool) -> list[dict[str, Any]]:
     bench, rows = webvision_bench(small), coteaching_rows(small, candidates=False)
     batches = resident_batches(bench, rows.all)
-    ways = {
-        "reference": ported_coteaching(bench, rows, RankedCoteaching, batches),
-        "eval_first": our_coteaching(bench, rows, "eval_first", batches),
-    }
+    ways = coteaching_ways(bench, rows, "eval_first", batches)
     found = rates(ways, dict.fromkeys(ways, rows.all), extent(small))
     return [_eval_first_line(found, _coteaching_note(bench, rows))]
 
@@ -135,10 +138,7 @@ def coteaching_b128_eval_first(small: bool) -> list[dict[str, Any]]:
 def coteaching_b128_c64(small: bool) -> list[dict[str, Any]]:
     bench, rows = webvision_bench(small), coteaching_rows(small, candidates=True)
     batches = resident_batches(bench, rows.all)
-    ways = {
-        "reference": ported_coteaching(bench, rows, RankedCoteaching, batches),
-        "one_pass": our_coteaching(bench, rows, "one_pass", batches),
-    }
+    ways = coteaching_ways(bench, rows, "one_pass", batches)
     found = rates(ways, dict.fromkeys(ways, rows.all), extent(small))
     note = f"{_coteaching_note(bench, rows)}; all {rows.all} rows of a step are counted"
     return [

@@ -63,9 +63,8 @@ class Checkpointer:
     def _write(self, step: int, state: TrainState, taken: torch.cuda.Event | None) -> None:
         target = step_folder(self._folder, step)
         with whole_folder(target) as temporary:
-            content = save(
-                _on_host(state.tensors, taken)
-            )  # not save_file, which hides a full disk behind an error of its own
+            # not save_file, which hides a full disk behind an error of its own
+            content = save(_on_host(state.tensors, taken))
             (temporary / "tensors.safetensors").write_bytes(content)
             record = {"sha256": hashlib.sha256(content).hexdigest(), "values": state.values}
             (temporary / "state.json").write_text(json.dumps(record))

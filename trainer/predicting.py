@@ -10,11 +10,11 @@ from torch import nn
 
 from shards.progress import Progress
 from trainer.config import Precision
+from trainer.gpu import own_stream
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
 from trainer.methods.optimised import autocast
-from trainer.own_stream import own_stream
 from trainer.recorded_forward import Forward, RecordedForward
 from trainer.stop_request import Stopped, StopRequest
 from trainer.train_loop import Surroundings

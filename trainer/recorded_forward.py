@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from trainer.own_stream import own_stream
+from trainer.gpu import CannotRecord, capturing, own_stream
 
 _FIRST_EAGER = 2
 """Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these."""
@@ -62,14 +62,9 @@ class RecordedForward:
         held, graph = images.clone(), torch.cuda.CUDAGraph()
         stream = own_stream(images.device)
         try:
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),  # a capture that fails leaves its own behind
-                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-            ):
+            with capturing(graph, stream):
                 logits = self._forward(held)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # a network that looks at its numbers
+        except CannotRecord as error:  # a network that looks at its numbers
             print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
             return None
         recording = _Recording(graph, held, logits)

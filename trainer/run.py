@@ -65,19 +65,12 @@ def carry_out(
 
     Every rank calls it. Nothing is written to the run directory before recipe, shards and labels were found good.
     """
-    return to_the_end(run_steps(recipe, name, root, redo, only, profile))
+    return to_the_end(run_steps(Wanted(recipe, name, RunDirectory(root), redo, only, profile)))
 
 
-def run_steps(
-    recipe: Recipe,
-    name: str,
-    root: Path,
-    redo: Sequence[str] = (),
-    only: str | None = None,
-    profile: bool = False,
-) -> Steps[int]:
+def run_steps(wanted: Wanted) -> Steps[int]:
     """`carry_out`, a step of a training at a time: for whoever has several runs side by side."""
-    wanted = Wanted(recipe, name, RunDirectory(root), redo, only, profile)
+    recipe = wanted.recipe
     try:
         require_precision(recipe.precision)
         require_promised(recognised(), recipe.execution.world)
@@ -85,7 +78,7 @@ def run_steps(
         if recognised().rank > 0:  # rank 0 says the same
             return error.exit_code
         raise
-    stop = StopRequest(root)
+    stop = StopRequest(wanted.run.root)
     stop.listen()
     world = join_world(recipe.execution, stop)
     try:

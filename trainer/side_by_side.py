@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TextIO, TypeVar
@@ -106,13 +106,9 @@ def side_by_side(
             if under_way:
                 yield
     finally:
-        _close(lanes)
+        for lane in lanes:
+            lane.close()
     for lane in lanes:
         if lane.stopped is not None:
             raise lane.stopped
     return [lane.ended[0] for lane in lanes]
-
-
-def _close(lanes: Iterable[_Lane[Result]]) -> None:
-    for lane in lanes:
-        lane.close()

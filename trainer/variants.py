@@ -11,7 +11,8 @@ from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
 from trainer.config import Recipe
 from trainer.launch import recognised
-from trainer.run import run_steps
+from trainer.run import Wanted, run_steps
+from trainer.run_directory import RunDirectory
 from trainer.side_by_side import Steps, side_by_side, to_the_end
 from trainer.stop_request import EXIT_STOPPED, StopRequest
 from trainer.world import join_world
@@ -56,7 +57,8 @@ def carry_out_all(
     stop.listen()
     world = join_world(variants[0].recipe.execution)
     world.pulse.end()  # each variant has a world of its own
-    steps = [_survived(one.name, run_steps(one.recipe, name, one.root, redo, only), stop) for one in variants]
+    wanted = [Wanted(one.recipe, name, RunDirectory(one.root), redo, only) for one in variants]
+    steps = [_survived(one.name, run_steps(run), stop) for one, run in zip(variants, wanted, strict=True)]
     return to_the_end(side_by_side(steps, world.device, at_once))
 
 

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from shards.errors import ConfigError
 from trainer.attempt import attempt_name
 from trainer.config import ExecutionConfig
+from trainer.flat import flat, unflat
+from trainer.gpu import prepare_gpu
 from trainer.launch import Launch, Launcher, host, recognised, require_promised
 from trainer.pulse import Pulse, Store, WorldError, end_soon
 from trainer.stop_request import StopRequest
@@ -84,10 +86,9 @@ class World:
         """Means over ranks, of like floating-point tensors; equal ones come back bit for bit."""
         if self.ties is None or not tensors:
             return [tensor.clone() for tensor in tensors]
-        flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
-        self.sum_(flat).div_(self.size)
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        return [part.reshape(like.shape).to(like.dtype) for part, like in zip(parts, tensors, strict=True)]
+        sums = self.sum_(flat([tensor.detach().double() for tensor in tensors]))
+        means = unflat(sums.div_(self.size), tensors)
+        return [mean.to(like.dtype) for mean, like in zip(means, tensors, strict=True)]
 
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, equal in shape and type, by rank."""
@@ -147,7 +148,9 @@ class World:
     def shorten_timeout(self, seconds: float) -> None:
         """From the first step on a collective that takes long has lost someone."""
         if self.ties is not None:
-            _set_timeout(timedelta(seconds=seconds), self.ties.group)
+            # Its name in torch < 2.12 is the second.
+            set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+            set_timeout(timedelta(seconds=seconds), self.ties.group)
 
     def _wait(self, ready: Callable[[Ties], bool]) -> None:
         assert self.ties is not None
@@ -224,14 +227,6 @@ def _device(execution: ExecutionConfig, launch: Launch) -> torch.device:
     return device
 
 
-def prepare_gpu(device: torch.device, deterministic: bool = False) -> None:
-    """Before its memory is first used."""
-    # CUDA graphs keep their memory: without this, a seventh of it is gaps between pieces.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = not deterministic  # shapes are fixed: a search pays at once
-
-
 def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: StopRequest) -> World:
     """Everyone finds the store of rank 0, then each other."""
     long = timedelta(seconds=execution.start_timeout)
@@ -303,13 +298,6 @@ def _half(world: World, store: Any, timeout: timedelta) -> World | None:
     mine = world.rank // ranks
     ties = Ties(groups[mine], store, f"half{mine}")
     return replace(world, rank=world.rank % ranks, size=ranks, ties=ties)
-
-
-def _set_timeout(timeout: timedelta, group: Any) -> None:
-    if hasattr(dist, "set_timeout"):
-        dist.set_timeout(timeout, group)
-    else:  # torch < 2.12
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def lost_company(error: BaseException) -> bool:

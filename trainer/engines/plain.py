@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.flat import flat, unflat
 from trainer.optimisation import load_moments, make_moments, saved_moments, set_learning_rate, step_where
 from trainer.world import World
 
@@ -86,13 +87,11 @@ class PlainEngine:
 def _take_first_ranks_weights(module: nn.Module, world: World) -> None:
     """As DDP does: machines of different kinds may draw different bits from one seed."""
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    if not world.is_first:
-        flat.zero_()
-    parts = world.sum_(flat).split([tensor.numel() for tensor in tensors])
     with torch.no_grad():
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        whole = flat(tensors)
+        if not world.is_first:
+            whole.zero_()
+        torch._foreach_copy_(tensors, unflat(world.sum_(whole), tensors))
 
 
 class _FlatGradients:

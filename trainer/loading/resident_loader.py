@@ -20,7 +20,7 @@ from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
 from trainer.loading.transfer import on_device
 
-_MOST_BYTES = 2 * 1024**3
+MOST_BYTES = 2 * 1024**3
 
 
 def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
@@ -31,7 +31,7 @@ def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
     same = bool((widths == widths[0]).all() and (heights == heights[0]).all())
     room = min(int(widths[0]), int(heights[0]))
     unscaled = geometry.resize is None and geometry.size <= room
-    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= _MOST_BYTES
+    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= MOST_BYTES
 
 
 @dataclass(frozen=True, eq=False)

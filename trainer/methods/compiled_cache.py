@@ -20,13 +20,10 @@ Shapes = tuple[object, ...]
 
 def default_folder() -> Path | None:
     """INCV_COMPILE_CACHE, or ~/.cache/incv/compiled. Not a recipe's business: what is in it is executed."""
-    named = os.environ.get("INCV_COMPILE_CACHE")
+    if named := os.environ.get("INCV_COMPILE_CACHE"):
+        return Path(named)
     try:
-        return (
-            Path(named)
-            if named
-            else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "incv/compiled"
-        )
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "incv/compiled"
     except RuntimeError:  # a user without a home
         return None
 

@@ -1,6 +1,7 @@
 """What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from trainer.checkpoint import (
 from trainer.config import OptimizerConfig, Precision, Recipe
 from trainer.engines import make_engine
 from trainer.finite_guard import FiniteGuard
+from trainer.flat import flat, unflat
+from trainer.gpu import CannotRecord, own_stream
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan
 from trainer.methods.compiled_cache import CompiledCache, default_folder
@@ -31,7 +34,6 @@ from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import networks_of, on_its_device
 from trainer.methods.pace import pace_of
 from trainer.methods.stepping import (
-    CannotRecord,
     Clock,
     Fixed,
     Inputs,
@@ -43,7 +45,6 @@ from trainer.methods.stepping import (
 )
 from trainer.models import TwinModel
 from trainer.optimisation import learning_rate_at, make_optimizer
-from trainer.own_stream import own_stream
 from trainer.world import World
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -118,7 +119,7 @@ def setting_of(
     )
 
 
-class OptimisedModule:
+class OptimisedModule(ABC):
     """A module under training; methods say what a step reads (`inputs`) and what it does with that (`work`).
 
     A step is `begin_step`, then `forward` and `backward` for each part of the batch, then `update`: all on the
@@ -159,9 +160,9 @@ class OptimisedModule:
         """What the work of a step reads, on the device, shapes fixed; and sizes it is written for."""
         return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}, ()
 
+    @abstractmethod
     def work(self, inputs: Inputs, fixed: Fixed) -> Work:
         """A step; returns scalars to be averaged into the metrics, COUNTED among them."""
-        raise NotImplementedError
 
     def step(self, batch: Batch, at: StepIds) -> Values:
         """One update; the values it returns are overwritten by the next one."""
@@ -332,14 +333,9 @@ class _BufferMemory:
         self._before: list[torch.Tensor] = []
 
     def keep(self) -> None:
-        self._before = [_flat(kind) for kind in self._kinds]
+        self._before = [flat(kind) for kind in self._kinds]
 
     def forget_unless(self, ok: torch.Tensor) -> None:
         """Go back to what `keep` saw, where `ok` (bool []) is false. All buffers at once: there are hundreds."""
         for kind, before in zip(self._kinds, self._before, strict=True):
-            parts = torch.where(ok, _flat(kind), before).split([buffer.numel() for buffer in kind])
-            torch._foreach_copy_(kind, [part.view_as(buffer) for part, buffer in zip(parts, kind, strict=True)])
-
-
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+            torch._foreach_copy_(kind, unflat(torch.where(ok, flat(kind), before), kind))

@@ -5,7 +5,6 @@ something up it yields a Meeting. So one text serves all ways to run it: eagerly
 several graphs for several ranks, whose sums are ordinary calls between the replays.
 """
 
-import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from trainer.own_stream import own_stream
+from trainer.gpu import CannotRecord, capturing, own_stream
 from trainer.world import World
 
 _REHEARSALS = 3  # cuDNN's search, compilation and lazy allocations happen in these
@@ -72,16 +71,6 @@ class _Recording:
     """What the graphs write, overwritten by the next replay."""
 
 
-class CannotRecord(RuntimeError):
-    """Something in the step cannot be captured: it looks at a number, or talks to the host."""
-
-
-def why_not(error: RuntimeError) -> str:
-    """The first line of what went wrong inside a capture; its end then fails too, and says less."""
-    cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-    return (str(cause) or type(cause).__name__).splitlines()[0]
-
-
 class Replay:
     """Records the work of a step when its shape is new, then replays it. Shapes that were left do not come back."""
 
@@ -96,8 +85,6 @@ class Replay:
         self._work, self._world, self._rehearsing, self._clock = work, world, rehearsing, clock
         self._stream = own_stream(world.device)  # kernels keep its priority: they go before a decoder's
         self._known: tuple[object, _Recording] | None = None
-        self.recorded_in = 0.0
-        """Seconds of the last recording."""
 
     def __call__(self, inputs: Inputs, fixed: Fixed) -> Values:
         key = (fixed, tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
@@ -116,7 +103,6 @@ class Replay:
         return recording.values
 
     def _record(self, inputs: Inputs, fixed: Fixed) -> _Recording:
-        began = time.monotonic()
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         with self._rehearsing():
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -124,24 +110,18 @@ class Replay:
                 for _ in range(_REHEARSALS):
                     carried_out(self._work(held, fixed), self._world)
             torch.cuda.current_stream().wait_stream(self._stream)
-            recording = self._agreed(lambda: self._captured(held, fixed))
-        self.recorded_in = time.monotonic() - began
-        return recording
+            return self._agreed(held, fixed)
 
-    def _agreed(self, capture: Callable[[], _Recording]) -> _Recording:
+    def _agreed(self, held: Inputs, fixed: Fixed) -> _Recording:
         """What was captured, on all ranks or on none: those that record do more sums than those that do not."""
         recording, failure = None, None
         try:
-            with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails leaves its own behind
-                recording = capture()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+            recording = self._captured(held, fixed)
+        except CannotRecord as error:
             failure = error
-            torch.cuda.current_stream().wait_stream(self._stream)
         failed = self._world.sum_(torch.tensor(float(failure is not None), device=self._world.device))
         if failed > 0 or recording is None:
-            raise CannotRecord(why_not(failure) if failure is not None else "another rank cannot") from failure
+            raise failure or CannotRecord("another rank cannot")
         return recording
 
     def _captured(self, held: Inputs, fixed: Fixed) -> _Recording:
@@ -150,8 +130,7 @@ class Replay:
         values: Values | None = None
         while values is None:
             graph, meeting = torch.cuda.CUDAGraph(), None
-            # Other threads (decoders, checkpoint writers, NCCL's watchdog) go on using the GPU meanwhile.
-            with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
+            with capturing(graph, self._stream, pool):
                 while values is None and meeting is None:
                     try:
                         met = next(work)
