@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -10,6 +10,7 @@ import torch
 
 _DRAWS = 64  # twice what torch has of a priority
 _LIVE: "WeakSet[torch.cuda.Stream]" = WeakSet()
+_FAILED: list[torch.cuda.CUDAGraph] = []  # torch's allocator of pinned memory still asks them whose turn it is
 
 
 def prepare_gpu(device: torch.device, deterministic: bool = False) -> None:
@@ -39,20 +40,37 @@ class CannotRecord(RuntimeError):
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """What is launched in here is recorded, not executed; raises CannotRecord where that is not possible."""
-    here = torch.cuda.current_stream()
+def capturing(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """What is launched in here is recorded in the graph, not executed; CannotRecord where that is not possible.
+
+    pool: graphs of one pool may read what the ones before them left in memory.
+    """
+    here, graph, pool = torch.cuda.current_stream(), torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     try:
         with (
             torch.cuda.stream(here),  # a capture that fails leaves its own behind
             # Other threads (decoders, checkpoint writers, NCCL's watchdog) go on using the GPU meanwhile.
             torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
         ):
-            yield
-    except torch.OutOfMemoryError:
-        raise
+            yield graph
     except RuntimeError as error:
         here.wait_stream(stream)
+        _clear_up(graph, stream, pool)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         # The end of such a capture fails too, and says less than what went wrong inside it.
         cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
         raise CannotRecord((str(cause) or type(cause).__name__).splitlines()[0]) from error
+
+
+def _clear_up(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> None:
+    """What torch before 2.13 leaves of a capture that failed, so that the run can go on without it."""
+    graph.reset()
+    _FAILED.append(graph)
+    # While one seems to be under way, memory that several streams used is never free again.
+    with suppress(RuntimeError):  # torch did it itself
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+        torch._C._cuda_releasePool(stream.device_index, pool)
+    # The random numbers wait for the end of a capture before they are drawn again: that of an empty one will do.
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        torch.zeros(1, device=stream.device)

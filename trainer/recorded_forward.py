@@ -59,10 +59,9 @@ class RecordedForward:
         return self._forward(images) if self._recording is None else self._recording(images)
 
     def _recorded(self, images: torch.Tensor) -> _Recording | None:
-        held, graph = images.clone(), torch.cuda.CUDAGraph()
-        stream = own_stream(images.device)
+        held, stream = images.clone(), own_stream(images.device)
         try:
-            with capturing(graph, stream):
+            with capturing(stream) as graph:
                 logits = self._forward(held)
         except CannotRecord as error:  # a network that looks at its numbers
             print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)

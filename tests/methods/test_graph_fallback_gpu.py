@@ -87,6 +87,21 @@ def test_what_was_tried_draws_nothing():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_two_streams_used_is_free_again_afterwards(kind):
+    """torch puts that off for as long as a capture seems to be under way."""
+    looking_task(kind, graphs=True).step(batch_at(0, WORLD.device), position(0))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats(WORLD.device)["active_bytes.all.current"]
+    other, size = torch.cuda.Stream(), 64 << 20
+    for _ in range(8):
+        shared = torch.empty(size, dtype=torch.uint8, device=WORLD.device)
+        shared.record_stream(other)
+        del shared
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_stats(WORLD.device)["active_bytes.all.current"] < before + 2 * size
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_caller_keeps_its_stream(kind):
     """torch leaves its capturing stream the current one where the capture fails."""
     with torch.cuda.stream(torch.cuda.Stream()):

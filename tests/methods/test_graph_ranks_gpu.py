@@ -27,7 +27,9 @@ def free_port() -> int:
 def told_by(ranks, folder):
     """What each of so many processes on this machine wrote, by rank."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    plain |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    # Packages may lie where only PYTHONPATH tells of them.
+    paths = [str(REPOSITORY), *filter(None, [plain.get("PYTHONPATH")])]
+    plain |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     world |= {"LOCAL_WORLD_SIZE": str(ranks)}
     logs = [folder / f"rank{rank}.log" for rank in range(ranks)]

@@ -129,8 +129,8 @@ class Replay:
         work, stretches, pool = self._work(held, fixed), [], torch.cuda.graph_pool_handle()
         values: Values | None = None
         while values is None:
-            graph, meeting = torch.cuda.CUDAGraph(), None
-            with capturing(graph, self._stream, pool):
+            meeting = None
+            with capturing(self._stream, pool) as graph:
                 while values is None and meeting is None:
                     try:
                         met = next(work)
