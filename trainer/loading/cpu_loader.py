@@ -42,7 +42,7 @@ class CpuLoader:
         if self._device.type == "cpu":
             yield from self._decoded(requests)
             return
-        feeder = Feeder(self._decoded(requests), self._device)
+        feeder = Feeder([self._decoded(requests)], self._device)
         try:
             yield from feeder
         finally:

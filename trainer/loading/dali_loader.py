@@ -4,7 +4,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,16 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, BatchRequest, assemble, picked
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
-from trainer.loading.handover import Feeder
+from trainer.loading.handover import Dealt, Feeder
 from trainer.loading.pixels import Normalise
 from trainer.loading.shard_reader import ShardReader
 
+# A pipeline decodes one batch at a time. Beside a network that keeps the GPU busy this takes as long as a step,
+# however fast it is alone: with a single pipeline the network waits for every batch.
+_LINES = 2
 _READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
-_REQUESTS_AHEAD = 8  # read from disk before DALI wants them
+_REQUESTS_AHEAD = 8  # read from disk before DALI wants them, over all lines
+_READ_AT_ONCE = 64  # samples of a request: several threads read for the one that is wanted first
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class _Encoded:
 
 
 class DaliLoader:
-    """Threads read ahead, one thread feeds DALI and hands finished batches over; the training loop only fetches.
+    """Threads read ahead, two feed a DALI pipeline each and hand finished batches over; the loop only fetches.
 
     Crops and flips are those of the request, so that every loader cuts the same pixels.
     """
@@ -59,21 +63,23 @@ class DaliLoader:
         """scales: whether some box has to be scaled to the network's size; exact: as in DecodingPipeline."""
         self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
-        self._workers, self._scales, self._exact = workers, scales, exact
+        self._lines = min(_LINES, workers)
+        self._workers, self._scales, self._exact = workers // self._lines, scales, exact
         self._pool = ThreadPoolExecutor(min(workers, _READING_THREADS), thread_name_prefix="read")
         self._idle: list[DecodingPipeline] = []
         self._lock = threading.Lock()
         self._said = False
 
     def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
-        feeder = Feeder(self._decoded(iter(requests)), self._device)
+        dealt = Dealt(requests, self._lines)
+        feeder = Feeder([self._decoded(dealt.to(line)) for line in range(self._lines)], self._device)
         try:
             yield from feeder
         finally:
             feeder.close()
 
     def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
-        """Batches in order; runs in the feeding thread."""
+        """The batches of a line, in order; runs in its feeding thread."""
         with closing(self._read_ahead(requests)) as encoded:
             for rows, group in groupby(encoded, key=lambda one: max(one.request.rows, len(one.images))):
                 yield from self._decoded_group(rows, group)
@@ -113,18 +119,27 @@ class DaliLoader:
         return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers, self._exact)
 
     def _read_ahead(self, requests: Iterator[BatchRequest]) -> Generator[_Encoded, None, None]:
-        reading = deque(self._pool.submit(self._read, request) for request in islice(requests, _REQUESTS_AHEAD))
+        ahead = _REQUESTS_AHEAD // self._lines
+        reading = deque(self._reading(request) for request in islice(requests, ahead))
         try:
             while reading:
-                encoded = reading.popleft().result()
-                reading.extend(self._pool.submit(self._read, request) for request in islice(requests, 1))
+                request, parts = reading[0]
+                encoded = _Encoded(request, [image for part in parts for image in part.result()])
+                reading.popleft()
+                reading.extend(self._reading(request) for request in islice(requests, 1))
                 yield encoded
         finally:
-            for waiting in reading:
-                waiting.cancel()
+            for _, parts in reading:
+                for part in parts:
+                    part.cancel()
 
-    def _read(self, request: BatchRequest) -> _Encoded:
-        return _Encoded(request, [self._reader.bytes_of(int(sample)) for sample in request.ids])
+    def _reading(self, request: BatchRequest) -> tuple[BatchRequest, list[Future[list[bytes | None]]]]:
+        ids = request.ids.tolist()
+        starts = range(0, len(ids), _READ_AT_ONCE)
+        return request, [self._pool.submit(self._read, ids[start : start + _READ_AT_ONCE]) for start in starts]
+
+    def _read(self, ids: list[int]) -> list[bytes | None]:
+        return [self._reader.bytes_of(sample) for sample in ids]
 
     def _batch(self, encoded: _Encoded, pixels: torch.Tensor) -> Batch:
         return assemble(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
