@@ -10,10 +10,11 @@ from torch import nn
 
 from trainer.gpu import CannotRecord, capturing, own_stream
 
-_FIRST_EAGER = 2
-"""Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these."""
-_KEPT_PIXELS = 8_000_000
-"""Of a batch whose recording is kept for the next pass; those of more hold much memory, and pay within one pass."""
+_FIRST_EAGER, _FIRST_EAGER_OF_LARGE = 2, 32
+"""Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these. Recording takes
+as long as a few large batches, which keep the GPU busy however they are launched: it pays in long passes only."""
+_KEPT_NUMBERS = 8_000_000
+"""In a batch whose recording is kept for the next pass; those of larger ones hold much memory."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -53,7 +54,8 @@ class RecordedForward:
             known, recording = _KEPT.get(self._network, (None, None))
             self._key, self._calls = key, 0
             self._recording = recording if known == key else None
-        if self._recording is None and self._calls == _FIRST_EAGER:
+        first = _FIRST_EAGER if images.numel() <= _KEPT_NUMBERS else _FIRST_EAGER_OF_LARGE
+        if self._recording is None and self._calls == first:
             self._recording = self._recorded(images)
         self._calls += 1
         return self._forward(images) if self._recording is None else self._recording(images)
@@ -67,6 +69,6 @@ class RecordedForward:
             print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
             return None
         recording = _Recording(graph, held, logits)
-        if images.numel() <= _KEPT_PIXELS:
+        if images.numel() <= _KEPT_NUMBERS:
             _KEPT[self._network] = (self._key, recording)
         return recording

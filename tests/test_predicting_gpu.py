@@ -1,0 +1,109 @@
+"""Predict passes replayed from CUDA graphs give what eager ones give. `make test-gpu` runs these."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.loading.batch import Batch
+from trainer.predicting import first_in_line, forward_pass
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+GPU = torch.device("cuda", 0)
+GO_ON = SimpleNamespace(reason=lambda: None)
+SMALL, LARGE = (16, 32), (16, 512)
+"""Rows and pixels of batches whose recording is kept for the next pass, and of others."""
+
+
+@pytest.fixture(autouse=True)
+def same_kernels_every_time():
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+def network_of(seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        body = (nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(*body, nn.Dropout(0.5), nn.Linear(8, 5)).to(GPU)
+
+
+class Loader:
+    """A batch for each of the requests, made when it is asked for."""
+
+    def batches(self, requests):
+        for request in requests:
+            generator = torch.Generator(GPU).manual_seed(request.seed)
+            images = torch.randn(
+                request.real_rows, 3, request.pixels, request.pixels, generator=generator, device=GPU
+            )
+            ids = torch.arange(request.real_rows, device=GPU)
+            yield Batch(ids, images, ids % 5, torch.ones(request.real_rows, device=GPU))
+
+    def close(self):
+        pass
+
+
+def requests_of(count, shape, last_rows=None):
+    rows, pixels = shape
+    requests = [SimpleNamespace(seed=number, real_rows=rows, pixels=pixels) for number in range(count)]
+    if last_rows is not None:
+        requests[-1].real_rows = last_rows
+    return requests
+
+
+def scores_of(networks, requests, precision, graphs):
+    """What a pass answers, batch by batch, network by network."""
+    passes = forward_pass(networks, Loader(), requests, GPU, precision, GO_ON, "predict", graphs)
+    with first_in_line(GPU):
+        return [[scores.clone() for scores in answered] for _, answered in passes]
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("shape", "count"), [(SMALL, 12), (LARGE, 40)])
+def test_a_replayed_pass_answers_as_an_eager_one(shape, count, precision):
+    networks, requests = [network_of(1), network_of(2)], requests_of(count, shape, last_rows=5)
+    eager = scores_of(networks, requests, precision, graphs=False)
+    assert_same(scores_of(networks, requests, precision, graphs=True), eager)
+    assert not torch.equal(eager[-3][0], eager[-2][0])  # or a recording that answers one thing would do
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_the_next_pass_has_the_weights_of_its_time(shape):
+    """Changed where they are, as an optimiser does; and moved, as by a load that replaces them."""
+    network, requests = network_of(1), requests_of(40, shape)
+    before = scores_of([network], requests, "fp32", graphs=True)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(1.5)
+    changed = scores_of([network], requests, "fp32", graphs=True)
+    assert_same(changed, scores_of([network], requests, "fp32", graphs=False))
+    assert not torch.equal(changed[-1][0], before[-1][0])
+    for parameter in network.parameters():
+        parameter.data = parameter.data.clone() * 0.5
+    assert_same(
+        scores_of([network], requests, "fp32", graphs=True), scores_of([network], requests, "fp32", graphs=False)
+    )
+
+
+def test_a_network_that_looks_at_its_numbers_is_computed_eagerly(capsys):
+    class Looking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network_of(1)
+
+        def forward(self, images):
+            return self.inner(images / (1 + images.abs().amax().item()))
+
+    network, requests = Looking(), requests_of(6, SMALL)
+    eager = scores_of([network], requests, "fp32", graphs=False)
+    assert_same(scores_of([network], requests, "fp32", graphs=True), eager)
+    assert "runs eagerly" in capsys.readouterr().err
