@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -32,7 +32,7 @@ from timing import Extent, elapsed, rates, synchronise
 from trainer.config import ExecutionConfig, ImageConfig
 from trainer.heartbeat import Heartbeat
 from trainer.incv.predictions import collect
-from trainer.loading.batch import Batch, BatchRequest
+from trainer.loading.batch import Batch, Batches, BatchRequest
 from trainer.loading.image_set import ImageSet, open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.manifest import StartNotes
@@ -97,7 +97,7 @@ def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -
     around = Surroundings(world, ExecutionConfig(), StartNotes(run, 0), StopRequest(run.root), heart)
     training = Training("standard", run.root / "standard")
 
-    def batches_from(first: int) -> Iterator[Batch]:
+    def batches_from(first: int) -> Batches:
         return _timed(data.training_batches(plan, first, world), task, plan, sizes, found)
 
     with suppress(_Measured):
@@ -110,8 +110,8 @@ def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -
 
 
 def _timed(
-    batches: Iterator[Batch], task: StandardTask, plan: TrainingPlan, sizes: Sizes, found: dict[str, list[float]]
-) -> Iterator[Batch]:
+    batches: Batches, task: StandardTask, plan: TrainingPlan, sizes: Sizes, found: dict[str, list[float]]
+) -> Batches:
     """The loader's batches; the loop asks for the next one when it has done all it does in a step."""
     first = next(batches)
     resident = replace(
@@ -144,7 +144,7 @@ class _Resident:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
 
-    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[BatchRequest]) -> Batches:
         return (self._batch for _ in requests)
 
     def close(self) -> None:

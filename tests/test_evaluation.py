@@ -171,6 +171,27 @@ def test_a_forward_pass_stops_when_asked_and_leaves_the_networks_as_they_were():
     assert network.training
 
 
+def test_batches_are_closed_when_a_pass_fails():
+    """Threads and decoders stand behind them, and the error may live for long."""
+    closed = []
+
+    class Watched(Loader):
+        def batches(self, requests):
+            try:
+                yield from super().batches(requests)
+            finally:
+                closed.append(True)
+
+    class Failing(nn.Module):
+        def forward(self, images):
+            raise OSError("a network that fails")
+
+    passes = forward_pass([Failing()], Watched(), REQUESTS, CPU, "fp32", GO_ON, "predict")
+    with pytest.raises(OSError, match="a network") as error:
+        next(passes)
+    assert closed == [True], error
+
+
 def test_a_network_that_answers_nan_hits_nothing():
     batch = Batch(torch.arange(10), torch.zeros(10, 3, 2, 2), torch.arange(10), torch.ones(10))
     assert count_hits([(batch, [torch.full((10, 10), float("nan"))])])["networks"] == [{"top1": 0, "top5": 0}]

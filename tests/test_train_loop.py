@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -270,6 +271,27 @@ def test_a_loader_that_ends_early_is_an_error(tmp_path):
 
     with pytest.raises(ValueError, match="shorter"):
         run(tmp_path, ToyTask(), batches=too_few)
+
+
+@pytest.mark.parametrize("end", ["stop", "failure", "last step"])
+def test_batches_are_closed_however_a_training_ends(end, tmp_path):
+    """Threads and decoders stand behind them, and the error that ended it may live for long."""
+    closed = []
+
+    def watched(first):
+        try:
+            yield from batches_from(first)
+        finally:
+            closed.append(end)
+
+    def fail(at):
+        if end == "failure" and at.step == 7:
+            raise EOFError
+
+    expected = {"stop": pytest.raises(Stopped), "failure": pytest.raises(EOFError), "last step": nullcontext()}
+    with expected[end] as error:
+        run(tmp_path, network_task(fail), stop_at=7 if end == "stop" else None, batches=watched)
+    assert closed == [end], error
 
 
 @pytest.mark.parametrize(("step", "before"), [(2, 0), (24, 20)])

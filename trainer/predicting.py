@@ -1,7 +1,7 @@
 """Forward passes without training: each id of a subset exactly once, in eval mode, spread over the ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -97,8 +97,13 @@ def forward_pass(
         as_written = torch.compiler.set_stance("force_eager")
         forwards = [_forward_of(network, device, precision, graphs) for network in networks]
         rows = sum(request.real_rows for request in requests)
-        with Progress(name, rows) as progress, torch.no_grad(), as_written:
-            for number, (request, batch) in enumerate(zip(requests, loader.batches(requests), strict=True)):
+        with (
+            Progress(name, rows) as progress,
+            torch.no_grad(),
+            as_written,
+            closing(loader.batches(requests)) as batches,
+        ):
+            for number, (request, batch) in enumerate(zip(requests, batches, strict=True)):
                 reason = stop.reason()
                 if reason is not None:
                     raise Stopped(name, number, reason)

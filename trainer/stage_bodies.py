@@ -1,6 +1,7 @@
 """What each stage does: a function from files of the run directory to files of the run directory."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -187,17 +188,16 @@ class StageBodies:
             missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
             if not missing:
                 continue
-            data = self._evaluation_set(name, index)
-            for method in missing:
-                try:
-                    counted = self._evaluate_one(method, name, data)
-                except Stopped as stopped:
-                    raise Stopped("evaluate", done, stopped.reason) from None
-                counts.setdefault(name, {})[method] = counted
-                if world.is_first:
-                    write_json(partial, counts)
-                done += 1
-            data.close()
+            with closing(self._evaluation_set(name, index)) as data:
+                for method in missing:
+                    try:
+                        counted = self._evaluate_one(method, name, data)
+                    except Stopped as stopped:
+                        raise Stopped("evaluate", done, stopped.reason) from None
+                    counts.setdefault(name, {})[method] = counted
+                    if world.is_first:
+                        write_json(partial, counts)
+                    done += 1
         if world.is_first:
             write_json(self._run.evaluation, counts)
             partial.unlink(missing_ok=True)

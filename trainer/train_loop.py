@@ -1,8 +1,8 @@
 """The one loop: fetch, task step, log, checkpoint, stop."""
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import ExecutionConfig
 from trainer.heartbeat import Heartbeat
-from trainer.loading.batch import Batch
+from trainer.loading.batch import Batch, Batches
 from trainer.loading.sample_order import StepIds, TrainingPlan, mix64
 from trainer.manifest import StartNotes
 from trainer.metrics_log import MetricsLog
@@ -112,7 +112,7 @@ def train(
     training: Training,
     task: Task,
     plan: TrainingPlan,
-    batches_from: Callable[[int], Iterator[Batch]],
+    batches_from: Callable[[int], Batches],
     around: Surroundings,
 ) -> None:
     """Run `task` over the plan from its newest checkpoint, or from the start, to the end; all ranks together."""
@@ -124,7 +124,7 @@ def training_steps(
     training: Training,
     task: Task,
     plan: TrainingPlan,
-    batches_from: Callable[[int], Iterator[Batch]],
+    batches_from: Callable[[int], Batches],
     around: Surroundings,
 ) -> Generator[None, None, None]:
     """`train`, a step at a time: for whoever runs several trainings side by side."""
@@ -136,8 +136,11 @@ def training_steps(
         if watch is not None:
             watch.begin()
         first = keeper.begin()
-        with Progress(training.name, plan.total_steps, first, "steps") as progress:
-            for at, batch in zip(plan.steps(first), awaited(batches_from(first), watch), strict=True):
+        with (
+            Progress(training.name, plan.total_steps, first, "steps") as progress,
+            closing(batches_from(first)) as batches,
+        ):
+            for at, batch in zip(plan.steps(first), awaited(batches, watch), strict=True):
                 around.heart.at(training.name, at.step, plan.total_steps)
                 agreement.post()
                 keeper.metrics.add(task.step(batch, at))

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from shards.errors import DataError
 from trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # these import torch, which a report that only reads the list need not wait for
-    from trainer.loading.batch import Batch, BatchRequest, Loader
+    from trainer.loading.batch import Batches, BatchRequest, Loader
     from trainer.loading.image_set import ImageSet
 
 
@@ -93,11 +93,12 @@ class _WatchedLoader:
     def __init__(self, loader: "Loader", note: Callable[[list[int]], None]) -> None:
         self._loader, self._note = loader, note
 
-    def batches(self, requests: "Iterable[BatchRequest]") -> "Iterator[Batch]":
-        for batch in self._loader.batches(requests):
-            if batch.unreadable:
-                self._note(batch.unreadable)
-            yield batch
+    def batches(self, requests: "Iterable[BatchRequest]") -> "Batches":
+        with closing(self._loader.batches(requests)) as batches:
+            for batch in batches:
+                if batch.unreadable:
+                    self._note(batch.unreadable)
+                yield batch
 
     def close(self) -> None:
         self._loader.close()

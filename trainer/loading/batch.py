@@ -1,6 +1,6 @@
 """What loaders are asked for and what they give: the same two types for every backend."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,10 +54,14 @@ class Batch:
     """sample_ids that could not be decoded"""
 
 
+Batches = Generator[Batch, None, None]
+"""Threads and decoders may stand behind them: whoever stops asking closes them."""
+
+
 class Loader(Protocol):
     """Turns requests into batches, in the order of the requests, reading ahead as it likes."""
 
-    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]: ...
+    def batches(self, requests: Iterable[BatchRequest]) -> Batches: ...
 
     def close(self) -> None: ...
 

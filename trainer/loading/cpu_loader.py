@@ -13,7 +13,7 @@ import torch
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, BatchRequest, assemble, picked
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
 from trainer.loading.handover import Feeder
 from trainer.loading.pixels import Normalise, Pixels, cut, decode
 from trainer.loading.shard_reader import ShardReader
@@ -38,7 +38,7 @@ class CpuLoader:
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
-    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[BatchRequest]) -> Batches:
         if self._device.type == "cpu":
             yield from self._decoded(requests)
             return

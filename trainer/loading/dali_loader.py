@@ -16,7 +16,7 @@ import torch
 
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, BatchRequest, assemble, picked
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
 from trainer.loading.handover import Dealt, Feeder
@@ -70,7 +70,7 @@ class DaliLoader:
         self._lock = threading.Lock()
         self._said = False
 
-    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[BatchRequest]) -> Batches:
         dealt = Dealt(requests, self._lines)
         feeder = Feeder([self._decoded(dealt.to(line)) for line in range(self._lines)], self._device)
         try:

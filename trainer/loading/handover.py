@@ -4,14 +4,14 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import cycle
 from typing import Generic, TypeVar
 
 import torch
 
-from trainer.loading.batch import Batch
+from trainer.loading.batch import Batch, Batches
 
 _BATCHES_READY = 2  # made before the network wants them
 _LONGEST_TURN = 0.0005  # seconds
@@ -20,7 +20,7 @@ _BATCHES_COMPUTING = 4  # handed over, and not yet computed by the GPU
 Request = TypeVar("Request")
 
 
-def beside(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Iterator[Batch]:
+def beside(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Batches:
     """Batches that take the host next to no time, made when they are asked for, while the GPU still computes."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     computing = _Computing()
@@ -105,7 +105,7 @@ def _take_short_turns() -> None:
 class Feeder:
     """Draws batches a few ahead: each of its lines in a thread and on a CUDA stream of its own, one batch in turn."""
 
-    def __init__(self, lines: Sequence[Generator[Batch, None, None]], device: torch.device) -> None:
+    def __init__(self, lines: Sequence[Batches], device: torch.device) -> None:
         """Lines are drawn from by threads: what they share must bear that."""
         _take_short_turns()
         self._computing, self._closed = _Computing(), threading.Event()
@@ -134,7 +134,7 @@ class _Line:
 
     def __init__(
         self,
-        batches: Generator[Batch, None, None],
+        batches: Batches,
         ready: int,
         device: torch.device,
         computing: _Computing,

@@ -1,6 +1,5 @@
 """A packed split as a run sees it: which of its samples, with which labels, through which loader."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -12,7 +11,7 @@ from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
 from trainer.config import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, BatchRequest, Loader
+from trainer.loading.batch import Batches, BatchRequest, Loader
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
@@ -42,7 +41,7 @@ class ImageSet:
         """Whether the images live decoded on the device."""
         return isinstance(self.loader, ResidentLoader)
 
-    def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Iterator[Batch]:
+    def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Batches:
         requests = training_requests(plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size)
         return self.loader.batches(requests)
 

@@ -1,7 +1,7 @@
 """A small set of equal-sized images, decoded once, kept as uint8 on the device and augmented there."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, BatchRequest, assemble
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble
 from trainer.loading.handover import beside
 from trainer.loading.pixels import Normalise, decode
 from trainer.loading.sample_order import Ids
@@ -80,7 +80,7 @@ class ResidentLoader:
         self._row_of[ids] = np.arange(len(ids))
         self._pictures: _Pictures | None = _decoded(index, ids, device)
 
-    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[BatchRequest]) -> Batches:
         return beside(self._batch, requests, self._device)
 
     def _batch(self, request: BatchRequest) -> Batch:
