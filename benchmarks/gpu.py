@@ -179,7 +179,7 @@ def _parsed() -> argparse.Namespace:
     for name in given.figures:
         script = FIGURES[name]
         if given.small and not script.has_small:
-            parser.error(f"{name} has no small size: leave out the one or the other")
+            parser.error(f"{name} has no small size: leave it out, or --small")
         if script.folder and script.needs_folder and not given.small and given.folders[script.folder] is None:
             parser.error(f"{name} reads real data: say --{script.folder} FOLDER")
     given.results = given.results or RESULTS

@@ -40,7 +40,8 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     packing.add_argument(
         "--split",
         default="train",
-        help="train, val (webvision); val (ilsvrc12); train, test (cifar10, digits); default: train",
+        help="train, val (webvision); val (ilsvrc12); train, test (cifar10, digits); a folder of --root, or '' where "
+        "the classes lie in --root itself (image_folder); default: train",
     )
     packing.add_argument("--subset", help="webvision: google, flickr or all; default: all")
     packing.add_argument("--classes", type=int, metavar="K", help="only the first K classes; default: all")
@@ -118,7 +119,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(f"{arguments.folder}: {problem}", file=sys.stderr)
     if report.problems:
         return DataError.exit_code
-    print(f"{arguments.folder}: {report.samples:,} samples in {report.shards:,} shards, all as packed")
+    shards = f"{report.shards:,} shard{'' if report.shards == 1 else 's'}"
+    print(f"{arguments.folder}: {report.samples:,} samples in {shards}, rejected ones counted; all as packed")
     return 0
 
 

@@ -211,7 +211,8 @@ def test_more_samples_or_epochs_take_longer(samples: int, more: int, epochs: int
     keys += ["incv.optimizer.milestones=[]", "coteaching.warmup_epochs=0"]
     longer = [key.replace(f"={epochs}", f"={epochs + 1}") for key in keys]
     base = run_on(gpus, *keys, samples=samples).hours
-    assert run_on(gpus, *keys, samples=samples + more).hours >= base
+    # Parts of the samples are whole numbers: one more in all may be one less where it costs more.
+    assert run_on(gpus, *keys, samples=samples + more).hours >= base * (1 - 1 / samples)
     assert run_on(gpus, *longer, samples=samples).hours > base
 
 

@@ -1,7 +1,9 @@
 """The command `incv`: run, each stage alone, doctor, shards, ls, cp, validate."""
 
 import argparse
+import difflib
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -33,6 +35,10 @@ _PRINTED = {
 }
 
 
+_EXIT_UNHEARD = 141  # as a shell reports a program that nobody listens to any more
+_AT_ONCE = 8
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, do, and turn a user's mistake into one clear line and its exit code."""
     parser = _parser()
@@ -45,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.stop = _signalled()
     try:
         code: int = parsed.func(parsed)
+        sys.stdout.flush()
         return code
+    except BrokenPipeError:  # `incv ... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_UNHEARD
     except PackStopped as stopped:
         print(f"incv: {stopped}", file=sys.stderr)
         return EXIT_STOPPED
@@ -106,7 +116,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=V,W",
         help="a run for each value, side by side; repeatable",
     )
-    parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="most runs of --vary at a time")
+    parser.add_argument("--at-once", type=_count, metavar="N", help="most runs of --vary at a time; default: 8")
     estimate = parser.add_argument_group("the estimate of --dry-run")
     estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: as now started")
     estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="of a GPU hour")
@@ -153,7 +163,9 @@ def _run(parsed: argparse.Namespace) -> int:
     recipe = load_recipe(path, parsed.overrides)
     root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
     asked = _asked(parsed)
-    if parsed.print_run_dir or parsed.print_splits or parsed.print_stages:
+    if parsed.at_once is not None:
+        raise ConfigError("--at-once says how many runs of --vary go at a time: add --vary, or leave it")
+    if _prints(parsed):
         _print_facts(parsed, recipe, root)
         return 0
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
@@ -192,15 +204,23 @@ def _run_variants(parsed: argparse.Namespace) -> int:
         recipe = load_recipe(path, [*parsed.overrides, *said])
         variants.append(Variant(said, recipe, _default_directory(path, recipe, ())))
     asked = _asked(parsed)
+    if _prints(parsed):
+        for one in variants:
+            _print_facts(parsed, one.recipe, one.root)
+        return 0
     if parsed.dry_run:
         for one in variants:
             print(f"{one.name}:\n{planned(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))}\n")
         return 0
-    codes = carry_out_all(variants, path.stem, parsed.redo, parsed.stage, parsed.at_once)
+    codes = carry_out_all(variants, path.stem, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage)
     return next((code for code in codes if code), 0)
+
+
+def _prints(parsed: argparse.Namespace) -> bool:
+    return any(getattr(parsed, f"print_{what.replace('-', '_')}") for what in _PRINTED)
 
 
 def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None:
@@ -216,15 +236,17 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
 
 
 def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
-    """runs/<recipe>, with 8 digits of the result keys behind where one of them was overridden."""
+    """runs/<recipe>, with 8 digits of the result keys behind where one of them was overridden.
+
+    To redo with other keys: the run that was made with them, or else the one that they shall change.
+    """
     keys = _naming_keys(recipe)
+    plain, own = Path("runs") / path.stem, Path("runs") / f"{path.stem}-{keys_hash(keys)[:8]}"
     try:
         unchanged = keys == _naming_keys(load_recipe(path))
     except ConfigError:  # the recipe is whole only with its overrides
         unchanged = False
-    if redo or unchanged:
-        return Path("runs") / path.stem
-    return Path("runs") / f"{path.stem}-{keys_hash(keys)[:8]}"
+    return plain if unchanged or (redo and not own.exists()) else own
 
 
 def _naming_keys(recipe: Recipe) -> dict[str, Any]:
@@ -246,8 +268,10 @@ def recipe_path(given: str) -> Path:
         return path
     shipped = RECIPES / f"{given}.yaml"
     if not shipped.exists():
-        names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
-        raise ConfigError(f"no recipe {given!r}: neither a file nor one of {names}")
+        names = sorted(file.stem for file in RECIPES.glob("*.yaml"))
+        near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"no recipe {given!r}: neither a file nor one of {', '.join(names)}{hint}")
     return shipped
 
 
@@ -263,7 +287,10 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 def _validate(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
-    load_recipe(path, parsed.overrides)
+    recipe = load_recipe(path, parsed.overrides)
+    from trainer.models import require_known  # here: it imports torch, and a wrong key need not wait for it
+
+    require_known(recipe.model.name)
     print(f"{path} is valid")
     return 0
 

@@ -1,6 +1,7 @@
 """What a run would do: stages, their state, how much work each is, and how long it would take."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from trainer.preflight import preflight, require_rows_of_one_pass
 from trainer.run import facts_of
 from trainer.run_directory import RunDirectory
 from trainer.stages import StageBook, require_stages, stages_of
-from trainer.world import ALONE
+from trainer.world import ALONE, device_of
 
 
 def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), asked: Asked | None = None) -> str:
@@ -32,9 +33,11 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), ask
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
-    obstacles += _refusals(lambda: require_rows_of_one_pass(recipe, ALONE.size))
+    no_device = _refusals(lambda: device_of(recipe.execution))
+    world = ALONE if no_device else replace(ALONE, device=device_of(recipe.execution))
+    obstacles += no_device + _refusals(lambda: require_rows_of_one_pass(recipe, world.size))
     if train is not None:
-        obstacles += _refusals(lambda: preflight(recipe, train, ALONE))
+        obstacles += _refusals(lambda: preflight(recipe, train, world))
     counted = {}
     for split, index in indices.items():
         source = None
@@ -99,7 +102,8 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
         each_epoch = judged_by_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass an epoch while the best epoch judges" if each_epoch else ""
         steps = _steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
-        return f"{recipe.incv.rounds} rounds of 2 folds, {recipe.incv.epochs} epochs, {steps} a fold{extra}"
+        rounds, epochs = recipe.incv.rounds, recipe.incv.epochs
+        return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} a fold of round 1{extra}"
     if stage in METHODS:
         config = recipe.standard if stage == "standard" else recipe.coteaching
         assert config is not None

@@ -25,6 +25,7 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
     Name: any of timm's, or cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn, registered there.
     Options go to the architecture (`in_chans`, ...). The global random state is neither read nor changed.
     """
+    require_known(name)
     build = SMALL_NETWORKS.get(name) or _built_by_timm(name)
     if refused := sorted(WEIGHT_OPTIONS & options.keys()):
         raise ConfigError(f"model option {refused[0]!r} loads weights; models here start from scratch: remove it")
@@ -39,13 +40,18 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
             ) from error
 
 
-def _built_by_timm(name: str) -> Callable[..., nn.Module]:
+def require_known(name: str) -> None:
+    if name in SMALL_NETWORKS:
+        return
     timm = timm_with_ours()
     if not timm.is_model(name):
         near = difflib.get_close_matches(name.lower(), timm.list_models(), n=5, cutoff=0.6)
         hint = "did you mean " + ", ".join(near) + "?" if near else "choose one of timm.list_models()"
         raise ConfigError(f"unknown model {name!r}; {hint}")
-    return lambda **options: timm.create_model(name, pretrained=False, **options)
+
+
+def _built_by_timm(name: str) -> Callable[..., nn.Module]:
+    return lambda **options: timm_with_ours().create_model(name, pretrained=False, **options)
 
 
 @cache

@@ -15,6 +15,7 @@ from trainer.labels import Labels, make_labels, require_every_class
 from trainer.loading.image_set import limited_ids, require_loader
 from trainer.loading.sample_order import Ids
 from trainer.methods.networks import TWO_NETWORKS, initial_module
+from trainer.methods.pace import require_pace
 from trainer.optimisation import make_optimizer
 from trainer.world import World
 
@@ -33,6 +34,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
     """Labels, network and optimisers of the recipe fit this data set and these ranks, or an error says why not."""
     require_rows_of_one_pass(recipe, world.size)
     _check_ranks(recipe, world)
+    require_pace(recipe, world)
     ids = limited_ids(index, recipe.data.train.limit)
     require_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)

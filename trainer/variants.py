@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
@@ -67,7 +68,7 @@ def _survived(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
         print(f"incv: {name}: not begun, since a stop was asked for", file=sys.stderr)
         return EXIT_STOPPED
     try:
-        return (yield from run)
+        return (yield from _named(name, run))
     except PackStopped as stopped:
         print(f"incv: {name}: {stopped}", file=sys.stderr)
         return EXIT_STOPPED
@@ -77,3 +78,33 @@ def _survived(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
     except Exception:  # the others have checkpoints to make
         print(f"incv: {name}:\n{traceback.format_exc()}", file=sys.stderr)
         return 1
+
+
+def _named(name: str, run: Steps[int]) -> Steps[int]:
+    """What it prints says whose it is; each run has the process's output for itself while it is at work."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _NamedStream(stream, name)) for stream in before)
+    try:
+        return (yield from run)
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _NamedStream:
+    """A text stream whose lines begin with a name. No terminal: bars of several runs would write over each other."""
+
+    def __init__(self, below: TextIO, name: str) -> None:
+        self._below, self._start = below, f"{name}: "
+        self._begins = True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            self._below.write(self._start + line if self._begins and line.strip() else line)
+            self._begins = line.endswith("\n")
+        return len(text)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)

@@ -194,7 +194,9 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
     """
     launch = recognised()
     require_promised(launch, execution.world)
-    device = _device(execution, launch)
+    device = device_of(execution, launch.local_rank)
+    if device.type == "cuda":
+        prepare_gpu(device, execution.deterministic)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     elif launch.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -217,14 +219,13 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
     return _with_ties(world, launch, execution, stop or StopRequest())
 
 
-def _device(execution: ExecutionConfig, launch: Launch) -> torch.device:
+def device_of(execution: ExecutionConfig, local_rank: int = 0) -> torch.device:
+    """Where a process with this number on its node computes."""
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("execution.device is cuda, and no GPU is visible here: set it to auto or cpu")
     if execution.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-    prepare_gpu(device, execution.deterministic)
-    return device
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: StopRequest) -> World:

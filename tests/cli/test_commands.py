@@ -1,6 +1,7 @@
 """The verbs of `incv` where all is well, and what a second command in the same directory may and may not do."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
 
 from shards.durable import read_json
@@ -66,6 +68,35 @@ def test_a_dry_run_refuses_the_folders_that_the_run_would_refuse(incv: Incv, pla
     (playground / "taken" / "thesis.txt").write_text("mine")
     taken = incv("run", "-c", TINY, "--dry-run", "data.train.shards=taken")
     assert "would be refused: taken is not empty (thesis.txt)" in taken.out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("asked", ["execution.device=cuda", "execution.graphs=true"])
+def test_what_needs_a_gpu_is_refused_before_anything_is_written(incv: Incv, playground: Path, asked: str) -> None:
+    planned = incv("run", "-c", TINY, "--dry-run", asked)
+    assert planned.code == 0
+    with unchanged(playground):
+        refused = incv("run", "-c", TINY, asked)
+    assert refused.code == 2
+    reason = refused.err.strip().removeprefix("incv: error: ")
+    assert "GPU" in reason
+    assert f"would be refused: {reason}" in planned.out
+
+
+def test_a_reader_that_leaves_early_is_no_error(playground: Path) -> None:
+    """As with `incv run --dry-run | head`; this one has left before the first line."""
+    command = f"set -o pipefail; {sys.executable} -m trainer ls | true"
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    answer = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (141, "")
+
+
+def test_a_redo_means_the_run_of_its_keys_or_else_the_one_they_change(incv: Incv, playground: Path) -> None:
+    asked = ("run", "-c", TINY, "seed=1", "--print-run-dir")
+    own = Path(incv(*asked).out.strip())
+    assert incv(*asked, "--redo", "standard").out.strip() == str(Path("runs") / "tiny")
+    own.mkdir(parents=True)
+    assert incv(*asked, "--redo", "standard").out.strip() == str(own)
 
 
 def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:
@@ -397,10 +428,15 @@ def test_validate(incv: Incv, playground: Path) -> None:
     with unchanged(playground):
         good = incv("validate", "-c", "tiny", "batch.global=8")
         bad = incv("validate", "-c", "tiny", "batch.globl=8")
+        unknown = incv("validate", "-c", "tiny", "model.name=resnet181")
+        misspelt = incv("validate", "-c", "tyni")
     assert good.code == 0
     assert "valid" in good.out
     assert bad.code == 2
     assert "`batch.global`" in bad.err
+    assert (unknown.code, misspelt.code) == (2, 2)
+    assert "resnet18" in unknown.err
+    assert "did you mean tiny?" in misspelt.err
 
 
 @pytest.mark.parametrize("arguments", [[], ["rum"], ["run"], ["run", "-c", "tiny", "--fast"], ["ls", "seed=1"]])

@@ -51,6 +51,29 @@ def test_combinations_are_planned_each_for_itself(incv, playground):
     assert out.count("recipe tiny") == 4
 
 
+@pytest.mark.parametrize("what", ["run-dir", "stages", "splits"])
+def test_facts_are_printed_of_each_and_nothing_runs(incv, playground, what):
+    answer = incv("run", "-c", TINY, "--vary", "seed=0,1", f"--print-{what}")
+    assert answer.code == 0
+    alone = [incv("run", "-c", TINY, f"seed={seed}", f"--print-{what}").out for seed in (0, 1)]
+    assert answer.out == "".join(alone)
+    assert not (playground / "runs").exists()
+
+
+def test_what_a_run_prints_says_whose_it_is(incv, playground):
+    answer = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2")
+    said = [line for line in answer.err.splitlines() if "labels: done" in line]
+    assert [line.split()[0] for line in said] == ["seed=1:", "seed=2:"]
+    for root in roots(answer.out):  # in its own log there is no doubt
+        assert "\nlabels: done" in (root / "logs" / "rank-0000.log").read_text()
+
+
+def test_at_once_is_for_variants(incv, playground):
+    answer = incv("run", "-c", TINY, "--at-once", "2")
+    assert answer.code == 2
+    assert "add --vary" in answer.err
+
+
 def roots(out: str) -> list[Path]:
     """The directories of the variants, as they are told at the end."""
     return [Path(line.split()[1].rstrip(",")) for line in out.splitlines() if line.startswith("seed=")]

@@ -20,6 +20,11 @@ class Pace:
     compile: bool
 
 
+def require_pace(recipe: Recipe, world: World) -> None:
+    """What the keys insist on can be had, so far as is known before a step was tried."""
+    pace_of(recipe, 0, world, by_launcher=bool(recipe.methods))
+
+
 def pace_of(recipe: Recipe, steps: int, world: World, by_launcher: bool) -> Pace:
     """For a training of so many steps. by_launcher: accelerate may drive it."""
     keys = recipe.execution
