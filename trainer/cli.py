@@ -4,6 +4,7 @@ import argparse
 import difflib
 import math
 import os
+import select
 import shlex
 import shutil
 import sys
@@ -26,6 +27,7 @@ from trainer.report.summary import summary_table
 from trainer.run_directory import RunDirectory
 from trainer.stages import keys_hash, result_keys, stages_of
 from trainer.stop_request import EXIT_STOPPED, StopRequest
+from trainer.variants import Variant, combinations
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
@@ -33,8 +35,7 @@ _PRINTED = {
     "stages": "the stages of the recipe",
     "splits": "key, folder and arguments of `incv shards pack` of each split, a line each,",
 }
-
-
+_STDOUT = 1
 _EXIT_UNHEARD = 141  # as a shell reports a program that nobody listens to any more
 _AT_ONCE = 8
 
@@ -53,8 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.func(parsed)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `incv ... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if _is_heard():
+            raise  # of another pipe: that is an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return _EXIT_UNHEARD
     except PackStopped as stopped:
         print(f"incv: {stopped}", file=sys.stderr)
@@ -62,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"incv: error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _is_heard() -> bool:
+    """Whether somebody still reads what is printed; `incv ... | head` may have read enough."""
+    output = select.poll()
+    output.register(_STDOUT, 0)  # of its own accord it tells of ends alone
+    return not output.poll(0)
 
 
 def _signalled() -> Callable[[], bool]:
@@ -157,16 +167,12 @@ def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    if parsed.vary:
-        return _run_variants(parsed)
     path = recipe_path(parsed.recipe)
-    recipe = load_recipe(path, parsed.overrides)
-    root = parsed.run_dir or _default_directory(path, recipe, parsed.redo)
+    variants = _variants(path, parsed)
     asked = _asked(parsed)
-    if parsed.at_once is not None:
-        raise ConfigError("--at-once says how many runs of --vary go at a time: add --vary, or leave it")
     if _prints(parsed):
-        _print_facts(parsed, recipe, root)
+        for one in variants:
+            _print_facts(parsed, one.recipe, one.root)
         return 0
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
     from trainer.dry_run import planned
@@ -174,11 +180,33 @@ def _run(parsed: argparse.Namespace) -> int:
     from trainer.run import carry_out
 
     if parsed.dry_run:
-        print(planned(recipe, path.stem, root, parsed.redo, Asked(**asked)))
+        for one in variants:
+            plan = planned(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))
+            print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
-    code = carry_out(recipe, path.stem, root, parsed.redo, parsed.stage, parsed.profile)
-    _tell(root, code, parsed.stage)
+    if parsed.vary:
+        return _run_side_by_side(variants, path.stem, parsed)
+    (one,) = variants
+    code = carry_out(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile)
+    _tell(one.root, code, parsed.stage)
     return code
+
+
+def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
+    """Every combination of the values that --vary gives, each in a directory of its own; else the one run."""
+    if parsed.vary and parsed.run_dir is not None:
+        raise ConfigError("--run-dir names one directory, and each variant of --vary has its own: leave it out")
+    if parsed.vary and parsed.profile:
+        raise ConfigError("--profile measures one run at a time: leave out --vary, or --profile")
+    if parsed.at_once is not None and not parsed.vary:
+        raise ConfigError("--at-once says how many runs of --vary go at a time: add --vary, or leave it")
+    variants = []
+    for said in combinations(parsed.vary):
+        recipe = load_recipe(path, [*parsed.overrides, *said])
+        # Variants have other keys than the plain run: none of them shall change that one.
+        root = parsed.run_dir or _default_directory(path, recipe, () if parsed.vary else parsed.redo)
+        variants.append(Variant(said, recipe, root))
+    return variants
 
 
 def _tell(root: Path, code: int, stage: str | None) -> None:
@@ -189,30 +217,10 @@ def _tell(root: Path, code: int, stage: str | None) -> None:
         print(f"\nreport: {run.report_html}")
 
 
-def _run_variants(parsed: argparse.Namespace) -> int:
-    """Every combination of the values that --vary gives, into a directory of its own."""
-    if parsed.run_dir is not None:
-        raise ConfigError("--run-dir names one directory, and each variant of --vary has its own: leave it out")
-    if parsed.profile:
-        raise ConfigError("--profile measures one run at a time: leave out --vary, or --profile")
-    from trainer.dry_run import planned
-    from trainer.estimate.asked import Asked
-    from trainer.variants import Variant, carry_out_all, combinations
+def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.Namespace) -> int:
+    from trainer.variant_runs import carry_out_all
 
-    path, variants = recipe_path(parsed.recipe), []
-    for said in combinations(parsed.vary):
-        recipe = load_recipe(path, [*parsed.overrides, *said])
-        variants.append(Variant(said, recipe, _default_directory(path, recipe, ())))
-    asked = _asked(parsed)
-    if _prints(parsed):
-        for one in variants:
-            _print_facts(parsed, one.recipe, one.root)
-        return 0
-    if parsed.dry_run:
-        for one in variants:
-            print(f"{one.name}:\n{planned(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))}\n")
-        return 0
-    codes = carry_out_all(variants, path.stem, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE)
+    codes = carry_out_all(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage)

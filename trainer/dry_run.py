@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from shards.errors import InputError
 from shards.pack import require_ours
 from shards.sample_index import SampleIndex
-from shards.sources import Source
 from trainer.config import METHODS, DataConfig, Recipe
 from trainer.data_sets import require_as_asked, source_of
 from trainer.estimate.asked import Asked, counted_split, estimated
@@ -20,6 +20,8 @@ from trainer.run import facts_of
 from trainer.run_directory import RunDirectory
 from trainer.stages import StageBook, require_stages, stages_of
 from trainer.world import ALONE, device_of
+
+Made = TypeVar("Made")
 
 
 def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), asked: Asked | None = None) -> str:
@@ -33,8 +35,8 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), ask
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
-    no_device = _refusals(lambda: device_of(recipe.execution))
-    world = ALONE if no_device else replace(ALONE, device=device_of(recipe.execution))
+    device, no_device = _tried(lambda: device_of(recipe.execution))
+    world = replace(ALONE, device=device or ALONE.device)
     obstacles += no_device + _refusals(lambda: require_rows_of_one_pass(recipe, world.size))
     if train is not None:
         obstacles += _refusals(lambda: preflight(recipe, train, world))
@@ -42,7 +44,7 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), ask
     for split, index in indices.items():
         source = None
         if index is None:
-            source, refusals = _source(keys[split], splits[split])
+            source, refusals = _tried(partial(source_of, keys[split], splits[split]))
             obstacles += refusals + _refusals(partial(require_ours, Path(splits[split].shards)))
         else:
             obstacles += _refusals(partial(require_as_asked, keys[split], splits[split], index))
@@ -51,20 +53,16 @@ def planned(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), ask
     return "\n".join([*lines, "", estimated(recipe, counted, asked or Asked())])
 
 
-def _refusals(check: Callable[[], object]) -> list[str]:
+def _tried(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
+    """What it gives, or why a run would refuse."""
     try:
-        check()
-    except InputError as error:
-        return [str(error)]
-    return []
-
-
-def _source(key: str, config: DataConfig) -> tuple[Source | None, list[str]]:
-    """The raw images that packing would read, or why it would not."""
-    try:
-        return source_of(key, config), []
+        return make(), []
     except InputError as error:
         return None, [str(error)]
+
+
+def _refusals(check: Callable[[], object]) -> list[str]:
+    return _tried(check)[1]
 
 
 def _packed(config: DataConfig) -> SampleIndex | None:

@@ -39,10 +39,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def _load(path: Path, overrides: Sequence[str]) -> Recipe:
     try:
         content = _parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the recipe {path}: {error.strerror}; `incv ls` lists recipes") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the recipe {path}: {error}; `incv ls` lists recipes") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the recipe {path}: {why}; `incv ls` lists recipes") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):

@@ -15,6 +15,7 @@ import torch
 from command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
 
 from shards.durable import read_json
+from trainer.cli import main
 from trainer.config import STAGES
 from trainer.incv.selection_index import SelectionIndex
 
@@ -89,6 +90,15 @@ def test_a_reader_that_leaves_early_is_no_error(playground: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     answer = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (141, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatch, playground: Path) -> None:
+    def broken(_parsed: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("trainer.cli._list", broken)
+    with pytest.raises(BrokenPipeError):
+        main(["ls"])
 
 
 def test_a_redo_means_the_run_of_its_keys_or_else_the_one_they_change(incv: Incv, playground: Path) -> None:

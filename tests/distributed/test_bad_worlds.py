@@ -14,7 +14,8 @@ from typing import Any
 import many_runs
 import processes
 import pytest
-from world_runs import REPOSITORY, arguments, finish, free_ports
+from processes import free_ports
+from world_runs import REPOSITORY, arguments, finish
 
 import trainer.run
 from shards.durable import read_json

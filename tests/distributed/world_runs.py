@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ class Planned:
 
 def launch(place: Path, size: int, plan: list[Planned], seconds: float = 400) -> None:
     """Carry a plan out, each run in `place/<name>`: by torchrun, or by one process without a launcher for size 1."""
-    ports = iter(free_ports(len(plan)))
+    ports = iter(processes.free_ports(len(plan)))
     entries = [
         {
             "arguments": arguments(place / each.name, f"execution.world={size}", *each.overrides),
@@ -67,14 +66,6 @@ def finish(process: "subprocess.Popen[bytes]", seconds: float) -> int:
 
 def arguments(run_dir: Path, *overrides: str) -> list[str]:
     return ["run", "-c", str(processes.RECIPE), "--run-dir", str(run_dir), *EXECUTION, *overrides]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def world_size(run_dir: Path) -> int:

@@ -1,7 +1,6 @@
 """Several graphs a step, sums over ranks between them: as DDP, and as one process. `make test-gpu` runs these."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fast_steps import KINDS
+from processes import free_ports
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 PROGRAM = Path(__file__).with_name("graph_ranks_program.py")
@@ -19,18 +19,13 @@ LIMIT = 300
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "ACCELERATE_", "SLURM_", "TORCHELASTIC_")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def told_by(ranks, folder):
     """What each of so many processes on this machine wrote, by rank."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     # Packages may lie where only PYTHONPATH tells of them.
     paths = [str(REPOSITORY), *filter(None, [plain.get("PYTHONPATH")])]
     plain |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(*free_ports(1)), "WORLD_SIZE": str(ranks)}
     world |= {"LOCAL_WORLD_SIZE": str(ranks)}
     logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
     processes = []

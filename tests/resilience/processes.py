@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,15 @@ CHECKPOINT_EVERY = 5
 # One thread: a CPU's results are bit-identical for the same number of threads. A small predict batch, so that
 # a pass over half of 300 samples has several.
 EXECUTION = ("execution.threads=1", "execution.predict_batch=64", f"execution.checkpoint_every={CHECKPOINT_EVERY}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on; all are held until all are found."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def pack_digits(folder: Path) -> Path:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import free_ports
+
 PACKAGES = ("slurm-wlm", "slurmd", "slurmctld", "slurm-client", "munge")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch", "srun", "scontrol", "scancel")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -159,15 +161,6 @@ def require_programs(programs: Sequence[str], packages: Sequence[str]) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
             raise NoPrograms(f"`{' '.join(command)}` failed: {done.stderr[-300:]}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on; all are held until all are found."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def wait_until(

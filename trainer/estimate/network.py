@@ -46,7 +46,7 @@ def network_cost(name: str, classes: int, pixels: int, options: dict[str, Any]) 
             logits = network(torch.empty(_ROWS, 3, pixels, pixels, device="meta"))
             forward = counter.get_total_flops()
             logits.sum().backward()
-    except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
+    except (RuntimeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the FLOPs of model {name} at image.size = {pixels} cannot be counted: {error}") from error
     return NetworkCost(
         parameters=sum(parameter.numel() for parameter in network.parameters()),

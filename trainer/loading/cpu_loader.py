@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import islice
 
@@ -42,11 +43,8 @@ class CpuLoader:
         if self._device.type == "cpu":
             yield from self._decoded(requests)
             return
-        feeder = Feeder([self._decoded(requests)], self._device)
-        try:
+        with closing(Feeder([self._decoded(requests)], self._device)) as feeder:
             yield from feeder
-        finally:
-            feeder.close()
 
     def _decoded(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
         waiting: deque[tuple[BatchRequest, Future[tuple[torch.Tensor, npt.NDArray[np.int64]]]]] = deque()

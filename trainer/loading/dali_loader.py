@@ -72,11 +72,9 @@ class DaliLoader:
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
         dealt = Dealt(requests, self._lines)
-        feeder = Feeder([self._decoded(dealt.to(line)) for line in range(self._lines)], self._device)
-        try:
+        lines = [self._decoded(dealt.to(line)) for line in range(self._lines)]
+        with closing(Feeder(lines, self._device)) as feeder:
             yield from feeder
-        finally:
-            feeder.close()
 
     def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
         """The batches of a line, in order; runs in its feeding thread."""

@@ -33,16 +33,7 @@ from trainer.methods.compiling import compile_blocks
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import networks_of, on_its_device
 from trainer.methods.pace import pace_of
-from trainer.methods.stepping import (
-    Clock,
-    Fixed,
-    Inputs,
-    Meeting,
-    Replay,
-    Values,
-    Work,
-    carried_out,
-)
+from trainer.methods.stepping import Clock, Fixed, Inputs, Meeting, Replay, Values, Work, carried_out
 from trainer.models import TwinModel
 from trainer.optimisation import learning_rate_at, make_optimizer
 from trainer.world import World
