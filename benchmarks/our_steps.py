@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trainer.config import OptimizerConfig
-from trainer.gpu import prepare_gpu
+from trainer.gpu import gpus_here, prepare_gpu
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.sample_order import StepIds
 from trainer.methods.optimised import Setting
@@ -48,7 +48,7 @@ class Bench:
 
 def device() -> torch.device:
     """The GPU, set up as a run sets it up."""
-    if not torch.cuda.is_available():
+    if gpus_here() == 0:
         return torch.device("cpu")
     found = torch.device("cuda", 0)
     prepare_gpu(found)

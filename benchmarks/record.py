@@ -71,11 +71,14 @@ def publish(lines: Iterable[dict[str, Any]], append_to: str | None = None) -> No
 
 
 def this_command() -> str:
-    """How the running script was called, from the root of the repository."""
+    """How the running script was called, from the root of the repository, whatever folder its data was in."""
     script = Path(sys.argv[0]).resolve()
     root = RESULTS.parent.parent
     shown = script.relative_to(root) if script.is_relative_to(root) else script.name
-    return " ".join(["python", str(shown), *sys.argv[1:]])
+    arguments = sys.argv[1:]
+    for option in {"--images", "--root"} & set(arguments):
+        arguments[arguments.index(option) + 1] = "FOLDER"
+    return " ".join(["python", str(shown), *arguments])
 
 
 def machine() -> str:

@@ -1,6 +1,7 @@
 """What a process asks of its GPU: how it is set up, streams that nobody else uses, captures that may fail."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -9,8 +10,17 @@ from weakref import WeakSet
 import torch
 
 _DRAWS = 64  # twice what torch has of a priority
-_LIVE: "WeakSet[torch.cuda.Stream]" = WeakSet()
+_LIVE: "WeakSet[OwnStream]" = WeakSet()
+_DRAWING = threading.Lock()
 _FAILED: list[torch.cuda.CUDAGraph] = []  # torch's allocator of pinned memory still asks them whose turn it is
+
+
+def gpus_here() -> int:
+    """How many this process sees; to be asked before anything else of CUDA, which reads its settings once."""
+    # Streams share the queues that lead to the GPU, 8 by default, and wait for what stands before them in theirs: a
+    # decoder for a whole step of the network. 32 is the most there can be.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def prepare_gpu(device: torch.device, deterministic: bool = False) -> None:
@@ -21,18 +31,25 @@ def prepare_gpu(device: torch.device, deterministic: bool = False) -> None:
     torch.backends.cudnn.benchmark = not deterministic  # shapes are fixed: a search pays at once
 
 
-def own_stream(device: torch.device) -> torch.cuda.Stream:
+class OwnStream:
     """A stream of high priority that is no other living one of these; torch hands the same 32 out again and again.
 
     Graphs remember the scratch memory of cuBLAS, which belongs to the stream they were recorded on: two graphs of one
-    stream that are replayed side by side would write into each other's.
+    stream that are replayed side by side would write into each other's. Whoever has such a graph keeps this.
     """
-    for _ in range(_DRAWS):
-        stream = torch.cuda.Stream(device, priority=-1)
-        if stream not in _LIVE:
-            break
-    _LIVE.add(stream)
-    return stream
+
+    stream: torch.cuda.Stream
+
+    def __init__(self, device: torch.device) -> None:
+        with _DRAWING:
+            # No weak references to the streams: an older torch leaves those of a stream that is gone pointing at
+            # nothing, and who follows one ends the process (pytorch/pytorch#183403).
+            taken = {own.stream for own in _LIVE}
+            for _ in range(_DRAWS):
+                self.stream = torch.cuda.Stream(device, priority=-1)
+                if self.stream not in taken:
+                    break
+            _LIVE.add(self)
 
 
 class CannotRecord(RuntimeError):

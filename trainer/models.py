@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shards.errors import ConfigError
+from trainer.gpu import OwnStream
 from trainer.small_networks import SMALL_NETWORKS, ResidualBlock
 
 DecayScope = Literal["all", "residual_convs"]
@@ -82,7 +83,7 @@ class TwinModel(nn.Module):
         super().__init__()
         self.a = a
         self.b = b
-        self.beside: torch.cuda.Stream | None = None
+        self.beside: OwnStream | None = None
         """On a GPU, a stream of its own for b: kernels of one small batch leave room for another's."""
 
     def forward(self, x_a: Tensor, x_b: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -90,7 +91,7 @@ class TwinModel(nn.Module):
         x_b = x_a if x_b is None else x_b
         if self.beside is None:
             return self.a(x_a), self.b(x_b)
-        here, beside = torch.cuda.current_stream(x_a.device), self.beside
+        here, beside = torch.cuda.current_stream(x_a.device), self.beside.stream
         beside.wait_stream(here)
         said_a = self.a(x_a)  # a before b, as above: what they draw (dropout) is drawn in that order
         with torch.cuda.stream(beside):

@@ -10,7 +10,7 @@ from torch import nn
 
 from shards.progress import Progress
 from trainer.config import Precision
-from trainer.gpu import own_stream
+from trainer.gpu import OwnStream
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
@@ -55,8 +55,8 @@ def predict(
 
 
 @cache
-def _first(device: torch.device) -> torch.cuda.Stream:
-    return own_stream(device)
+def _first(device: torch.device) -> OwnStream:
+    return OwnStream(device)
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def first_in_line(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    here, first = torch.cuda.current_stream(device), _first(device)
+    here, first = torch.cuda.current_stream(device), _first(device).stream
     first.wait_stream(here)
     with torch.cuda.stream(first):
         yield

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from trainer.gpu import CannotRecord, capturing, own_stream
+from trainer.gpu import CannotRecord, OwnStream, capturing
 
 _FIRST_EAGER, _FIRST_EAGER_OF_LARGE = 2, 32
 """Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these. Recording takes
@@ -22,6 +22,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 @dataclass(frozen=True)
 class _Recording:
     graph: torch.cuda.CUDAGraph
+    on: OwnStream
     images: torch.Tensor
     logits: torch.Tensor
 
@@ -61,14 +62,14 @@ class RecordedForward:
         return self._forward(images) if self._recording is None else self._recording(images)
 
     def _recorded(self, images: torch.Tensor) -> _Recording | None:
-        held, stream = images.clone(), own_stream(images.device)
+        held, on = images.clone(), OwnStream(images.device)
         try:
-            with capturing(stream) as graph:
+            with capturing(on.stream) as graph:
                 logits = self._forward(held)
         except CannotRecord as error:  # a network that looks at its numbers
             print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
             return None
-        recording = _Recording(graph, held, logits)
+        recording = _Recording(graph, on, held, logits)
         if images.numel() <= _KEPT_NUMBERS:
             _KEPT[self._network] = (self._key, recording)
         return recording

@@ -20,7 +20,7 @@ from shards.errors import ConfigError
 from trainer.attempt import attempt_name
 from trainer.config import ExecutionConfig
 from trainer.flat import flat, unflat
-from trainer.gpu import prepare_gpu
+from trainer.gpu import gpus_here, prepare_gpu
 from trainer.launch import Launch, Launcher, host, recognised, require_promised
 from trainer.pulse import Pulse, Store, WorldError, end_soon
 from trainer.stop_request import StopRequest
@@ -221,11 +221,10 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
 
 def device_of(execution: ExecutionConfig, local_rank: int = 0) -> torch.device:
     """Where a process with this number on its node computes."""
-    if execution.device == "cuda" and not torch.cuda.is_available():
+    gpus = 0 if execution.device == "cpu" else gpus_here()
+    if execution.device == "cuda" and gpus == 0:
         raise ConfigError("execution.device is cuda, and no GPU is visible here: set it to auto or cpu")
-    if execution.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
 
 
 def _with_ties(world: World, launch: Launch, execution: ExecutionConfig, stop: StopRequest) -> World:

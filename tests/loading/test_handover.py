@@ -1,4 +1,4 @@
-"""Several threads make the batches, one consumer gets them in order."""
+"""A thread makes the batches, a consumer gets them in order."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.loading.batch import Batch
-from trainer.loading.handover import Dealt, Feeder
+from trainer.loading.handover import Feeder
 
 CPU = torch.device("cpu")
 
@@ -28,99 +28,52 @@ def feeding_threads():
     return [thread for thread in threading.enumerate() if thread.name == "feed"]
 
 
-@given(count=st.integers(0, 30), lines=st.integers(1, 4), data=st.data())
-def test_every_line_is_dealt_its_own_whoever_asks_first(count, lines, data):
-    dealt = Dealt(range(count), lines)
-    hands, got = [dealt.to(line) for line in range(lines)], [[] for _ in range(lines)]
-    still = set(range(lines))
-    while still:
-        line = data.draw(st.sampled_from(sorted(still)))
-        number = next(hands[line], None)
-        if number is None:
-            still.remove(line)
-        else:
-            got[line].append(number)
-    assert got == [list(range(line, count, lines)) for line in range(lines)]
+@given(count=st.integers(0, 25), making=st.sampled_from([0, 0.001]), using=st.sampled_from([0, 0.001]))
+def test_batches_come_in_order_whoever_is_slower(count, making, using):
+    def batches():
+        for number in range(count):
+            time.sleep(making)
+            yield numbered(number)
 
-
-def test_no_more_is_taken_than_the_turns_before_it_need():
-    taken = []
-
-    def requests():
-        for number in range(100):
-            taken.append(number)
-            yield number
-
-    dealt = Dealt(requests(), 3)
-    second = dealt.to(1)
-    assert [next(second), next(second)] == [1, 4]
-    assert taken == [0, 1, 2, 3, 4]
-
-
-def test_an_error_of_the_requests_reaches_every_line():
-    def requests():
-        yield 0
-        yield 1
-        raise OSError("the list ends here")
-
-    dealt = Dealt(requests(), 2)
-    for line in range(2):
-        hand = dealt.to(line)
-        assert next(hand) == line
-        with pytest.raises(OSError, match="ends here"):
-            next(hand)
-
-
-@given(count=st.integers(0, 25), lines=st.integers(1, 4), slow=st.integers(0, 3))
-def test_batches_come_in_order_however_long_each_takes(count, lines, slow):
-    dealt = Dealt(range(count), lines)
-
-    def line(number):
-        for request in dealt.to(number):
-            time.sleep(0.001 if number == slow else 0)
-            yield numbered(request)
-
-    feeder = Feeder([line(number) for number in range(lines)], CPU)
+    feeder, got = Feeder(batches(), CPU), []
     try:
-        assert numbers_of(feeder) == list(range(count))
+        for batch in feeder:
+            time.sleep(using)
+            got += numbers_of([batch])
     finally:
         feeder.close()
+    assert got == list(range(count))
     assert feeding_threads() == []
 
 
-@pytest.mark.parametrize("lines", [1, 2, 3])
-def test_an_error_comes_after_the_batches_before_it(lines):
-    dealt = Dealt(range(20), lines)
+def test_an_error_comes_after_the_batches_before_it():
+    def batches():
+        yield from map(numbered, range(7))
+        raise OSError("no such image")
 
-    def line(number):
-        for request in dealt.to(number):
-            if request == 7:
-                raise OSError("no such image")
-            yield numbered(request)
-
-    feeder = Feeder([line(number) for number in range(lines)], CPU)
-    batches = iter(feeder)
-    assert numbers_of(islice(batches, 7)) == list(range(7))
+    feeder = Feeder(batches(), CPU)
+    fed = iter(feeder)
+    assert numbers_of(islice(fed, 7)) == list(range(7))
     with pytest.raises(OSError, match="no such image"):
-        next(batches)
+        next(fed)
     feeder.close()
     assert feeding_threads() == []
 
 
-def test_closed_early_it_takes_few_and_lets_its_lines_go():
-    ended, dealt = [], Dealt(range(1000), 2)
+def test_closed_early_it_has_taken_few_and_lets_them_go():
+    taken, ended = [], []
 
-    def line(number):
+    def batches():
         try:
-            for request in dealt.to(number):
-                yield numbered(request)
+            for number in range(1000):
+                taken.append(number)
+                yield numbered(number)
         finally:
-            ended.append(number)
+            ended.append(True)
 
-    feeder = Feeder([line(0), line(1)], CPU)
-    batches = iter(feeder)
-    assert int(next(batches).ids[0]) == 0
+    feeder = Feeder(batches(), CPU)
+    assert int(next(iter(feeder)).ids[0]) == 0
     feeder.close()
-    assert sorted(ended) == [0, 1]
+    assert ended == [True]
     assert feeding_threads() == []
-    assert next(dealt.to(0)) < 10
+    assert len(taken) < 10

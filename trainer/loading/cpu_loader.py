@@ -43,7 +43,7 @@ class CpuLoader:
         if self._device.type == "cpu":
             yield from self._decoded(requests)
             return
-        with closing(Feeder([self._decoded(requests)], self._device)) as feeder:
+        with closing(Feeder(self._decoded(requests), self._device)) as feeder:
             yield from feeder
 
     def _decoded(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:

@@ -19,15 +19,12 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
-from trainer.loading.handover import Dealt, Feeder
+from trainer.loading.handover import Feeder
 from trainer.loading.pixels import Normalise
 from trainer.loading.shard_reader import ShardReader
 
-# A pipeline decodes one batch at a time. Beside a network that keeps the GPU busy this takes as long as a step,
-# however fast it is alone: with a single pipeline the network waits for every batch.
-_LINES = 2
 _READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
-_REQUESTS_AHEAD = 8  # read from disk before DALI wants them, over all lines
+_REQUESTS_AHEAD = 8  # read from disk before DALI wants them
 _READ_AT_ONCE = 64  # samples of a request: several threads read for the one that is wanted first
 
 
@@ -44,7 +41,7 @@ class _Encoded:
 
 
 class DaliLoader:
-    """Threads read ahead, two feed a DALI pipeline each and hand finished batches over; the loop only fetches.
+    """Threads read ahead, one thread feeds DALI and hands finished batches over; the training loop only fetches.
 
     Crops and flips are those of the request, so that every loader cuts the same pixels.
     """
@@ -63,21 +60,18 @@ class DaliLoader:
         """scales: whether some box has to be scaled to the network's size; exact: as in DecodingPipeline."""
         self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
-        self._lines = min(_LINES, workers)
-        self._workers, self._scales, self._exact = workers // self._lines, scales, exact
+        self._workers, self._scales, self._exact = workers, scales, exact
         self._pool = ThreadPoolExecutor(min(workers, _READING_THREADS), thread_name_prefix="read")
         self._idle: list[DecodingPipeline] = []
         self._lock = threading.Lock()
         self._said = False
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
-        dealt = Dealt(requests, self._lines)
-        lines = [self._decoded(dealt.to(line)) for line in range(self._lines)]
-        with closing(Feeder(lines, self._device)) as feeder:
+        with closing(Feeder(self._decoded(iter(requests)), self._device)) as feeder:
             yield from feeder
 
     def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
-        """The batches of a line, in order; runs in its feeding thread."""
+        """Batches in order; runs in the feeding thread."""
         with closing(self._read_ahead(requests)) as encoded:
             for rows, group in groupby(encoded, key=lambda one: max(one.request.rows, len(one.images))):
                 yield from self._decoded_group(rows, group)
@@ -117,8 +111,7 @@ class DaliLoader:
         return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers, self._exact)
 
     def _read_ahead(self, requests: Iterator[BatchRequest]) -> Generator[_Encoded, None, None]:
-        ahead = _REQUESTS_AHEAD // self._lines
-        reading = deque(self._reading(request) for request in islice(requests, ahead))
+        reading = deque(self._reading(request) for request in islice(requests, _REQUESTS_AHEAD))
         try:
             while reading:
                 request, parts = reading[0]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from trainer.loading.augment import Geometry
 
-_BATCHES_IN_FLIGHT = 2  # in one pipeline
+_BATCHES_IN_FLIGHT = 2
 # The share of the JPEGs that go to the GPU's fixed-function decoder, the rest go to its kernels: the fastest on an
 # H200 with 8 threads, by whether chroma is upsampled smoothly.
 _HARDWARE_SHARE = {False: 0.75, True: 0.68}

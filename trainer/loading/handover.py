@@ -4,10 +4,9 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from itertools import cycle
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -35,41 +34,6 @@ def beside(make: Callable[[Request], Batch], requests: Iterable[Request], device
         yield batch
         computing.launched(device)
         computing.pace()
-
-
-class Dealt(Generic[Request]):
-    """Requests dealt to several lines in turn, whichever line asks first; an error reaches all of them."""
-
-    def __init__(self, requests: Iterable[Request], lines: int) -> None:
-        self._requests, self._lines = iter(requests), lines
-        self._waiting: list[deque[Request]] = [deque() for _ in range(lines)]
-        self._turn = 0
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-
-    def to(self, line: int) -> Iterator[Request]:
-        while True:
-            with self._lock:
-                while not self._waiting[line]:
-                    if not self._deal():
-                        return
-                request = self._waiting[line].popleft()
-            yield request
-
-    def _deal(self) -> bool:
-        """Whether there was another one."""
-        if self._error is not None:
-            raise self._error
-        try:
-            request = next(self._requests)
-        except StopIteration:
-            return False
-        except BaseException as error:
-            self._error = error
-            raise
-        self._waiting[self._turn].append(request)
-        self._turn = (self._turn + 1) % self._lines
-        return True
 
 
 class _Computing:
@@ -103,61 +67,31 @@ def _take_short_turns() -> None:
 
 
 class Feeder:
-    """Draws batches a few ahead: each of its lines in a thread and on a CUDA stream of its own, one batch in turn."""
+    """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
 
-    def __init__(self, lines: Sequence[Batches], device: torch.device) -> None:
-        """Lines are drawn from by threads: what they share must bear that."""
+    def __init__(self, batches: Batches, device: torch.device) -> None:
         _take_short_turns()
-        self._computing, self._closed = _Computing(), threading.Event()
-        ready = max(1, _BATCHES_READY // len(lines))
-        self._lines = [_Line(batches, ready, device, self._computing, self._closed) for batches in lines]
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Until the line whose turn it is has no more."""
-        for line in cycle(self._lines):
-            batch = line.next()
-            if batch is None:
-                return
-            yield batch
-            if batch.images.is_cuda:
-                self._computing.launched(batch.images.device)
-            del batch  # its memory is wanted
-
-    def close(self) -> None:
-        self._closed.set()
-        for line in self._lines:
-            line.join()
-
-
-class _Line:
-    """A thread that makes batches and puts them where the consumer takes them from."""
-
-    def __init__(
-        self,
-        batches: Batches,
-        ready: int,
-        device: torch.device,
-        computing: _Computing,
-        closed: threading.Event,
-    ) -> None:
-        """ready: how many are made before the consumer wants them."""
-        self._batches, self._computing, self._closed = batches, computing, closed
+        self._batches = batches
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(ready)
+        self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
+            _BATCHES_READY
+        )
+        self._computing, self._closed = _Computing(), threading.Event()
         self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
         self._thread.start()
 
-    def next(self) -> Batch | None:
-        """The next batch, ready on the consumer's stream; None after the last."""
-        item = self._ready.get()
-        if item is None:
-            return None
-        if isinstance(item, BaseException):
-            raise item
-        batch, made = item
-        if made is not None:
-            _hand_over(batch, made)
-        return batch
+    def __iter__(self) -> Iterator[Batch]:
+        while (item := self._ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            batch, made = item
+            del item
+            if made is not None:
+                _hand_over(batch, made)
+            yield batch
+            if made is not None:
+                self._computing.launched(batch.images.device)
+            del batch  # its memory is wanted
 
     def _draw(self) -> None:
         try:
@@ -182,5 +116,6 @@ class _Line:
                 continue
         return False
 
-    def join(self) -> None:
+    def close(self) -> None:
+        self._closed.set()
         self._thread.join()

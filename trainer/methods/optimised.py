@@ -25,7 +25,7 @@ from trainer.config import OptimizerConfig, Precision, Recipe
 from trainer.engines import make_engine
 from trainer.finite_guard import FiniteGuard
 from trainer.flat import flat, unflat
-from trainer.gpu import CannotRecord, own_stream
+from trainer.gpu import CannotRecord, OwnStream
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan
 from trainer.methods.compiled_cache import CompiledCache, default_folder
@@ -300,7 +300,7 @@ def _placed(module: nn.Module, setting: Setting) -> nn.Module:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     module = on_its_device(module, world.device)
     if isinstance(module, TwinModel) and setting.graphs:
-        module.beside = own_stream(world.device)
+        module.beside = OwnStream(world.device)
     if setting.compile:
         for network in networks_of(module):
             compile_blocks(network)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from trainer.gpu import CannotRecord, capturing, own_stream
+from trainer.gpu import CannotRecord, OwnStream, capturing
 from trainer.world import World
 
 _REHEARSALS = 3  # cuDNN's search, compilation and lazy allocations happen in these
@@ -83,7 +83,7 @@ class Replay:
     ) -> None:
         """rehearsing: inside it, steps leave no trace."""
         self._work, self._world, self._rehearsing, self._clock = work, world, rehearsing, clock
-        self._stream = own_stream(world.device)  # kernels keep its priority: they go before a decoder's
+        self._on = OwnStream(world.device)  # kernels keep its priority: they go before a decoder's
         self._known: tuple[object, _Recording] | None = None
 
     def __call__(self, inputs: Inputs, fixed: Fixed) -> Values:
@@ -105,11 +105,11 @@ class Replay:
     def _record(self, inputs: Inputs, fixed: Fixed) -> _Recording:
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         with self._rehearsing():
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            self._on.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._on.stream):
                 for _ in range(_REHEARSALS):
                     carried_out(self._work(held, fixed), self._world)
-            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.current_stream().wait_stream(self._on.stream)
             return self._agreed(held, fixed)
 
     def _agreed(self, held: Inputs, fixed: Fixed) -> _Recording:
@@ -130,7 +130,7 @@ class Replay:
         values: Values | None = None
         while values is None:
             meeting = None
-            with capturing(self._stream, pool) as graph:
+            with capturing(self._on.stream, pool) as graph:
                 while values is None and meeting is None:
                     try:
                         met = next(work)

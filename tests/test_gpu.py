@@ -1,0 +1,88 @@
+"""How a process prepares for its GPUs; what needs one is in test_gpu_streams_gpu.py."""
+
+import gc
+import os
+from itertools import cycle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config import ExecutionConfig
+from trainer.gpu import OwnStream, gpus_here
+from trainer.world import device_of
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+GPU = torch.device("cuda", 0)
+STREAMS = 32
+"""That torch hands out in turn."""
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What CUDA would have read of its settings when it was asked the first time."""
+    found = []
+
+    def is_available():
+        found.append(os.environ.get(QUEUES))
+        return False
+
+    monkeypatch.delenv(QUEUES, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    yield found
+    os.environ.pop(QUEUES, None)
+
+
+def test_cuda_is_told_of_its_queues_before_it_is_asked_anything(asked):
+    assert gpus_here() == 0
+    assert asked == ["32"]
+
+
+def test_a_user_may_have_another_number(asked, monkeypatch):
+    monkeypatch.setenv(QUEUES, "1")
+    device_of(ExecutionConfig(device="auto"))
+    assert asked == ["1"]
+
+
+def test_on_the_cpu_it_is_not_asked_at_all(asked):
+    assert device_of(ExecutionConfig(device="cpu")).type == "cpu"
+    assert asked == []
+
+
+class Stream:
+    """One of the few that torch has, a new object every time. Nothing may point to it weakly, as in older torch."""
+
+    __slots__ = ("number",)
+    numbers = cycle(range(STREAMS))
+
+    def __init__(self, device, priority):
+        self.number = next(self.numbers)
+
+    def __eq__(self, other):
+        return self.number == other.number
+
+    def __hash__(self):
+        return hash(self.number)
+
+
+@given(st.lists(st.integers(0, STREAMS - 1), max_size=200))
+def test_no_two_living_ones_are_the_same(order):
+    """order: of every number, whether it is the turn to make a stream for it or to let it go."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "Stream", Stream)
+        living = {}
+        for place in order:
+            if place in living:
+                del living[place]
+            else:
+                living[place] = OwnStream(GPU)
+            assert len({own.stream for own in living.values()}) == len(living)
+        del living
+        gc.collect()
+
+
+def test_beyond_the_last_one_they_are_shared(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    living = [OwnStream(GPU) for _ in range(STREAMS + 1)]
+    assert len({own.stream for own in living}) == STREAMS
