@@ -9,18 +9,15 @@ from torch import nn
 from trainer.loading.batch import Batch
 from trainer.predicting import first_in_line, forward_pass
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.usefixtures("exact_kernels"),
+]
 GPU = torch.device("cuda", 0)
 GO_ON = SimpleNamespace(reason=lambda: None)
 SMALL, LARGE = (16, 32), (16, 512)
 """Rows and pixels of batches whose recording is kept for the next pass, and of others."""
-
-
-@pytest.fixture(autouse=True)
-def same_kernels_every_time():
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    yield
-    torch.backends.cudnn.deterministic = False
 
 
 def network_of(seed):

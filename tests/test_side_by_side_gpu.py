@@ -13,21 +13,17 @@ from trainer.methods.standard import StandardTask
 from trainer.side_by_side import side_by_side, to_the_end
 from trainer.world import World
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.usefixtures("exact_kernels"),
+]
 GPU = torch.device("cuda", 0)
 WORLD = World(0, 1, GPU, 1)
 ROWS, CLASSES, PER_EPOCH = 32, 10, 5
 LANES = ((1, 30), (2, 21), (3, 26))
 """Seed and steps of each training: they end one after the other."""
 ADAM = OptimizerConfig(learning_rate=1e-3, milestones=((3, 3e-4),), warmup_epochs=1, weight_decay=1e-3)
-
-
-@pytest.fixture(autouse=True)
-def same_kernels_every_time():
-    """cuDNN may choose kernels that add up in another order every time; not here."""
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    yield
-    torch.backends.cudnn.deterministic = False
 
 
 class Dropping(nn.Module):

@@ -12,20 +12,21 @@ from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 from trainer.world import World
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.usefixtures("exact_kernels"),
+]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = range(10, 30)
 """With the empty batch, the one with NaN, the short one, and another shape from step 25 on."""
 
 
 @pytest.fixture(autouse=True)
-def same_kernels_and_stream():
-    """cuDNN may choose kernels that add up in another order every time; not here. Streams are put back."""
-    cudnn = torch.backends.cudnn
-    cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark = True, False, False
+def same_stream():
+    """The current one is put back."""
     with torch.cuda.stream(torch.cuda.current_stream()):
         yield
-    cudnn.deterministic, cudnn.allow_tf32 = False, True
 
 
 class Looking(nn.Module):

@@ -7,18 +7,13 @@ from fast_steps import KINDS, batch_at, furthest, position, task_of, told
 from trainer.checkpoint import Checkpointer, newest_checkpoint
 from trainer.world import World
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.usefixtures("exact_kernels"),
+]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = 50
-
-
-@pytest.fixture(autouse=True)
-def same_kernels_every_time():
-    """cuDNN may choose kernels that add up in another order every time; not here."""
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
-    torch.backends.cudnn.benchmark = False
-    yield
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = False, True
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
