@@ -31,6 +31,7 @@ from shards.sample_index import SampleIndex
 from trainer.config import Recipe
 from trainer.data_sets import open_splits
 from trainer.evaluation import count_hits
+from trainer.gpu import gpus_here
 from trainer.heartbeat import Heartbeat
 from trainer.labels import make_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
@@ -265,7 +266,7 @@ def plan_of(given: argparse.Namespace, scratch: Path) -> Plan:
         )
     if not small and given.root is None:
         raise ConfigError("say where CIFAR-10 lies (--root FOLDER), or --small to try the script on digits")
-    if not small and not torch.cuda.is_available():
+    if not small and gpus_here() == 0:
         raise ConfigError("there is no GPU to record CUDA graphs on: --small tries the script without one")
     roots = [] if small else [f"data.train.root={given.root}", f"data.eval.test.root={given.root}"]
     keys = (

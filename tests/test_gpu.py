@@ -1,6 +1,5 @@
 """How a process prepares for its GPUs; what needs one is in test_gpu_streams_gpu.py."""
 
-import gc
 import os
 from itertools import cycle
 
@@ -78,8 +77,6 @@ def test_no_two_living_ones_are_the_same(order):
             else:
                 living[place] = OwnStream(GPU)
             assert len({own.stream for own in living.values()}) == len(living)
-        del living
-        gc.collect()
 
 
 def test_beyond_the_last_one_they_are_shared(monkeypatch):

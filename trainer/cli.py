@@ -21,12 +21,13 @@ from shards.pack import PackStopped
 from trainer.config import STAGES, DataConfig, Recipe
 from trainer.doctor.durable_point import durable_point
 from trainer.doctor.examination import examine
+from trainer.exit_code import told
 from trainer.launch import recognised
 from trainer.recipe_file import load_recipe
 from trainer.report.summary import summary_table
 from trainer.run_directory import RunDirectory
 from trainer.stages import keys_hash, result_keys, stages_of
-from trainer.stop_request import EXIT_STOPPED, StopRequest
+from trainer.stop_request import StopRequest
 from trainer.variants import Variant, combinations
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
@@ -59,12 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise  # of another pipe: that is an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return _EXIT_UNHEARD
-    except PackStopped as stopped:
-        print(f"incv: {stopped}", file=sys.stderr)
-        return EXIT_STOPPED
-    except InputError as error:
-        print(f"incv: error: {error}", file=sys.stderr)
-        return error.exit_code
+    except (PackStopped, InputError) as error:
+        return told(error)
 
 
 def _is_heard() -> bool:

@@ -7,6 +7,7 @@ from typing import Any, TextIO, cast
 
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
+from trainer.exit_code import told
 from trainer.launch import recognised
 from trainer.run import Wanted, run_steps
 from trainer.run_directory import RunDirectory
@@ -37,12 +38,8 @@ def _survived(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
         return EXIT_STOPPED
     try:
         return (yield from _named(name, run))
-    except PackStopped as stopped:
-        print(f"incv: {name}: {stopped}", file=sys.stderr)
-        return EXIT_STOPPED
-    except InputError as error:
-        print(f"incv: error: {name}: {error}", file=sys.stderr)
-        return error.exit_code
+    except (PackStopped, InputError) as error:
+        return told(error, f"{name}: ")
     except Exception:  # the others have checkpoints to make
         print(f"incv: {name}:\n{traceback.format_exc()}", file=sys.stderr)
         return 1
