@@ -61,6 +61,7 @@ TABLE = {
     "coteaching_memory_b128": Script("step.py", "coteaching_memory_b128"),
 }
 BY_NAME_ONLY = {
+    "joined_heads_b128": Script("step.py", "joined_heads_b128"),
     "warm_start_s": Script("warm_start.py"),
     "selection_s": Script("selection.py", "selection_s"),
     "loading_gpu": Script("loading.py", "gpu", folder="images", needs_folder=True, has_small=False),

@@ -13,7 +13,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
@@ -24,7 +25,9 @@ from step_references import OneForwardCoteaching, PlainStep, RankedCoteaching, n
 from timing import Extent, extent, rates
 
 from trainer.loading.batch import Batch
+from trainer.methods.compiling import blocks_of
 from trainer.methods.coteaching import CoteachingTask, Forgetting
+from trainer.methods.networks import networks_of
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
 
@@ -172,6 +175,21 @@ def single(small: bool, batch: int, absolute: bool) -> list[dict[str, Any]]:
     return [record_runs(name, found["ours"], found["reference"], unit="images/s", note=note)]
 
 
+def joined_heads(small: bool) -> list[dict[str, Any]]:
+    """The step with the heads of parallel branches joined, as a run has it, against the same compiled as written."""
+    bench, rows = webvision_bench(small), 8 if small else 128
+    batches, plain = resident_batches(bench, rows), setting(bench, SGD)
+    ours = StandardTask(bench.model(0), plain)
+    as_written = StandardTask(bench.model(0), replace(plain, compile=False))
+    if bench.fast:
+        for block in chain.from_iterable(map(blocks_of, networks_of(as_written.module))):
+            block.compile(dynamic=False)
+    ways = {"reference": Repeated(as_written, batches), "ours": Repeated(ours, batches)}
+    found = rates(ways, dict.fromkeys(ways, rows), extent(small))
+    note = f"{bench.said}; one network, batch {rows}; reference: the same step, compiled with every head by itself"
+    return [record_runs("joined_heads_b128", found["ours"], found["reference"], unit="images/s", note=note)]
+
+
 def memory(small: bool) -> list[dict[str, Any]]:
     """Peaks of one side after the other, each alone on the device."""
     bench, rows, measure = webvision_bench(small), coteaching_rows(small, candidates=False), extent(small)
@@ -228,6 +246,7 @@ FIGURES: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "single_step_b128": lambda small: single(small, 128, absolute=False),
     "single_step_b512": lambda small: single(small, 512, absolute=True),
     "coteaching_memory_b128": memory,
+    "joined_heads_b128": joined_heads,
 }
 
 

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("compiled_program.py")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def served(cache: Path, own: Path) -> tuple[int, int]:
+def served(cache: Path, own: Path, precision: str = "fp32") -> tuple[int, int]:
     """Hits and misses of a process whose own caches are in `own`."""
     environ = {
         **os.environ,
@@ -23,9 +23,8 @@ def served(cache: Path, own: Path) -> tuple[int, int]:
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [sys.executable, PROGRAM, str(cache)], env=environ, capture_output=True, text=True, timeout=500, check=False
-    )
+    command = [sys.executable, PROGRAM, str(cache), precision]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     hits, misses = done.stdout.split()[-2:]
     return int(hits), int(misses)
@@ -38,6 +37,17 @@ def test_a_second_process_compiles_nothing(tmp_path):
     (file,) = (tmp_path / "kept").iterdir()
     assert file.stat().st_mode & 0o077 == 0
     assert served(tmp_path / "kept", tmp_path / "second") == (hits + misses, 0)
+
+
+@pytest.mark.slow
+def test_a_file_that_serves_nothing_is_written_anew(tmp_path):
+    """As after an update of the network's code, which its weights do not tell."""
+    served(tmp_path / "older", tmp_path / "own_older", "bf16")
+    hits, misses = served(tmp_path / "kept", tmp_path / "own_first")
+    (older,), (kept,) = (tmp_path / "older").iterdir(), (tmp_path / "kept").iterdir()
+    kept.write_bytes(older.read_bytes())
+    assert served(tmp_path / "kept", tmp_path / "own_second") == (hits, misses)
+    assert served(tmp_path / "kept", tmp_path / "own_third") == (hits + misses, 0)
 
 
 def cache_in(folder: Path) -> CompiledCache:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from shards.durable import write_bytes
 from shards.errors import InputError
@@ -49,9 +50,9 @@ class CompiledCache:
             return
         self._known.add(shapes)
         path = self.file(shapes)
-        there = self._read(path)
+        there, before = self._read(path), _compiled_anew()
         yield
-        if self._writes and not there:
+        if self._writes and not (there and _compiled_anew() == before):
             self._write(path)
 
     def file(self, shapes: Shapes) -> Path:
@@ -83,6 +84,11 @@ class CompiledCache:
                 path.chmod(0o600)
         except (OSError, InputError, RuntimeError) as error:  # a cache: the training goes on without
             print(f"warning: the compiled blocks could not be kept in {path} ({error})", file=sys.stderr)
+
+
+def _compiled_anew() -> int:
+    """How often this process found nothing in torch's caches: a file of older code may be good and serve nothing."""
+    return counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
 
 
 def _only_ours(path: Path) -> bool:

@@ -1,9 +1,13 @@
 """torch.compile by repeated block: the blocks of one kind share one compilation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch._dynamo import lookup_backend
+from torch.fx import GraphModule
+
+from trainer.methods.joined_convolutions import join_convolutions
 
 _MOST_VERSIONS = 256
 """Of one block's code: shapes, modes and widths. Torch gives up after 8 and silently computes eagerly."""
@@ -21,7 +25,7 @@ def compile_blocks(network: nn.Module) -> int:
     )
     blocks = list(blocks_of(network))
     for block in blocks:
-        block.compile(dynamic=False)
+        block.compile(dynamic=False, backend=_compiled)
     return len(blocks)
 
 
@@ -32,3 +36,9 @@ def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
             yield from blocks_of(child)
         elif any(True for _ in child.parameters()):
             yield child
+
+
+def _compiled(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
+    join_convolutions(graph)
+    made: Callable[..., object] = lookup_backend("inductor")(graph, examples)
+    return made

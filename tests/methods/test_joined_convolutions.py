@@ -1,0 +1,184 @@
+"""Heads of parallel branches computed as one: the same numbers, and only where nothing can come between."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from trainer.methods import compiling
+from trainer.methods.joined_convolutions import join_convolutions
+from trainer.models import create_model
+
+CHANNELS = 6
+
+
+def joined(module: nn.Module) -> list[int]:
+    """Its graphs are joined and run as they are, without a compiler. Returns how many are gone, once it has run."""
+    gone: list[int] = []
+
+    def run(graph, examples):
+        gone.append(join_convolutions(graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    module.compile(backend=run, dynamic=False)
+    return gone
+
+
+def furthest(module: nn.Module, other: nn.Module, shape: tuple[int, ...]) -> float:
+    """Difference of what two modules make of images: results, gradients of images and weights, statistics."""
+    outcomes = []
+    for each in (module, other):
+        torch.manual_seed(5)  # dropout draws the same
+        generator = torch.Generator().manual_seed(7)
+        images = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        result = each(images)
+        (result * torch.randn(result.shape, generator=generator, dtype=torch.float64)).sum().backward()
+        outcomes.append([result.detach(), images.grad, *(p.grad for p in each.parameters()), *each.buffers()])
+    return max(float((one - two).abs().max()) for one, two in zip(*outcomes, strict=True))
+
+
+class Head(nn.Module):
+    def __init__(self, outputs: int, kernel: int = 1, stride: int = 1, bias: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(CHANNELS, outputs, kernel, stride, kernel // 2, bias=bias)
+        self.bn = nn.BatchNorm2d(outputs)
+
+    def forward(self, images):
+        return F.relu(self.bn(self.conv(images)), inplace=True).mean((2, 3))
+
+
+class Branches(nn.Module):
+    def __init__(self, heads: list[Head]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, images):
+        return torch.cat([head(images) for head in self.heads], 1)
+
+
+POINT = st.builds(Head, st.integers(1, 5))
+OTHER = st.one_of(
+    st.builds(Head, st.integers(1, 5), st.just(3)),
+    st.builds(Head, st.integers(1, 5), st.just(1), st.just(2)),
+    st.builds(Head, st.integers(1, 5), bias=st.just(True)),
+)
+
+
+@given(points=st.lists(POINT, min_size=1, max_size=4), others=st.lists(OTHER, max_size=3), draw=st.randoms())
+@settings(max_examples=15, deadline=None)
+def test_any_branches_give_the_same(points, others, draw):
+    heads = [*points, *others]
+    draw.shuffle(heads)
+    written = Branches(heads).double()
+    fast = copy.deepcopy(written)
+    gone = joined(fast)
+    assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
+    assert gone == [len(points) - 1]
+
+
+def test_inception_gives_the_same():
+    written = create_model("inception_resnet_v2", 5, seed=0).double()
+    fast = copy.deepcopy(written)
+    blocks = {
+        "mixed_5b": (2, (2, 192, 6, 6)),
+        "repeat.0": (2, (2, 320, 6, 6)),
+        "mixed_6a": (0, (2, 320, 6, 6)),
+        "repeat_1.0": (1, (2, 1088, 4, 4)),
+        "mixed_7a": (2, (2, 1088, 5, 5)),
+        "repeat_2.0": (1, (2, 2080, 3, 3)),
+    }
+    for name, (expected, shape) in blocks.items():
+        gone = joined(fast.get_submodule(name))
+        assert furthest(written.get_submodule(name), fast.get_submodule(name), shape) < 1e-9, name
+        assert gone == [expected], name
+
+
+class Between(nn.Module):
+    """Something happens between two heads."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.first, self.second, self.between = Head(2), Head(3), between
+
+    def forward(self, images):
+        read = images * 1.0
+        first = self.first(read)
+        seen = self.between(read)
+        return torch.cat([first, self.second(read if seen is None else seen)], 1)
+
+
+def overwritten(read):
+    read.detach().mul_(2.0)
+
+
+def overwritten_in_part(read):
+    read.detach()[:, :2].zero_()
+
+
+def moved(read):
+    return read + 1.0
+
+
+@pytest.mark.parametrize("between", [overwritten, overwritten_in_part, moved])
+def test_heads_that_read_different_numbers_stay_apart(between):
+    written = Between(between).double()
+    fast = copy.deepcopy(written)
+    gone = joined(fast)
+    images = torch.randn(3, CHANNELS, 5, 5, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(written(images), fast(images))
+    assert sum(gone) == 0
+
+
+class WithoutNorm(nn.Module):
+    """What follows writes into the convolutions' results, which would now be parts of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(CHANNELS, 3, 1, bias=False) for _ in range(2))
+
+    def forward(self, images):
+        return torch.cat([torch.relu_(self.first(images)), self.second(images).mul_(2.0)], 1)
+
+
+def _convolved(images, weight):
+    return F.conv2d(images, weight, None, (1, 1), (0, 0), (1, 1), 1)
+
+
+class ScaledWeights(nn.Module):
+    """Weights that are computed, perhaps after the first convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Head(2), Head(2)
+
+    def forward(self, images):
+        first = self.first(images)
+        weight = self.second.conv.weight * first.mean()
+        return torch.cat([first, self.second.bn(_convolved(images, weight)).mean((2, 3))], 1)
+
+
+@pytest.mark.parametrize("kind", [WithoutNorm, ScaledWeights])
+def test_others_stay_apart(kind):
+    written = kind().double()
+    fast = copy.deepcopy(written)
+    gone = joined(fast)
+    assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
+    assert gone == [0]
+
+
+def test_compiled_blocks_are_joined(monkeypatch):
+    """By inductor, with autograd and a compiled backward."""
+    gone: list[int] = []
+    monkeypatch.setattr(compiling, "join_convolutions", lambda graph: gone.append(join_convolutions(graph)))
+    written = nn.Sequential(Branches([Head(2), Head(3), Head(4, kernel=3)])).double()
+    fast = copy.deepcopy(written)
+    torch._dynamo.reset()
+    assert compiling.compile_blocks(fast) == 1
+    assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
+    assert gone == [1]
