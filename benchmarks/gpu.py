@@ -61,6 +61,7 @@ TABLE = {
     "coteaching_memory_b128": Script("step.py", "coteaching_memory_b128"),
 }
 BY_NAME_ONLY = {
+    "predict_long_end_to_end": Script("end_to_end.py", "predict_long_end_to_end", folder="images"),
     "joined_heads_b128": Script("step.py", "joined_heads_b128"),
     "warm_start_s": Script("warm_start.py"),
     "selection_s": Script("selection.py", "selection_s"),

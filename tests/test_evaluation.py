@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import trainer.predicting
 from trainer.evaluation import count_hits
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.predicting import forward_pass
@@ -138,6 +139,7 @@ class Probe(nn.Module):
 
 REQUESTS = [request_of([4, 9, 2], 3), request_of([7], 3)]
 GO_ON = SimpleNamespace(reason=lambda: None)
+AS_EVER = (CPU, "fp32", GO_ON, "predict")
 
 
 def test_a_forward_pass_returns_each_id_once_in_eval_mode():
@@ -157,6 +159,24 @@ def test_logits_are_fp32_under_bf16():
     _, (scores,) = next(forward_pass([network], Loader(), REQUESTS, CPU, "bf16", GO_ON, "evaluate"))
     assert scores.dtype == torch.float32
     assert torch.equal(scores, scores.bfloat16().float())  # the network itself answered in bf16
+
+
+@pytest.mark.parametrize(("batches", "compiled"), [(2, False), (3, True)])
+def test_blocks_compiled_for_training_are_compiled_for_long_passes(monkeypatch, batches, compiled):
+    monkeypatch.setattr(trainer.predicting, "_WORTH_COMPILING", 3)
+    block, met = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), []
+    expected = [scores for _, (scores,) in forward_pass([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
+
+    def noted(graph, examples):
+        met.append(len(examples))
+        return graph.forward
+
+    block.compile(backend=noted, dynamic=False)
+    block(torch.zeros(2, 3, 2, 2))  # as trained on
+    met.clear()
+    answered = [scores for _, (scores,) in forward_pass([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
+    assert len(met) == compiled
+    assert all(torch.equal(one, other) for one, other in zip(answered, expected, strict=True))
 
 
 def test_a_forward_pass_stops_when_asked_and_leaves_the_networks_as_they_were():

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import trainer.predicting
 from trainer.loading.batch import Batch
+from trainer.methods.compiling import compile_blocks
 from trainer.predicting import first_in_line, forward_pass
 
 pytestmark = [
@@ -25,6 +27,18 @@ def network_of(seed):
         torch.default_generator.manual_seed(seed)
         body = (nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(*body, nn.Dropout(0.5), nn.Linear(8, 5)).to(GPU)
+
+
+class Block(nn.Module):
+    """Makes five numbers of a picture, and five others of those."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.body = network_of(seed)
+
+    def forward(self, images):
+        pictures = images if images.dim() == 4 else images[:, :3, None, None].expand(-1, -1, 9, 9)
+        return self.body(pictures.contiguous())
 
 
 class Loader:
@@ -71,6 +85,25 @@ def test_a_replayed_pass_answers_as_an_eager_one(shape, count, precision):
     eager = scores_of(networks, requests, precision, graphs=False)
     assert_same(scores_of(networks, requests, precision, graphs=True), eager)
     assert not torch.equal(eager[-3][0], eager[-2][0])  # or a recording that answers one thing would do
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_long_pass_is_compiled_and_replayed(monkeypatch, precision):
+    """And after it a short one is as written again, with the weights of its time."""
+    network, requests = nn.Sequential(Block(1), Block(2)), requests_of(40, LARGE)
+    eager = scores_of([network], requests, precision, graphs=False)
+    assert compile_blocks(network) == 2
+    assert_same(scores_of([network], requests, precision, graphs=True), eager)  # not long enough
+    monkeypatch.setattr(trainer.predicting, "_WORTH_COMPILING", 40)
+    for _ in range(2):
+        ours = scores_of([network], requests, precision, graphs=True)
+        torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2 if precision == "bf16" else 1e-5)
+    with torch.no_grad():
+        network[0].body[-1].weight.mul_(-3.0)
+    changed = scores_of([network], requests, precision, graphs=True)
+    short = scores_of([network], requests[-2:], precision, graphs=True)
+    torch.testing.assert_close(changed[-2:], short, rtol=1e-2, atol=2e-2 if precision == "bf16" else 1e-4)
+    assert not torch.allclose(changed[-1][0], ours[-1][0], atol=0.1)
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])

@@ -1,7 +1,7 @@
 """Forward passes without training: each id of a subset exactly once, in eval mode, spread over the ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import cache
 from typing import TypeVar
 
@@ -21,6 +21,10 @@ from trainer.train_loop import Surroundings
 
 Passes = Iterator[tuple[Batch, list[torch.Tensor]]]
 Result = TypeVar("Result")
+
+_WORTH_COMPILING = 256
+"""Batches of a pass, from which on blocks that are compiled for training are compiled for predicting too: it takes
+25 s, once, and saves 23 of 60 ms in a batch of 512 through Inception-ResNet-v2."""
 
 
 def predict(
@@ -93,14 +97,14 @@ def forward_pass(
     try:
         for network in networks:
             network.eval()
-        # Compiled blocks would be compiled anew for a pass of seconds, in another mode and another shape.
-        as_written = torch.compiler.set_stance("force_eager")
+        worth_compiling = len(requests) >= _WORTH_COMPILING
+        way = nullcontext() if worth_compiling else torch.compiler.set_stance("force_eager")
         forwards = [_forward_of(network, device, precision, graphs) for network in networks]
         rows = sum(request.real_rows for request in requests)
         with (
             Progress(name, rows) as progress,
             torch.no_grad(),
-            as_written,
+            way,
             closing(loader.batches(requests)) as batches,
         ):
             for number, (request, batch) in enumerate(zip(requests, batches, strict=True)):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from same_numbers import furthest
 from torch import nn
 
 from trainer.methods import compiling
@@ -27,19 +28,6 @@ def joined(module: nn.Module) -> list[int]:
     torch._dynamo.reset()
     module.compile(backend=run, dynamic=False)
     return gone
-
-
-def furthest(module: nn.Module, other: nn.Module, shape: tuple[int, ...]) -> float:
-    """Difference of what two modules make of images: results, gradients of images and weights, statistics."""
-    outcomes = []
-    for each in (module, other):
-        torch.manual_seed(5)  # dropout draws the same
-        generator = torch.Generator().manual_seed(7)
-        images = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-        result = each(images)
-        (result * torch.randn(result.shape, generator=generator, dtype=torch.float64)).sum().backward()
-        outcomes.append([result.detach(), images.grad, *(p.grad for p in each.parameters()), *each.buffers()])
-    return max(float((one - two).abs().max()) for one, two in zip(*outcomes, strict=True))
 
 
 class Head(nn.Module):

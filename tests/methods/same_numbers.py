@@ -1,0 +1,18 @@
+"""Two forms of one module, held against each other."""
+
+import torch
+from torch import nn
+
+
+def furthest(module: nn.Module, other: nn.Module, shape: tuple[int, ...], device: str = "cpu") -> float:
+    """Difference of what two modules in fp64 make of images: results, gradients of images and weights, statistics."""
+    outcomes = []
+    for each in (module, other):
+        torch.manual_seed(5)  # dropout draws the same
+        generator = torch.Generator().manual_seed(7)
+        images = torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+        result = each(images)
+        shares = torch.randn(result.shape, generator=generator, dtype=torch.float64).to(device)
+        (result * shares).sum().backward()
+        outcomes.append([result.detach(), images.grad, *(p.grad for p in each.parameters()), *each.buffers()])
+    return max(float((one - two).abs().max()) for one, two in zip(*outcomes, strict=True))
