@@ -7,6 +7,7 @@ from torch import nn
 from torch._dynamo import lookup_backend
 from torch.fx import GraphModule
 
+from trainer.methods.folded_norms import fold_norms
 from trainer.methods.joined_convolutions import join_convolutions
 
 _MOST_VERSIONS = 256
@@ -39,6 +40,7 @@ def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def _compiled(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
+    fold_norms(graph)
     join_convolutions(graph)
     made: Callable[..., object] = lookup_backend("inductor")(graph, examples)
     return made
