@@ -1,7 +1,23 @@
 """Two forms of one module, held against each other."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
+from torch.fx import GraphModule
+
+
+def rewritten(module: nn.Module, rewrite: Callable[[GraphModule], int]) -> list[int]:
+    """Its graphs are rewritten and run without a compiler; returns what `rewrite` does, once the module has run."""
+    returned: list[int] = []
+
+    def run(graph, examples):
+        returned.append(rewrite(graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    module.compile(backend=run, dynamic=False)
+    return returned
 
 
 def furthest(module: nn.Module, other: nn.Module, shape: tuple[int, ...], device: str = "cpu") -> float:

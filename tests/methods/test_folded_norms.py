@@ -6,24 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from same_numbers import rewritten
 from torch import nn
 
 from trainer.methods import compiling
 from trainer.methods.folded_norms import fold_norms
 from trainer.models import create_model
-
-
-def folded(module: nn.Module) -> list[int]:
-    """Its graphs are folded and run as they are, without a compiler. Returns how many are gone, once it has run."""
-    gone: list[int] = []
-
-    def run(graph, examples):
-        gone.append(fold_norms(graph))
-        return graph.forward
-
-    torch._dynamo.reset()
-    module.compile(backend=run, dynamic=False)
-    return gone
 
 
 def lived_in(module: nn.Module) -> nn.Module:
@@ -58,7 +46,7 @@ class Block(nn.Module):
 def test_any_convolution_gives_the_same(inputs, outputs, kernel, stride, groups):
     written = lived_in(Block(inputs, outputs, kernel, stride, groups)).double().eval()
     fast = copy.deepcopy(written)
-    gone, images = folded(fast), torch.randn(3, inputs * groups, 5, 5, dtype=torch.float64)
+    gone, images = rewritten(fast, fold_norms), torch.randn(3, inputs * groups, 5, 5, dtype=torch.float64)
     torch.testing.assert_close(fast(images), written(images), rtol=0, atol=1e-12)
     assert gone == [1]
 
@@ -67,7 +55,7 @@ def test_gradients_are_the_same():
     """Of a network whose statistics are frozen."""
     written = lived_in(Block(3, 4, 3, 1, 1)).double().eval()
     fast = copy.deepcopy(written)
-    gone, images = folded(fast), torch.randn(3, 3, 5, 5, dtype=torch.float64)
+    gone, images = rewritten(fast, fold_norms), torch.randn(3, 3, 5, 5, dtype=torch.float64)
     for block in (written, fast):
         block(images).square().sum().backward()
     for (name, ours), theirs in zip(fast.named_parameters(), written.parameters(), strict=True):
@@ -78,7 +66,7 @@ def test_gradients_are_the_same():
 def test_what_learns_stays():
     written = lived_in(Block(3, 4, 3, 1, 1)).double().train()
     fast = copy.deepcopy(written)
-    gone, images = folded(fast), torch.randn(3, 3, 5, 5, dtype=torch.float64)
+    gone, images = rewritten(fast, fold_norms), torch.randn(3, 3, 5, 5, dtype=torch.float64)
     assert torch.equal(fast(images), written(images))
     assert all(torch.equal(one, two) for one, two in zip(fast.buffers(), written.buffers(), strict=True))
     assert gone == [0]
@@ -95,7 +83,7 @@ class SeenTwice(Block):
 @pytest.mark.parametrize("block", [SeenTwice(3, 3, 1, 1, 1), Block(3, 3, 1, 1, 1, bias=True)])
 def test_others_stay(block):
     fast = copy.deepcopy(lived_in(block).double().eval())
-    gone, images = folded(fast), torch.randn(3, 3, 5, 5, dtype=torch.float64)
+    gone, images = rewritten(fast, fold_norms), torch.randn(3, 3, 5, 5, dtype=torch.float64)
     assert torch.equal(fast(images), block(images))
     assert gone == [0]
 
@@ -104,7 +92,7 @@ def test_inception_answers_the_same():
     written = lived_in(create_model("inception_resnet_v2", 5, seed=0)).double().eval()
     norms = sum(isinstance(each, nn.BatchNorm2d) for each in written.modules())
     fast, images = copy.deepcopy(written), torch.randn(2, 3, 75, 75, dtype=torch.float64)
-    gone = folded(fast)
+    gone = rewritten(fast, fold_norms)
     with torch.no_grad():
         ours, theirs = fast(images), written(images)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -114,7 +102,7 @@ def test_inception_answers_the_same():
 def test_the_type_stays_that_of_mixed_precision():
     written = lived_in(Block(3, 4, 3, 1, 1)).eval()
     fast, images = copy.deepcopy(written), torch.randn(8, 3, 9, 9)
-    gone = folded(fast)
+    gone = rewritten(fast, fold_norms)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         ours, theirs = fast(images), written(images)
     assert ours.dtype == theirs.dtype

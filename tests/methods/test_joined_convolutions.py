@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from same_numbers import furthest
+from same_numbers import furthest, rewritten
 from torch import nn
 
 from trainer.methods import compiling
@@ -15,19 +15,6 @@ from trainer.methods.joined_convolutions import join_convolutions
 from trainer.models import create_model
 
 CHANNELS = 6
-
-
-def joined(module: nn.Module) -> list[int]:
-    """Its graphs are joined and run as they are, without a compiler. Returns how many are gone, once it has run."""
-    gone: list[int] = []
-
-    def run(graph, examples):
-        gone.append(join_convolutions(graph))
-        return graph.forward
-
-    torch._dynamo.reset()
-    module.compile(backend=run, dynamic=False)
-    return gone
 
 
 class Head(nn.Module):
@@ -64,7 +51,7 @@ def test_any_branches_give_the_same(points, others, draw):
     draw.shuffle(heads)
     written = Branches(heads).double()
     fast = copy.deepcopy(written)
-    gone = joined(fast)
+    gone = rewritten(fast, join_convolutions)
     assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
     assert gone == [len(points) - 1]
 
@@ -81,7 +68,7 @@ def test_inception_gives_the_same():
         "repeat_2.0": (1, (2, 2080, 3, 3)),
     }
     for name, (expected, shape) in blocks.items():
-        gone = joined(fast.get_submodule(name))
+        gone = rewritten(fast.get_submodule(name), join_convolutions)
         assert furthest(written.get_submodule(name), fast.get_submodule(name), shape) < 1e-9, name
         assert gone == [expected], name
 
@@ -116,7 +103,7 @@ def moved(read):
 def test_heads_that_read_different_numbers_stay_apart(between):
     written = Between(between).double()
     fast = copy.deepcopy(written)
-    gone = joined(fast)
+    gone = rewritten(fast, join_convolutions)
     images = torch.randn(3, CHANNELS, 5, 5, dtype=torch.float64)
     with torch.no_grad():
         assert torch.equal(written(images), fast(images))
@@ -155,7 +142,7 @@ class ScaledWeights(nn.Module):
 def test_others_stay_apart(kind):
     written = kind().double()
     fast = copy.deepcopy(written)
-    gone = joined(fast)
+    gone = rewritten(fast, join_convolutions)
     assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
     assert gone == [0]
 
