@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 import trainer.predicting
+import trainer.recorded_forward
+from trainer.gpu import capturing
 from trainer.loading.batch import Batch
-from trainer.methods.compiling import compile_blocks
+from trainer.methods import compiling
 from trainer.predicting import first_in_line, forward_pass
 
 pytestmark = [
@@ -88,16 +90,24 @@ def test_a_replayed_pass_answers_as_an_eager_one(shape, count, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_long_pass_is_compiled_and_replayed(monkeypatch, precision):
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_a_long_pass_is_compiled_and_replayed(monkeypatch, shape, precision):
     """And after it a short one is as written again, with the weights of its time."""
-    network, requests = nn.Sequential(Block(1), Block(2)), requests_of(40, LARGE)
+    compiled, recorded = [], []
+    monkeypatch.setattr(compiling, "fold_norms", compiled.append)
+    monkeypatch.setattr(trainer.recorded_forward, "capturing", lambda on: recorded.append(on) or capturing(on))
+    torch._dynamo.reset()
+    network, requests = nn.Sequential(Block(1), Block(2)), requests_of(40, shape)
     eager = scores_of([network], requests, precision, graphs=False)
-    assert compile_blocks(network) == 2
-    assert_same(scores_of([network], requests, precision, graphs=True), eager)  # not long enough
-    monkeypatch.setattr(trainer.predicting, "_WORTH_COMPILING", 40)
+    assert compiling.compile_blocks(network) == 2
+    assert_same(scores_of([network], requests, precision, graphs=True), eager)
+    assert (compiled, len(recorded)) == ([], 1)  # not long enough
+    monkeypatch.setattr(trainer.predicting, "_WORTH_COMPILING", 40 * shape[0])
     for _ in range(2):
         ours = scores_of([network], requests, precision, graphs=True)
         torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2 if precision == "bf16" else 1e-5)
+    assert len(compiled) == 2  # for pictures, and for numbers
+    assert len(recorded) == (2 if shape == SMALL else 3)  # a small one is kept
     with torch.no_grad():
         network[0].body[-1].weight.mul_(-3.0)
     changed = scores_of([network], requests, precision, graphs=True)

@@ -39,9 +39,9 @@ _KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _Recording]]" = WeakKeyDictio
 class RecordedForward:
     """`forward(images)` of one pass; what it returns is good until the next call."""
 
-    def __init__(self, network: nn.Module, forward: Forward, precision: str) -> None:
-        """forward: the network's, in the mode and precision of the whole pass."""
-        self._network, self._forward, self._precision = network, forward, precision
+    def __init__(self, network: nn.Module, forward: Forward, way: tuple[object, ...]) -> None:
+        """forward: the network's, in the mode and precision of the whole pass; way: which names these."""
+        self._network, self._forward, self._way = network, forward, way
         self._recording: _Recording | None = None
         self._key: object = None
         self._calls = 0
@@ -50,7 +50,7 @@ class RecordedForward:
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         if not images.is_cuda:
             return self._forward(images)
-        key = (images.shape, images.dtype, self._precision, self._weights)
+        key = (images.shape, images.dtype, self._way, self._weights)
         if key != self._key:
             known, recording = _KEPT.get(self._network, (None, None))
             self._key, self._calls = key, 0

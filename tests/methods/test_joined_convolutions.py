@@ -1,13 +1,14 @@
 """Heads of parallel branches computed as one: the same numbers, and only where nothing can come between."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from same_numbers import furthest, rewritten
+from same_numbers import assert_same, rewritten
 from torch import nn
 
 from trainer.methods import compiling
@@ -52,7 +53,7 @@ def test_any_branches_give_the_same(points, others, draw):
     written = Branches(heads).double()
     fast = copy.deepcopy(written)
     gone = rewritten(fast, join_convolutions)
-    assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
+    assert_same(written, fast, (3, CHANNELS, 5, 5))
     assert gone == [len(points) - 1]
 
 
@@ -69,7 +70,7 @@ def test_inception_gives_the_same():
     }
     for name, (expected, shape) in blocks.items():
         gone = rewritten(fast.get_submodule(name), join_convolutions)
-        assert furthest(written.get_submodule(name), fast.get_submodule(name), shape) < 1e-9, name
+        assert_same(written.get_submodule(name), fast.get_submodule(name), shape, 1e-9)
         assert gone == [expected], name
 
 
@@ -83,23 +84,27 @@ class Between(nn.Module):
     def forward(self, images):
         read = images * 1.0
         first = self.first(read)
-        seen = self.between(read)
+        seen = self.between(read, self.second)
         return torch.cat([first, self.second(read if seen is None else seen)], 1)
 
 
-def overwritten(read):
+def overwritten(read, head):
     read.detach().mul_(2.0)
 
 
-def overwritten_in_part(read):
+def overwritten_in_part(read, head):
     read.detach()[:, :2].zero_()
 
 
-def moved(read):
+def weight_overwritten(read, head):
+    head.conv.weight.detach().mul_(2.0)
+
+
+def moved(read, head):
     return read + 1.0
 
 
-@pytest.mark.parametrize("between", [overwritten, overwritten_in_part, moved])
+@pytest.mark.parametrize("between", [overwritten, overwritten_in_part, weight_overwritten, moved])
 def test_heads_that_read_different_numbers_stay_apart(between):
     written = Between(between).double()
     fast = copy.deepcopy(written)
@@ -107,6 +112,39 @@ def test_heads_that_read_different_numbers_stay_apart(between):
     images = torch.randn(3, CHANNELS, 5, 5, dtype=torch.float64)
     with torch.no_grad():
         assert torch.equal(written(images), fast(images))
+    assert sum(gone) == 0
+
+
+class Switched(nn.Module):
+    """One head in another mode than the other."""
+
+    def __init__(self, mode, first: bool) -> None:
+        super().__init__()
+        self.heads, self.mode, self.modes = nn.ModuleList([Head(2), Head(3)]), mode, (first, not first)
+
+    def forward(self, images):
+        results = []
+        for head, special in zip(self.heads, self.modes, strict=True):
+            with self.mode() if special else nullcontext():
+                results.append(head(images).float())
+        return torch.cat(results, 1)
+
+
+def half():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, half])
+@pytest.mark.parametrize("first", [True, False])
+def test_heads_in_different_modes_stay_apart(mode, first):
+    written = Switched(mode, first)
+    fast, images = copy.deepcopy(written), torch.randn(3, CHANNELS, 5, 5)
+    gone = rewritten(fast, join_convolutions)
+    for each in (written, fast):
+        each(images).sum().backward()
+    assert torch.equal(written(images), fast(images))
+    for one, two in zip(written.parameters(), fast.parameters(), strict=True):
+        assert (one.grad is None) == (two.grad is None)
     assert sum(gone) == 0
 
 
@@ -143,7 +181,7 @@ def test_others_stay_apart(kind):
     written = kind().double()
     fast = copy.deepcopy(written)
     gone = rewritten(fast, join_convolutions)
-    assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
+    assert_same(written, fast, (3, CHANNELS, 5, 5))
     assert gone == [0]
 
 
@@ -155,5 +193,5 @@ def test_compiled_blocks_are_joined(monkeypatch):
     fast = copy.deepcopy(written)
     torch._dynamo.reset()
     assert compiling.compile_blocks(fast) == 1
-    assert furthest(written, fast, (3, CHANNELS, 5, 5)) < 1e-12
+    assert_same(written, fast, (3, CHANNELS, 5, 5))
     assert gone == [1]

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
-from same_numbers import furthest
+from same_numbers import assert_same
 
-from trainer.methods.compiling import compile_blocks
+from trainer.methods import compiling
+from trainer.methods.joined_convolutions import join_convolutions
 from trainer.models import create_model
 
 pytestmark = [
@@ -16,9 +17,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape"), [("repeat", (2, 320, 6, 6)), ("repeat_1", (2, 1088, 4, 4))])
-def test_a_compiled_block_gives_the_same(name, shape):
+@pytest.mark.parametrize(
+    ("name", "shape", "joined"), [("repeat", (2, 320, 6, 6), 2), ("repeat_1", (2, 1088, 4, 4), 1)]
+)
+def test_compiled_blocks_give_the_same(monkeypatch, name, shape, joined):
+    gone: list[int] = []
+    monkeypatch.setattr(compiling, "join_convolutions", lambda graph: gone.append(join_convolutions(graph)))
     written = create_model("inception_resnet_v2", 5, seed=0).get_submodule(name)[:2].double().to("cuda")
     fast = copy.deepcopy(written)
-    assert compile_blocks(fast) == 2
-    assert furthest(written, fast, shape, "cuda") < 1e-8
+    torch._dynamo.reset()
+    assert compiling.compile_blocks(fast) == 2
+    assert_same(written, fast, shape, 1e-8, "cuda")
+    assert gone == [joined]  # both blocks share one compilation

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
 
+from trainer.methods.undisturbed import undisturbed, value_of
+
 _PLAIN = (None, (1, 1), (0, 0), (1, 1), 1)
 """Bias, stride, padding, dilation and groups, as torch.compile writes them."""
 
@@ -32,13 +34,11 @@ def join_convolutions(module: GraphModule) -> int:
     groups: dict[tuple[Node, torch.dtype], list[_Head]] = defaultdict(list)
     for node in module.graph.nodes:
         _add_head(groups, node)
-    gone = 0
-    for (read, _), heads in groups.items():
-        if len(heads) > 1 and not _may_change(read, _between(module.graph, heads)):
-            _join(module.graph, heads)
-            gone += len(heads) - 1
+    joined = [heads for heads in groups.values() if len(heads) > 1 and _may_be_one(heads)]
+    for heads in joined:
+        _join(module.graph, heads)
     module.recompile()
-    return gone
+    return sum(len(heads) - 1 for heads in joined)
 
 
 def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -> None:
@@ -46,39 +46,16 @@ def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -
     if node.target is not torch.conv2d or node.kwargs or tuple(node.args[2:]) != _PLAIN:
         return
     read, weight = node.args[:2]
-    if not isinstance(read, Node) or not isinstance(weight, Node) or weight.op != "placeholder":
+    known = value_of(weight)
+    if not isinstance(read, Node) or not isinstance(weight, Node) or known is None:
         return
-    known = _value(weight)
-    if _value(read) is None or known is None or known.shape[2:] != (1, 1):
-        return
-    if all(user.target is F.batch_norm for user in node.users):
+    only_normed = all(user.target is F.batch_norm for user in node.users)
+    if weight.op == "placeholder" and known.shape[2:] == (1, 1) and only_normed:
         groups[read, known.dtype].append(_Head(node, read, weight, known.shape[0]))
 
 
-def _value(node: Node) -> torch.Tensor | None:
-    """A tensor without numbers: what torch.compile knows of a node's result."""
-    value = node.meta.get("example_value")
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def _between(graph: Graph, heads: Sequence[_Head]) -> list[Node]:
-    """From the first head to the last."""
-    nodes = list(graph.nodes)
-    return nodes[nodes.index(heads[0].node) : nodes.index(heads[-1].node)]
-
-
-def _may_change(read: Node, nodes: Sequence[Node]) -> bool:
-    """Whether one of them could write where `read` is: anything but a convolution that is given its memory."""
-    own = _storage(read)
-    return any(
-        node.target is not torch.conv2d and any(_storage(argument) == own for argument in node.all_input_nodes)
-        for node in nodes
-    )
-
-
-def _storage(node: Node) -> int | None:
-    value = _value(node)
-    return None if value is None else value.untyped_storage()._cdata
+def _may_be_one(heads: Sequence[_Head]) -> bool:
+    return undisturbed(heads[0].node, heads[-1].node, [heads[0].read, *(head.weight for head in heads)])
 
 
 def _join(graph: Graph, heads: Sequence[_Head]) -> None:
