@@ -1,4 +1,4 @@
-"""`compiled_program.py FOLDER [PRECISION]`: two compiled steps; prints what torch's caches could serve."""
+"""`compiled_program.py FOLDER PRECISION STEP ...`: compiled steps; prints what torch's caches could serve."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ from torch._dynamo.utils import counters
 
 from trainer.world import ALONE
 
-precision = sys.argv[2] if len(sys.argv) > 2 else "fp32"
-task = task_of("standard", ALONE, compile=True, compile_cache=Path(sys.argv[1]), precision=precision)
-for step in range(2):
+folder, precision, *steps = sys.argv[1:]
+task = task_of("standard", ALONE, compile=True, compile_cache=Path(folder), precision=precision)
+for step in map(int, steps):
     task.step(batch_at(step, task.device), position(step))
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])

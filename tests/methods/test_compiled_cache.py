@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("compiled_program.py")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def served(cache: Path, own: Path, precision: str = "fp32") -> tuple[int, int]:
+def served(cache: Path, own: Path, steps: tuple[int, ...] = (0, 1), precision: str = "fp32") -> tuple[int, int]:
     """Hits and misses of a process whose own caches are in `own`."""
     environ = {
         **os.environ,
@@ -23,7 +23,7 @@ def served(cache: Path, own: Path, precision: str = "fp32") -> tuple[int, int]:
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, PROGRAM, str(cache), precision]
+    command = [sys.executable, PROGRAM, str(cache), precision, *map(str, steps)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     hits, misses = done.stdout.split()[-2:]
@@ -42,12 +42,22 @@ def test_a_second_process_compiles_nothing(tmp_path):
 @pytest.mark.slow
 def test_a_file_that_serves_nothing_is_written_anew(tmp_path):
     """As after an update of the network's code, which its weights do not tell."""
-    served(tmp_path / "older", tmp_path / "own_older", "bf16")
+    served(tmp_path / "older", tmp_path / "own_older", precision="bf16")
     hits, misses = served(tmp_path / "kept", tmp_path / "own_first")
-    (older,), (kept,) = (tmp_path / "older").iterdir(), (tmp_path / "kept").iterdir()
+    (older,), (kept,) = ((tmp_path / name).iterdir() for name in ("older", "kept"))
     kept.write_bytes(older.read_bytes())
     assert served(tmp_path / "kept", tmp_path / "own_second") == (hits, misses)
     assert served(tmp_path / "kept", tmp_path / "own_third") == (hits + misses, 0)
+
+
+@pytest.mark.slow
+def test_what_a_process_keeps_later_has_all_it_compiled_before(tmp_path):
+    """Trainings and shapes share blocks, and another node may begin with any of them."""
+    few, many = 0, 25  # rows, in these steps
+    hits, misses = served(tmp_path / "kept", tmp_path / "own_first", (few, many))
+    first, _ = sorted((tmp_path / "kept").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    first.unlink()
+    assert served(tmp_path / "kept", tmp_path / "own_second", (many, few)) == (hits + misses, 0)
 
 
 def cache_in(folder: Path) -> CompiledCache:

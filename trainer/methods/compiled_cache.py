@@ -12,11 +12,17 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.compiler._cache import CacheArtifactManager
 
 from shards.durable import write_bytes
 from shards.errors import InputError
 
 Shapes = tuple[object, ...]
+
+_LENGTH = 8
+_PARTS: list[bytes] = []
+"""What torch has given out at each save of this process. It takes back only the last of several that it has put into
+one, and another training, or another shape, shares most of its blocks with the ones before."""
 
 
 def default_folder() -> Path | None:
@@ -65,7 +71,7 @@ class CompiledCache:
             if not _only_ours(path):
                 print(f"warning: {path} could have been written by others and is not used", file=sys.stderr)
                 return False
-            good = torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
+            good = _load(path.read_bytes())
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -77,13 +83,33 @@ class CompiledCache:
 
     def _write(self, path: Path) -> None:
         try:
-            made = torch.compiler.save_cache_artifacts()
-            if made is not None:
+            made = _saved()
+            if made:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_bytes(path, made[0])
+                write_bytes(path, made)
                 path.chmod(0o600)
         except (OSError, InputError, RuntimeError) as error:  # a cache: the training goes on without
             print(f"warning: the compiled blocks could not be kept in {path} ({error})", file=sys.stderr)
+
+
+def _saved() -> bytes:
+    """All that this process has compiled so far, or found in caches: parts, each behind its length."""
+    made = torch.compiler.save_cache_artifacts()
+    if made is not None:
+        _PARTS.append(made[0])
+        CacheArtifactManager.clear()
+    return b"".join(len(part).to_bytes(_LENGTH) + part for part in _PARTS)
+
+
+def _load(parts: bytes) -> bool:
+    """Whether all of them are good."""
+    at, good = 0, bool(parts)
+    while good and at < len(parts):
+        length = int.from_bytes(parts[at : at + _LENGTH])
+        part = parts[at + _LENGTH : at + _LENGTH + length]
+        good = len(part) == length and torch.compiler.load_cache_artifacts(part) is not None
+        at += _LENGTH + length
+    return good
 
 
 def _compiled_anew() -> int:
