@@ -6,13 +6,12 @@ import platform
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.compiler._cache import CacheArtifactManager
 
 from shards.durable import write_bytes
 from shards.errors import InputError
@@ -97,7 +96,10 @@ def _saved() -> bytes:
     made = torch.compiler.save_cache_artifacts()
     if made is not None:
         _PARTS.append(made[0])
-        CacheArtifactManager.clear()
+        with suppress(ImportError, AttributeError):  # not public: the next part would have this one in it too
+            from torch.compiler._cache import CacheArtifactManager
+
+            CacheArtifactManager.clear()
     return b"".join(len(part).to_bytes(_LENGTH) + part for part in _PARTS)
 
 
