@@ -175,11 +175,11 @@ def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet, name: str) -> dic
     ways = {"ours": whole_pass, "decoding": decoding, "forward": forward}
     measure = Extent(sizes.runs, 2.5 if bench.fast else 0.0, steps=1)
     found = rates(ways, dict.fromkeys(ways, images), measure)
-    slower = min(("decoding", "forward"), key=lambda name: median(found[name]))
+    alone = {part: median(found[part]) for part in ("decoding", "forward")}
+    slower = min(alone, key=lambda part: alone[part])
     note = (
         f"{bench.said}; {len(data.ids):,} samples {ROUNDS[name]} times in one pass, batch {sizes.predict_batch}; "
-        f"reference: {slower}, the slower of "
-        + " and ".join(f"{name} {median(found[name]):,.0f}" for name in ("decoding", "forward"))
+        f"reference: {slower}, the slower of " + " and ".join(f"{part} {rate:,.0f}" for part, rate in alone.items())
     )
     return _line(name, found["ours"], found[slower], note)
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from step_references import OneForwardCoteaching, PlainStep, RankedCoteaching, n
 from timing import Extent, extent, rates
 
 from trainer.loading.batch import Batch
-from trainer.methods.compiling import blocks_of
+from trainer.methods.compiling import compile_blocks
 from trainer.methods.coteaching import CoteachingTask, Forgetting
 from trainer.methods.networks import networks_of
 from trainer.methods.standard import StandardTask
@@ -182,8 +181,8 @@ def joined_heads(small: bool) -> list[dict[str, Any]]:
     ours = StandardTask(bench.model(0), plain)
     as_written = StandardTask(bench.model(0), replace(plain, compile=False))
     if bench.fast:
-        for block in chain.from_iterable(map(blocks_of, networks_of(as_written.module))):
-            block.compile(dynamic=False)
+        for each in networks_of(as_written.module):
+            compile_blocks(each, "inductor")
     ways = {"reference": Repeated(as_written, batches), "ours": Repeated(ours, batches)}
     found = rates(ways, dict.fromkeys(ways, rows), extent(small))
     note = f"{bench.said}; one network, batch {rows}; reference: the same step, compiled with every head by itself"

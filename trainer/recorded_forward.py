@@ -11,7 +11,7 @@ from torch import nn
 from trainer.gpu import CannotRecord, OwnStream, capturing
 
 _FIRST_EAGER, _FIRST_EAGER_OF_LARGE = 2, 32
-"""Batches that are computed as written: cuDNN searches its kernels and workspaces are made in these. Recording takes
+"""Batches that are launched kernel by kernel: cuDNN searches and workspaces are made in these. Recording takes
 as long as a few large batches, which keep the GPU busy however they are launched: it pays in long passes only."""
 _KEPT_NUMBERS = 8_000_000
 """In a batch whose recording is kept for the next pass; those of larger ones hold much memory."""

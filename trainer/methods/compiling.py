@@ -14,7 +14,15 @@ _MOST_VERSIONS = 256
 """Of one block's code: shapes, modes and widths. Torch gives up after 8 and silently computes eagerly."""
 
 
-def compile_blocks(network: nn.Module) -> int:
+def rewritten_and_compiled(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
+    """A backend of torch.compile: its own, of a graph that does the same with less."""
+    fold_norms(graph)
+    join_convolutions(graph)
+    made: Callable[..., object] = lookup_backend("inductor")(graph, examples)
+    return made
+
+
+def compile_blocks(network: nn.Module, backend: str | Callable[..., object] = rewritten_and_compiled) -> int:
     """Compile each block in place, names of weights unchanged; returns the number of blocks.
 
     A block is compiled when it is first called: 80 s for the ten kinds of Inception-ResNet-v2, where the network as a
@@ -26,7 +34,7 @@ def compile_blocks(network: nn.Module) -> int:
     )
     blocks = list(blocks_of(network))
     for block in blocks:
-        block.compile(dynamic=False, backend=_compiled)
+        block.compile(dynamic=False, backend=backend)
     return len(blocks)
 
 
@@ -37,10 +45,3 @@ def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
             yield from blocks_of(child)
         elif any(True for _ in child.parameters()):
             yield child
-
-
-def _compiled(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
-    fold_norms(graph)
-    join_convolutions(graph)
-    made: Callable[..., object] = lookup_backend("inductor")(graph, examples)
-    return made
