@@ -163,7 +163,7 @@ def test_logits_are_fp32_under_bf16():
 
 @pytest.mark.parametrize(("batches", "compiled"), [(2, False), (3, True)])
 def test_blocks_compiled_for_training_are_compiled_for_long_passes(monkeypatch, batches, compiled):
-    monkeypatch.setattr(trainer.predicting, "_WORTH_COMPILING", 9)
+    monkeypatch.setattr(trainer.predicting, "WORTH_COMPILING", 9)
     block, met = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), []
     expected = [scores for _, (scores,) in forward_pass([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
 

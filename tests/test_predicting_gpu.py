@@ -21,7 +21,7 @@ pytestmark = [
 GPU = torch.device("cuda", 0)
 GO_ON = SimpleNamespace(reason=lambda: None)
 SMALL, LARGE = (16, 32), (16, 512)
-"""Rows and pixels of batches whose recording is kept for the next pass, and of others."""
+"""Rows and pixels of batches that are recorded in any pass, and of those that are in long ones only."""
 
 
 def network_of(seed):
@@ -89,25 +89,51 @@ def test_a_replayed_pass_answers_as_an_eager_one(shape, count, precision):
     assert not torch.equal(eager[-3][0], eager[-2][0])  # or a recording that answers one thing would do
 
 
+@pytest.fixture
+def recorded(monkeypatch):
+    """A list that grows by one for each recording."""
+    made = []
+    monkeypatch.setattr(trainer.recorded_forward, "capturing", lambda on: made.append(on) or capturing(on))
+    return made
+
+
+def test_a_recording_serves_later_passes(recorded):
+    """Also short ones, which alone would not be recorded."""
+    network, requests = network_of(1), requests_of(40, LARGE)
+    scores_of([network], requests[:20], "fp32", graphs=True)
+    assert len(recorded) == 0
+    first = scores_of([network], requests, "fp32", graphs=True)
+    assert_same(scores_of([network], requests, "fp32", graphs=True), first)
+    assert_same(scores_of([network], requests[:20], "fp32", graphs=True), first[:20])
+    assert len(recorded) == 1
+
+
+def test_a_recording_is_let_go_where_memory_is_short(monkeypatch, recorded):
+    monkeypatch.setattr(trainer.recorded_forward, "_SPARED", 10_000)
+    network, requests = network_of(1), requests_of(40, LARGE)
+    first = scores_of([network], requests, "fp32", graphs=True)
+    assert_same(scores_of([network], requests, "fp32", graphs=True), first)
+    assert len(recorded) == 2
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-def test_a_long_pass_is_compiled_and_replayed(monkeypatch, shape, precision):
+def test_a_long_pass_is_compiled_and_replayed(monkeypatch, recorded, shape, precision):
     """And after it a short one is as written again, with the weights of its time."""
-    compiled, recorded = [], []
+    compiled = []
     monkeypatch.setattr(compiling, "fold_norms", compiled.append)
-    monkeypatch.setattr(trainer.recorded_forward, "capturing", lambda on: recorded.append(on) or capturing(on))
     torch._dynamo.reset()
     network, requests = nn.Sequential(Block(1), Block(2)), requests_of(40, shape)
     eager = scores_of([network], requests, precision, graphs=False)
     assert compiling.compile_blocks(network) == 2
     assert_same(scores_of([network], requests, precision, graphs=True), eager)
     assert (compiled, len(recorded)) == ([], 1)  # not long enough
-    monkeypatch.setattr(trainer.predicting, "_WORTH_COMPILING", 40 * shape[0])
+    monkeypatch.setattr(trainer.predicting, "WORTH_COMPILING", 40 * shape[0])
     for _ in range(2):
         ours = scores_of([network], requests, precision, graphs=True)
         torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2 if precision == "bf16" else 1e-5)
     assert len(compiled) == 2  # for pictures, and for numbers
-    assert len(recorded) == (2 if shape == SMALL else 3)  # a small one is kept
+    assert len(recorded) == 2  # and kept
     with torch.no_grad():
         network[0].body[-1].weight.mul_(-3.0)
     changed = scores_of([network], requests, precision, graphs=True)

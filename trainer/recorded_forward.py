@@ -10,11 +10,13 @@ from torch import nn
 
 from trainer.gpu import CannotRecord, OwnStream, capturing
 
-_FIRST_EAGER, _FIRST_EAGER_OF_LARGE = 2, 32
-"""Batches that are launched kernel by kernel: cuDNN searches and workspaces are made in these. Recording takes
-as long as a few large batches, which keep the GPU busy however they are launched: it pays in long passes only."""
-_KEPT_NUMBERS = 8_000_000
-"""In a batch whose recording is kept for the next pass; those of larger ones hold much memory."""
+_FIRST_EAGER = 2
+"""Batches that are launched kernel by kernel: cuDNN searches and workspaces are made in these."""
+_LARGE, _LARGE_WORTH_RECORDING = 8_000_000, 32
+"""Numbers in a batch that keeps the GPU busy however it is launched, and how many such batches a pass has for which
+recording pays, which takes as long as a few of them."""
+_SPARED = 4
+"""A recording is kept for the next pass where the GPU has so many times its memory left."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,9 +41,9 @@ _KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _Recording]]" = WeakKeyDictio
 class RecordedForward:
     """`forward(images)` of one pass; what it returns is good until the next call."""
 
-    def __init__(self, network: nn.Module, forward: Forward, way: tuple[object, ...]) -> None:
+    def __init__(self, network: nn.Module, forward: Forward, way: tuple[object, ...], batches: int) -> None:
         """forward: the network's, in the mode and precision of the whole pass; way: which names these."""
-        self._network, self._forward, self._way = network, forward, way
+        self._network, self._forward, self._way, self._batches = network, forward, way, batches
         self._recording: _Recording | None = None
         self._key: object = None
         self._calls = 0
@@ -55,8 +57,8 @@ class RecordedForward:
             known, recording = _KEPT.get(self._network, (None, None))
             self._key, self._calls = key, 0
             self._recording = recording if known == key else None
-        first = _FIRST_EAGER if images.numel() <= _KEPT_NUMBERS else _FIRST_EAGER_OF_LARGE
-        if self._recording is None and self._calls == first:
+        pays = images.numel() <= _LARGE or self._batches >= _LARGE_WORTH_RECORDING
+        if self._recording is None and pays and self._calls == _FIRST_EAGER:
             self._recording = self._recorded(images)
         self._calls += 1
         return self._forward(images) if self._recording is None else self._recording(images)
@@ -65,11 +67,14 @@ class RecordedForward:
         held, on = images.clone(), OwnStream(images.device)
         try:
             with capturing(on.stream) as graph:
+                before = torch.cuda.memory_reserved(images.device)
                 logits = self._forward(held)
+                memory = torch.cuda.memory_reserved(images.device) - before
         except CannotRecord as error:  # a network that looks at its numbers
             print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
             return None
         recording = _Recording(graph, on, held, logits)
-        if images.numel() <= _KEPT_NUMBERS:
+        left, _ = torch.cuda.mem_get_info(images.device)
+        if left >= _SPARED * memory:
             _KEPT[self._network] = (self._key, recording)
         return recording

@@ -9,6 +9,7 @@ from trainer.estimate import figures
 from trainer.estimate.network import NetworkCost
 from trainer.estimate.work import Predicting, Training, Work
 from trainer.loading.resident_loader import MOST_BYTES
+from trainer.predicting import WORTH_COMPILING
 
 RESOURCES = ("arithmetic", "fixed part of steps", "all-reduce", "gather", "decoding", "storage")
 _CHAIN = RESOURCES[:4]
@@ -22,7 +23,8 @@ class Speed:
     fixed_s: float
     row_s: float
     forward_share: float
-    """Of a forward alone, in both parts."""
+    """Of a forward alone as it is written, in both parts."""
+    compiled_forward_share: float
     reference: figures.MeasuredStep
     """The measured network that these were scaled from."""
 
@@ -31,10 +33,12 @@ def speed_of(network: NetworkCost, pixels: int, precision: str) -> Speed:
     """Rows scale with FLOPs, the fixed part with layers, from the measured network of the nearest picture size."""
     near = min(figures.MEASURED, key=lambda measured: abs(math.log(measured.pixels / pixels)))
     slower = figures.FP32_SLOWDOWN if precision == "fp32" else 1.0
+    forward = network.forward_flops / network.step_flops
     return Speed(
         fixed_s=near.fixed_s * network.layers / near.layers,
         row_s=near.row_s * slower * network.step_flops / near.step_flops,
-        forward_share=network.forward_flops / network.step_flops / figures.FORWARD_UTILISATION,
+        forward_share=forward / figures.FORWARD_EFFICIENCY,
+        compiled_forward_share=forward / figures.COMPILED_FORWARD_EFFICIENCY,
         reference=near,
     )
 
@@ -128,7 +132,7 @@ def training_cost(work: Training, gpus: int, setting: Setting) -> Cost:
     speed, network, pair = setting.speed, setting.network, work.networks == 2
     rows = -(-work.rows // gpus) + -(-work.candidate_rows // gpus)
     trained = rows if gpus > 1 or not work.ranks_first else work.rows  # one GPU alone gathers the chosen rows
-    forward = speed.forward_share if work.ranks_first else 0.0
+    forward = speed.compiled_forward_share if work.ranks_first else 0.0
     at_once = min(trained, setting.micro or trained)
     fixed = speed.fixed_s * (figures.PAIR_FIXED if pair else 1.0)
     parts, ranking_parts = -(-trained // at_once), -(-rows // at_once)
@@ -156,7 +160,8 @@ def predicting_cost(work: Predicting, gpus: int, setting: Setting) -> Cost:
     share = -(-work.samples // gpus)
     rows = min(setting.predict_batch, share)
     batches = -(-share // rows) * work.passes if share else 0
-    forwards = batches * work.networks * speed.forward_share
+    forward = speed.compiled_forward_share if share >= WORTH_COMPILING else speed.forward_share
+    forwards = batches * work.networks * forward
     gather = 0.0
     if work.gathers and gpus > 1:
         gather = work.passes * (work.samples * figures.GATHERED_S + 2 * (gpus - 1) * figures.GATHER_HOP_S)
