@@ -86,6 +86,40 @@ def test_lanes_with_graphs_equal_one_after_the_other(dropout, at_once):
     assert len({losses[0] for losses, _, _ in alone}) == len(LANES)  # three different trainings
 
 
+class DroppingLate(nn.Module):
+    """Its draws are made when the GPU has computed for a while: other lanes' steps are launched long before."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.mixed = nn.Linear(2048, 2048, bias=False)
+            self.head = nn.Linear(2048, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = images.flatten(1)[:, :2048].repeat(64, 1)
+        for _ in range(20):
+            features = self.mixed(features).tanh()
+        return self.head(nn.functional.dropout(features, 0.5)).view(64, ROWS, CLASSES).mean(0)
+
+
+def late_training(seed):
+    torch.manual_seed(seed)
+    task = StandardTask(DroppingLate(seed), Setting(ADAM, PER_EPOCH, WORLD, graphs=True, require_graphs=True))
+    losses = []
+    batches = [batch_at(seed, step) for step in range(4)]
+    for step, batch in enumerate(batches):
+        losses.append(task.step(batch, StepIds(step, 0, np.arange(ROWS), np.arange(0)))["loss"].clone())
+        yield
+    return torch.stack(losses).tolist()
+
+
+def test_a_step_that_draws_late_draws_its_own():
+    """Not what another lane, whose step was launched meanwhile, made ready for itself."""
+    alone = [to_the_end(late_training(seed)) for seed in (1, 2, 3)]
+    assert to_the_end(side_by_side([late_training(seed) for seed in (1, 2, 3)], GPU)) == alone
+
+
 def test_dropout_was_at_work():
     """Without it, or with other draws, the lanes above would have ended elsewhere."""
     with_dropout, without = (to_the_end(training(1, 5, dropout)) for dropout in (0.4, 0.0))

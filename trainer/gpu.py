@@ -9,6 +9,8 @@ from weakref import WeakSet
 
 import torch
 
+from shards.errors import ConfigError
+
 _DRAWS = 64  # twice what torch has of a priority
 _LIVE: "WeakSet[OwnStream]" = WeakSet()
 _DRAWING = threading.Lock()
@@ -49,11 +51,16 @@ class OwnStream:
                 self.stream = torch.cuda.Stream(device, priority=-1)
                 if self.stream not in taken:
                     break
+            else:
+                raise ConfigError(
+                    "a GPU can keep about 30 trainings apart, and so many are under way: run fewer at a time "
+                    "(--at-once), or set execution.graphs=false"
+                )
             _LIVE.add(self)
 
 
 class CannotRecord(RuntimeError):
-    """Something cannot be captured: it looks at a number, or talks to the host."""
+    """Something cannot be captured: it looks at a number, talks to the host, or has no memory of its own left."""
 
 
 @contextmanager
@@ -73,8 +80,6 @@ def capturing(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cud
     except RuntimeError as error:
         here.wait_stream(stream)
         _clear_up(graph, stream, pool)
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
         # The end of such a capture fails too, and says less than what went wrong inside it.
         cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
         raise CannotRecord((str(cause) or type(cause).__name__).splitlines()[0]) from error

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from functools import cache
 from typing import TypeVar
 
 import torch
@@ -10,12 +9,11 @@ from torch import nn
 
 from shards.progress import Progress
 from trainer.config import Precision
-from trainer.gpu import OwnStream
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
 from trainer.methods.optimised import autocast
-from trainer.recorded_forward import Forward, RecordedForward
+from trainer.recorded_forward import Forward, RecordedForward, stream_of_passes
 from trainer.stop_request import Stopped, StopRequest
 from trainer.train_loop import Surroundings
 
@@ -59,18 +57,13 @@ def predict(
     return result
 
 
-@cache
-def _first(device: torch.device) -> OwnStream:
-    return OwnStream(device)
-
-
 @contextmanager
 def first_in_line(device: torch.device) -> Iterator[None]:
     """A pass in here goes before the decoding of its next batches, which share the GPU with it."""
     if device.type != "cuda":
         yield
         return
-    here, first = torch.cuda.current_stream(device), _first(device).stream
+    here, first = torch.cuda.current_stream(device), stream_of_passes(device).stream
     first.wait_stream(here)
     with torch.cuda.stream(first):
         yield
@@ -118,6 +111,8 @@ def forward_pass(
                 yield batch, [forward(batch.images) for forward in forwards]
                 progress.advance(request.real_rows)
     finally:
+        if device.type == "cuda":  # a recording that is not kept goes now, with the memory that its replays work in
+            torch.cuda.current_stream(device).synchronize()
         for network, training in zip(networks, were_training, strict=True):
             network.train(training)
 

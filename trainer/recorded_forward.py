@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,10 +22,15 @@ _SPARED = 4
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
+@cache
+def stream_of_passes(device: torch.device) -> OwnStream:
+    """All predict passes of a GPU follow upon each other on this one; what is recorded for them is recorded on it."""
+    return OwnStream(device)
+
+
 @dataclass(frozen=True)
 class _Recording:
     graph: torch.cuda.CUDAGraph
-    on: OwnStream
     images: torch.Tensor
     logits: torch.Tensor
 
@@ -36,6 +42,11 @@ class _Recording:
 
 _KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _Recording]]" = WeakKeyDictionary()
 """From pass to pass: weights change where they are."""
+
+
+def forget_recordings() -> None:
+    """Let go of what was kept; the next pass is one like the first."""
+    _KEPT.clear()
 
 
 class RecordedForward:
@@ -64,16 +75,16 @@ class RecordedForward:
         return self._forward(images) if self._recording is None else self._recording(images)
 
     def _recorded(self, images: torch.Tensor) -> _Recording | None:
-        held, on = images.clone(), OwnStream(images.device)
+        held = images.clone()
         try:
-            with capturing(on.stream) as graph:
+            with capturing(stream_of_passes(images.device).stream) as graph:
                 before = torch.cuda.memory_reserved(images.device)
                 logits = self._forward(held)
                 memory = torch.cuda.memory_reserved(images.device) - before
-        except CannotRecord as error:  # a network that looks at its numbers
+        except CannotRecord as error:
             print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
             return None
-        recording = _Recording(graph, on, held, logits)
+        recording = _Recording(graph, held, logits)
         left, _ = torch.cuda.mem_get_info(images.device)
         if left >= _SPARED * memory:
             _KEPT[self._network] = (self._key, recording)

@@ -4,12 +4,11 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TextIO, TypeVar
 
 import torch
 
-from trainer.checkpoint import load_random_state, random_state
 from trainer.stop_request import Stopped
 
 Result = TypeVar("Result")
@@ -31,16 +30,34 @@ def to_the_end(steps: Steps[Result]) -> Result:
 class _Surface:
     """What a process has only one of, and every training uses as if it were its own: random draws, output."""
 
-    draws: dict[str, torch.Tensor]
+    draws: torch.Tensor
+    gpu_draws: torch.Generator | None
+    """The very state, no copy: graphs read the one they were recorded with, while other lanes draw."""
     outputs: tuple[TextIO, TextIO]
 
     @classmethod
     def now(cls, device: torch.device) -> "_Surface":
-        return cls(random_state(device), (sys.stdout, sys.stderr))
+        generator = _generator_of(device)
+        state = None if generator is None else generator.graphsafe_get_state()
+        return cls(torch.get_rng_state(), state, (sys.stdout, sys.stderr))
+
+    def copy(self) -> "_Surface":
+        return replace(self, gpu_draws=None if self.gpu_draws is None else self.gpu_draws.clone_state())
 
     def restore(self, device: torch.device) -> None:
-        load_random_state(self.draws, device)
+        torch.set_rng_state(self.draws)
+        generator = _generator_of(device)
+        if generator is not None and self.gpu_draws is not None:
+            generator.graphsafe_set_state(self.gpu_draws)
         sys.stdout, sys.stderr = self.outputs
+
+
+def _generator_of(device: torch.device) -> torch.Generator | None:
+    """The one that everything on a GPU draws from."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.init()  # there are none before
+    return torch.cuda.default_generators[device.index or 0]
 
 
 @dataclass
@@ -93,7 +110,7 @@ def side_by_side(
     """
     streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in trainings]
     surface = _Surface.now(device)
-    lanes = [_Lane(steps, device, surface, stream) for steps, stream in zip(trainings, streams, strict=True)]
+    lanes = [_Lane(steps, device, surface.copy(), stream) for steps, stream in zip(trainings, streams, strict=True)]
     waiting = deque(lanes)
     under_way: list[_Lane[Result]] = []
     try:

@@ -76,6 +76,24 @@ def test_it_goes_on_eagerly_and_says_so_once(kind, capsys):
     assert_same_story(tried, eager)
 
 
+def test_it_goes_on_eagerly_where_a_recording_has_no_memory(monkeypatch, capsys):
+    """Eager steps take no more than those before them did."""
+    eager = told(task_of("standard", WORLD), range(4))
+    task = task_of("standard", WORLD, graphs=True)
+    forward = task.module.forward
+
+    def greedy(images):
+        if torch.cuda.is_current_stream_capturing():
+            torch.empty(2**50, dtype=torch.uint8, device=WORLD.device)
+        return forward(images)
+
+    monkeypatch.setattr(task.module, "forward", greedy)
+    tried = told(task, range(4))
+    (warning,) = warnings_in(capsys)
+    assert "memory" in warning
+    assert_same_story(tried, eager)
+
+
 def test_what_was_tried_draws_nothing():
     """Dropout drops what it would have dropped."""
     torch.manual_seed(0)

@@ -118,10 +118,10 @@ class Replay:
         try:
             recording = self._captured(held, fixed)
         except CannotRecord as error:
-            failure = error
+            failure = str(error)  # not the error itself, which holds on to all the memory of the attempt
         failed = self._world.sum_(torch.tensor(float(failure is not None), device=self._world.device))
         if failed > 0 or recording is None:
-            raise failure or CannotRecord("another rank cannot")
+            raise CannotRecord(failure or "another rank cannot")
         return recording
 
     def _captured(self, held: Inputs, fixed: Fixed) -> _Recording:
