@@ -25,25 +25,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from our_steps import SGD, Bench, setting, webvision_bench
+from our_steps import SGD, Bench, setting, surroundings, webvision_bench
 from packed_jpegs import linked_tree, make_jpegs, packed
 from record import publish, record_runs
 from timing import Extent, elapsed, rates, synchronise
 
 from trainer.config import ExecutionConfig, ImageConfig
-from trainer.heartbeat import Heartbeat
 from trainer.incv.predictions import collect
 from trainer.loading.batch import Batch, Batches, BatchRequest
 from trainer.loading.image_set import ImageSet, open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of
-from trainer.manifest import StartNotes
 from trainer.methods.networks import networks_of
 from trainer.methods.standard import StandardTask
 from trainer.predicting import first_in_line, forward_pass
 from trainer.recorded_forward import forget_recordings
-from trainer.run_directory import RunDirectory
 from trainer.stop_request import StopRequest
-from trainer.train_loop import Surroundings, Training, train
+from trainer.train_loop import Training, train
 from trainer.world import World
 
 SUBSET, EPOCHS = 0.4, 1000
@@ -94,11 +91,8 @@ def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -
     task = StandardTask(bench.model(0), setting(bench, SGD, plan.steps_per_epoch))
     world = World(0, 1, bench.device, torch.get_num_threads())
     found: dict[str, list[float]] = {"ours": [], "reference": []}
-    run = RunDirectory(scratch / "run")
-    run.root.mkdir()
-    heart = Heartbeat(run.root / "heartbeat.json", 0, 1, "alone")
-    around = Surroundings(world, ExecutionConfig(), StartNotes(run, 0), StopRequest(run.root), heart)
-    training = Training("standard", run.root / "standard")
+    around = surroundings(scratch / "run", world)
+    training = Training("standard", scratch / "run" / "standard")
 
     def batches_from(first: int) -> Batches:
         return _timed(data.training_batches(plan, first, world), task, plan, sizes, found)

@@ -3,17 +3,23 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from trainer.config import OptimizerConfig
+from trainer.config import ExecutionConfig, OptimizerConfig
 from trainer.gpu import gpus_here, prepare_gpu
+from trainer.heartbeat import Heartbeat
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.sample_order import StepIds
+from trainer.manifest import StartNotes
 from trainer.methods.optimised import Setting
 from trainer.models import create_model
+from trainer.run_directory import RunDirectory
+from trainer.stop_request import StopRequest
+from trainer.train_loop import Surroundings
 from trainer.world import World
 
 STEPS_PER_EPOCH = 1000
@@ -75,6 +81,13 @@ ADAM = OptimizerConfig(kind="adam", learning_rate=1e-3)
 def setting(bench: Bench, optimizer: OptimizerConfig, steps_per_epoch: int = STEPS_PER_EPOCH) -> Setting:
     world = World(0, 1, bench.device, torch.get_num_threads())
     return Setting(optimizer, steps_per_epoch, world, "bf16", exact=False, graphs=bench.fast, compile=bench.fast)
+
+
+def surroundings(root: Path, world: World) -> Surroundings:
+    """Of the trainer's own loop, in a new run directory."""
+    root.mkdir()
+    heart = Heartbeat(root / "heartbeat.json", 0, 1, "alone")
+    return Surroundings(world, ExecutionConfig(), StartNotes(RunDirectory(root), 0), StopRequest(root), heart)
 
 
 def resident_batches(bench: Bench, rows: int, count: int = _RESIDENT) -> list[Batch]:
