@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from trainer.config import Recipe
 from trainer.estimate import figures
 from trainer.estimate.times import RESOURCES, Cost, Estimate, Setting
-from trainer.estimate.work import Predicting, Samples, Training, assumed_noise, rounds_of
+from trainer.estimate.work import Predicting, Samples, Training, assumed_noise, rounds_of, work_of
 
 _LEAST_SHARE = 0.005
 _LABEL, _CELL = 34, 12
@@ -33,7 +33,7 @@ def estimate_text(
 
 
 def _premises(recipe: Recipe, samples: Samples, origin: str, setting: Setting, price: float) -> list[str]:
-    network, near = setting.network, setting.speed.reference
+    network, near = setting.network, setting.speeds.reference
     lines = [
         f"{samples.train:,} training samples ({origin}), {samples.classes:,} classes",
         f"{recipe.model.name}: {network.parameters / 1e6:,.1f} M parameters, {_flops(network.step_flops)} a row and "
@@ -57,7 +57,12 @@ def _premises(recipe: Recipe, samples: Samples, origin: str, setting: Setting, p
         if passes:
             lines.append(f"a predict pass after every epoch of round {', '.join(passes)}: incv.round_network")
     lines.append(f"assumed: {price:,.2f} dollars a GPU hour")
-    lines.append("not counted: packing, a cold compilation (80 seconds a start), checkpoints, restarts")
+    trainings = [one for one in work_of(recipe, samples) if isinstance(one, Training)]
+    as_written = dict.fromkeys(one.stage for one in trainings if not one.compiled)
+    if as_written:
+        lines.append(f"not compiled, which execution.compile decides: trainings of {', '.join(as_written)}")
+    cold = " a cold compilation (80 seconds a start)," if any(one.compiled for one in trainings) else ""
+    lines.append(f"not counted: packing,{cold} checkpoints, restarts")
     return lines
 
 

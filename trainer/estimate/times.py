@@ -23,22 +23,37 @@ class Speed:
     fixed_s: float
     row_s: float
     forward_share: float
-    """Of a forward alone as it is written, in both parts."""
-    compiled_forward_share: float
+    """Of a forward alone, in both parts."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Of one network as it is written, and compiled."""
+
+    written: Speed
+    compiled: Speed
     reference: figures.MeasuredStep
     """The measured network that these were scaled from."""
 
+    def of(self, compiled: bool) -> Speed:
+        return self.compiled if compiled else self.written
 
-def speed_of(network: NetworkCost, pixels: int, precision: str) -> Speed:
+
+def speeds_of(network: NetworkCost, pixels: int, precision: str) -> Speeds:
     """Rows scale with FLOPs, the fixed part with layers, from the measured network of the nearest picture size."""
     near = min(figures.MEASURED, key=lambda measured: abs(math.log(measured.pixels / pixels)))
     slower = figures.FP32_SLOWDOWN if precision == "fp32" else 1.0
-    forward = network.forward_flops / network.step_flops
-    return Speed(
-        fixed_s=near.fixed_s * network.layers / near.layers,
-        row_s=near.row_s * slower * network.step_flops / near.step_flops,
-        forward_share=forward / figures.FORWARD_EFFICIENCY,
-        compiled_forward_share=forward / figures.COMPILED_FORWARD_EFFICIENCY,
+
+    def scaled(rates: figures.Rates, forward_efficiency: float) -> Speed:
+        return Speed(
+            fixed_s=rates.fixed_s * network.layers / near.layers,
+            row_s=rates.row_s * slower * network.step_flops / near.step_flops,
+            forward_share=network.forward_flops / network.step_flops / forward_efficiency,
+        )
+
+    return Speeds(
+        written=scaled(near.written, figures.FORWARD_EFFICIENCY),
+        compiled=scaled(near.compiled, figures.COMPILED_FORWARD_EFFICIENCY),
         reference=near,
     )
 
@@ -48,7 +63,7 @@ class Setting:
     """What does not change with the number of GPUs."""
 
     network: NetworkCost
-    speed: Speed
+    speeds: Speeds
     micro: int | None
     predict_batch: int
     number_bytes: int
@@ -73,7 +88,7 @@ def setting_of(recipe: Recipe, network: NetworkCost, samples: int, image_bytes: 
         decoded = None
     return Setting(
         network=network,
-        speed=speed_of(network, image.size, recipe.precision),
+        speeds=speeds_of(network, image.size, recipe.precision),
         micro=recipe.batch.micro,
         predict_batch=recipe.execution.predict_batch,
         number_bytes=4 if recipe.precision == "fp32" else 2,
@@ -129,10 +144,10 @@ class Cost:
 
 
 def training_cost(work: Training, gpus: int, setting: Setting) -> Cost:
-    speed, network, pair = setting.speed, setting.network, work.networks == 2
+    speed, network, pair = setting.speeds.of(work.compiled), setting.network, work.networks == 2
     rows = -(-work.rows // gpus) + -(-work.candidate_rows // gpus)
     trained = rows if gpus > 1 or not work.ranks_first else work.rows  # one GPU alone gathers the chosen rows
-    forward = speed.compiled_forward_share if work.ranks_first else 0.0
+    forward = speed.forward_share if work.ranks_first else 0.0
     at_once = min(trained, setting.micro or trained)
     fixed = speed.fixed_s * (figures.PAIR_FIXED if pair else 1.0)
     parts, ranking_parts = -(-trained // at_once), -(-rows // at_once)
@@ -156,12 +171,11 @@ def training_cost(work: Training, gpus: int, setting: Setting) -> Cost:
 
 
 def predicting_cost(work: Predicting, gpus: int, setting: Setting) -> Cost:
-    speed = setting.speed
     share = -(-work.samples // gpus)
+    speed = setting.speeds.of(work.compiled and share >= WORTH_COMPILING)
     rows = min(setting.predict_batch, share)
     batches = -(-share // rows) * work.passes if share else 0
-    forward = speed.compiled_forward_share if share >= WORTH_COMPILING else speed.forward_share
-    forwards = batches * work.networks * forward
+    forwards = batches * work.networks * speed.forward_share
     gather = 0.0
     if work.gathers and gpus > 1:
         gather = work.passes * (work.samples * figures.GATHERED_S + 2 * (gpus - 1) * figures.GATHER_HOP_S)

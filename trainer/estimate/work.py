@@ -9,6 +9,7 @@ from trainer.incv import theory
 from trainer.incv.noise_estimates import judged_by_best_epoch, remove_ratio, warmup_epochs
 from trainer.loading.sample_order import candidate_rows
 from trainer.methods.networks import TWO_NETWORKS
+from trainer.methods.pace import compiles
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Training:
     """Whether both networks see all rows in eval mode before they train."""
     folds: int = 1
     """2: one for each fold, side by side or in turn."""
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Predicting:
     gathers: bool = False
     """Whether every rank gets every prediction afterwards."""
     folds: int = 1
+    compiled: bool = False
+    """Whether the networks come from a compiled training; long passes then are compiled too."""
 
 
 Work = Training | Predicting
@@ -85,7 +89,10 @@ def assumed_noise(incv: IncvConfig, samples: Samples) -> float:
 
 
 def work_of(recipe: Recipe, samples: Samples) -> list[Work]:
-    """In the order of the stages. Nothing is forgotten or unreadable: n(e) is |B_S|."""
+    """In the order of the stages. Nothing is forgotten or unreadable: n(e) is |B_S|.
+
+    Evaluation loads its networks, and what is loaded is not compiled.
+    """
     work: list[Work] = []
     if recipe.incv is not None:
         work += _incv(recipe, recipe.incv, samples)
@@ -101,26 +108,36 @@ def work_of(recipe: Recipe, samples: Samples) -> list[Work]:
 
 
 def _training(
-    recipe: Recipe, stage: str, selected: int, epochs: int, candidates: int = 0, ranks_first: bool = False
+    recipe: Recipe,
+    stage: str,
+    selected: int,
+    epochs: int,
+    candidates: int = 0,
+    ranks_first: bool = False,
+    of_epochs: int | None = None,
 ) -> Training:
+    """of_epochs: those of the whole training, where this is a part of it."""
     batch = recipe.batch.global_
+    steps_per_epoch = -(-selected // batch)
     return Training(
         stage,
         networks=2 if stage in TWO_NETWORKS else 1,
-        steps=-(-selected // batch) * epochs,
+        steps=steps_per_epoch * epochs,
         rows=batch,
         candidate_rows=candidate_rows(batch, selected, candidates),
         ranks_first=ranks_first,
         folds=2 if stage == "incv" else 1,
+        compiled=compiles(recipe.execution, steps_per_epoch * (of_epochs or epochs)),
     )
 
 
 def _incv(recipe: Recipe, incv: IncvConfig, samples: Samples) -> Iterator[Work]:
     for one in rounds_of(incv, samples)[0]:
         half = -(-one.candidates // 2)
-        yield _training(recipe, "incv", one.selected + half, incv.epochs)
+        training = _training(recipe, "incv", one.selected + half, incv.epochs)
+        yield training
         passes = 1 + (incv.epochs if one.best else 0)
-        yield Predicting("incv", 1, half, passes, gathers=True, folds=2)
+        yield Predicting("incv", 1, half, passes, gathers=True, folds=2, compiled=training.compiled)
 
 
 def _coteaching(recipe: Recipe, method: str, config: CoteachingConfig, samples: Samples) -> Iterator[Work]:
@@ -130,5 +147,5 @@ def _coteaching(recipe: Recipe, method: str, config: CoteachingConfig, samples: 
         return
     _, selected, candidates = rounds_of(recipe.incv, samples)
     alone = min(warmup_epochs(config, recipe.incv, assumed_noise(recipe.incv, samples)), config.epochs)
-    yield _training(recipe, method, selected, alone, ranks_first=ranks_first)
-    yield _training(recipe, method, selected, config.epochs - alone, candidates, ranks_first)
+    yield _training(recipe, method, selected, alone, 0, ranks_first, config.epochs)
+    yield _training(recipe, method, selected, config.epochs - alone, candidates, ranks_first, config.epochs)

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from shards.errors import ConfigError
-from trainer.config import Recipe
+from trainer.config import ExecutionConfig, Recipe
 from trainer.engines.deepspeed import deepspeed_stage
 from trainer.world import World
 
@@ -32,9 +32,14 @@ def pace_of(recipe: Recipe, steps: int, world: World, by_launcher: bool) -> Pace
     if keys.graphs is True and obstacle is not None:
         raise ConfigError(f"execution.graphs is true, and {obstacle}: set it to auto or false")
     graphs = keys.graphs is True or (keys.graphs == "auto" and obstacle is None and steps >= _WORTH_RECORDING)
-    may_compile = world.device.type == "cuda" and not keys.deterministic
-    compile_ = keys.compile is True or (keys.compile == "auto" and may_compile and steps >= _WORTH_COMPILING)
-    return Pace(graphs, compile_)
+    return Pace(graphs, compiles(keys, steps, on_gpu=world.device.type == "cuda"))
+
+
+def compiles(keys: ExecutionConfig, steps: int, on_gpu: bool = True) -> bool:
+    """Whether a training of so many steps is compiled."""
+    if keys.compile == "auto":
+        return on_gpu and not keys.deterministic and steps >= _WORTH_COMPILING
+    return keys.compile
 
 
 def _obstacle_to_graphs(recipe: Recipe, world: World, by_launcher: bool) -> str | None:
