@@ -15,8 +15,11 @@ import torch
 from torch import nn
 
 from shards.durable import read_json, write_json
+from trainer import train_loop
+from trainer.checkpoint import Checkpointer
 from trainer.config import ExecutionConfig, OptimizerConfig
 from trainer.heartbeat import Heartbeat
+from trainer.incv import rounds
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import TrainingPlan
 from trainer.manifest import StartNotes
@@ -29,11 +32,19 @@ from trainer.stop_request import Stopped
 from trainer.train_loop import Surroundings, Training, train, training_steps
 from trainer.world import ALONE
 
-PHASES = ("data_wait", "forward", "backward", "optimiser", "warm_up", "other")
+PHASES = ("data_wait", "forward", "backward", "optimiser", "checkpoint", "warm_up", "other")
 FOLDS = [("incv", round_, fold) for round_ in (0, 1) for fold in (0, 1)]
 METHODS = [("standard", None, None), ("coteaching", None, None), ("coteaching_incv", None, None)]
 STANDARD_ALONE = ("methods=[standard]", "incv=null")
 NAP = 0.05  # seconds
+
+
+def slowed(function):
+    def slow(*arguments, **more):
+        time.sleep(NAP)
+        return function(*arguments, **more)
+
+    return slow
 
 
 def name_of(entry):
@@ -41,9 +52,9 @@ def name_of(entry):
 
 
 def require_sound(entry):
-    """Every phase took time, and together they are the whole."""
-    assert set(entry["seconds"]) == set(PHASES)
-    assert all(entry["seconds"][phase] > 0 for phase in PHASES)
+    """Every phase took time, and together they are the whole; folds that are judged by their best epoch predict."""
+    assert set(entry["seconds"]) == {*PHASES, *(["predict"] if entry["stage"] == "incv" else [])}
+    assert all(seconds > 0 for seconds in entry["seconds"].values())
     assert sum(entry["seconds"].values()) == pytest.approx(entry["wall_s"], rel=0.02)
     assert entry["device"] == "CPU"
 
@@ -101,7 +112,8 @@ def test_the_report_shows_it(profiled):
         "Co-teaching",
         "INCV + Co-teaching",
     ]
-    assert "<th>data wait</th><th>forward</th><th>backward</th><th>optimiser</th><th>warm-up</th>" in page
+    columns = ("data wait", "forward", "backward", "optimiser", "predict", "checkpoint", "warm-up", "other")
+    assert "".join(f"<th>{words}</th>" for words in columns) in page
     assert "<th>exchange</th>" not in page
     standard = report["profile"][4]
     backward = f"{100 * standard['seconds']['backward'] / standard['wall_s']:.1f} %"
@@ -121,6 +133,21 @@ def test_a_stage_that_is_redone_is_measured_anew(profiled, playground, tmp_path)
     assert code == 0, error
     (entry,) = (entry for entry in read_json(run_dir / FILE) if entry["stage"] == "standard")
     assert (entry["start"], entry["steps"]) == (2, 50)
+
+
+def test_predict_passes_between_epochs_are_counted_as_such(playground, monkeypatch):
+    """Those after each epoch; the one after the training is not part of it."""
+    monkeypatch.setattr(rounds, "predict", slowed(rounds.predict))
+    for stage in ("labels", "incv"):
+        code, error = incv(playground, stage, "--run-dir", "judged", "--profile", "incv.rounds=1")
+        assert code == 0, error
+    epochs = 5
+    entries = read_json(playground / "judged" / FILE)
+    assert [name_of(entry) for entry in entries] == FOLDS[:2]
+    for entry in entries:
+        require_sound(entry)
+        assert epochs * NAP < entry["seconds"]["predict"] < entry["wall_s"]
+        assert entry["seconds"]["other"] < entry["seconds"]["predict"]
 
 
 def test_both_starts_of_a_stopped_run_are_added_up(playground):
@@ -233,6 +260,29 @@ def test_time_is_counted_where_it_was_spent(phase, naps, tmp_path):
     assert entry["seconds"]["warm_up"] >= NAP
     elsewhere = [name for name in ("data_wait", "forward", "backward") if name != phase]
     assert all(entry["seconds"][name] < slept for name in elsewhere)
+
+
+@pytest.mark.parametrize("part", ["save", "wait"])
+def test_time_that_checkpoints_take_is_counted_as_such(part, tmp_path, monkeypatch):
+    """Those of steps 0, 2, 4, 6, 8 and 10, with what is waited for at the end."""
+    monkeypatch.setattr(Checkpointer, part, slowed(getattr(Checkpointer, part)))
+    loop = Loop(tmp_path)
+    train(*loop.arguments())
+    (entry,) = loop.entries()
+    assert entry["seconds"]["checkpoint"] >= 6 * NAP
+    assert entry["seconds"]["other"] < entry["seconds"]["checkpoint"]
+    assert "predict" not in entry["seconds"]
+    assert sum(entry["seconds"].values()) == pytest.approx(entry["wall_s"], rel=0.02)
+
+
+def test_reading_a_checkpoint_is_counted_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_loop, "newest_checkpoint", slowed(train_loop.newest_checkpoint))
+    asked = iter(range(100))
+    with pytest.raises(Stopped):
+        train(*Loop(tmp_path, 0, lambda: "asked to" if next(asked) == 2 else None).arguments())
+    train(*Loop(tmp_path, 1).arguments())
+    assert [entry["start"] for entry in Loop(tmp_path).entries()] == [0, 1]
+    assert all(entry["seconds"]["checkpoint"] >= NAP for entry in Loop(tmp_path).entries())
 
 
 def test_a_training_does_not_count_the_turns_of_another(tmp_path):

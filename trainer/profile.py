@@ -16,7 +16,8 @@ from trainer.config import STAGES
 
 FILE = "profile.json"
 """In each training's folder its own entries, one a start; in the run directory those of all trainings."""
-PHASES = ("data_wait", "forward", "backward", "optimiser", "exchange", "warm_up")
+PHASES = ("data_wait", "forward", "backward", "optimiser", "exchange", "predict", "checkpoint", "warm_up")
+_NOT_IN_ALL = ("exchange", "predict")
 _PHASE_OF = {"start": "forward"}  # what precedes the first forward: the rate, the inputs, the count of rows
 _NO_PHASE, _ELSEWHERE = "other", "elsewhere"
 _MOST_PENDING = 200
@@ -102,6 +103,15 @@ class Stopwatch:
         self._steps += 1
 
     @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """What is done in here, between steps, is that phase."""
+        self._timeline.mark(_NO_PHASE)
+        try:
+            yield
+        finally:
+            self._timeline.mark(phase)
+
+    @contextmanager
     def aside(self) -> Iterator[None]:
         """Other trainings of this process have their turn in here."""
         self._timeline.mark(_NO_PHASE)
@@ -126,7 +136,7 @@ class Stopwatch:
         on_gpu = self._device.type == "cuda"
         if not on_gpu:  # a GPU works on for a training while the host has turned to another one
             wall -= found.get(_ELSEWHERE, 0.0)
-        seconds = {name: found.get(name, 0.0) for name in PHASES if name in found or name != "exchange"}
+        seconds = {name: found.get(name, 0.0) for name in PHASES if name in found or name not in _NOT_IN_ALL}
         seconds["other"] = max(wall - sum(seconds.values()), 0.0)
         return {
             "device": torch.cuda.get_device_name(self._device) if on_gpu else "CPU",

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,6 +103,11 @@ class Surroundings:
         """What measures a training, where that was asked for."""
         return None if self.profile is None else self.profile.of(training)
 
+    def counted_as(self, phase: str, training: str) -> AbstractContextManager[None]:
+        """The training's time in here is that of `phase`, for whoever has asked where it goes."""
+        watch = self.watch(training)
+        return nullcontext() if watch is None else watch.within(phase)
+
 
 def checkpoint_interval(total_steps: int, checkpoint_every: int) -> int:
     return min(checkpoint_every, max(1, total_steps // _SHARE_AT_STAKE))
@@ -182,25 +187,34 @@ class _Keeper:
 
     def begin(self) -> int:
         """Load the newest checkpoint, or make the one of step 0; returns the step to go on with."""
-        world = self._around.world
-        found: list[TrainState] = []
-        step = world.share(lambda: self._newest(found))
-        if step is None:
+        with self._for_checkpoints():
+            resumed = self._loaded()
+        if resumed is None:
             self.save(0, wait=True)
             return 0
-        state = found[0] if found else read_checkpoint(step_folder(self._training.checkpoints, step))
-        self._require_own(step, state)
-        self._task.load(state)
-        self._load_random(step, state)
-        self.metrics.load(state.values["metrics"], world.device)
+        step, epoch_ended = resumed
         if self._writes:
             self.metrics.cut_back(step)
             self._around.notes.resumed(self._training.stage, self._training.round, self._training.fold, step)
             if 0 < step < self._plan.total_steps:
                 print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
-        if not state.values["epoch_ended"]:
+        if not epoch_ended:
             self.end_epoch(step)
-        return int(step)
+        return step
+
+    def _loaded(self) -> tuple[int, bool] | None:
+        """Put everything back as the newest checkpoint has it: its step, and whether its epoch was ended."""
+        world = self._around.world
+        found: list[TrainState] = []
+        step = world.share(lambda: self._newest(found))
+        if step is None:
+            return None
+        state = found[0] if found else read_checkpoint(step_folder(self._training.checkpoints, step))
+        self._require_own(step, state)
+        self._task.load(state)
+        self._load_random(step, state)
+        self.metrics.load(state.values["metrics"], world.device)
+        return int(step), state.values["epoch_ended"]
 
     def _newest(self, found: list[TrainState]) -> int | None:
         """The step to go on from; its state, which the first rank has read to be sure of it, into `found`."""
@@ -261,16 +275,21 @@ class _Keeper:
     def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
         """All ranks tell what is theirs alone; the first writes."""
         world = self._around.world
-        state = self._task.state()
-        state.tensors.update(of_every_rank(world, random_state(world.device)))
-        state.values.update(
-            metrics=self.metrics.state(),
-            epoch_ended=epoch_ended,
-            identity=self._training.identity,
-        )
+        with self._for_checkpoints():
+            state = self._task.state()
+            state.tensors.update(of_every_rank(world, random_state(world.device)))
+            state.values.update(
+                metrics=self.metrics.state(),
+                epoch_ended=epoch_ended,
+                identity=self._training.identity,
+            )
+            if self._writes:
+                self._checkpoints.save(step, state, wait)
         if self._writes:
-            self._checkpoints.save(step, state, wait)
             self._tell_profile()
+
+    def _for_checkpoints(self) -> AbstractContextManager[None]:
+        return self._around.counted_as("checkpoint", self._training.name)
 
     def _tell_profile(self) -> None:
         """With every checkpoint too: a kill then takes no more of it than of the training."""
@@ -280,7 +299,8 @@ class _Keeper:
             watch.write(training.folder, training.stage, training.round, training.fold)
 
     def wait(self) -> None:
-        self._checkpoints.wait()
+        with self._for_checkpoints():
+            self._checkpoints.wait()
 
     def close(self) -> None:
         if self._counter is not None:

@@ -15,6 +15,7 @@ STARTS = (
     {"data_wait": 1.0, "forward": 20.0, "backward": 40.0, "optimiser": 5.0, "exchange": 4.0, "warm_up": 20.0},
     {"data_wait": 2.0, "forward": 40.0, "backward": 80.0, "optimiser": 10.0, "exchange": 8.0, "warm_up": 20.0},
 )
+BETWEEN_STEPS = {"predict": 6.0, "checkpoint": 1.5}
 
 
 def entry(start: int, device: str = "NVIDIA H200", **where: Any) -> dict[str, Any]:
@@ -46,6 +47,26 @@ def test_starts_of_a_training_are_added_up(make_run: Make) -> None:
     assert "<th>exchange</th>" in page
     assert "Standard training, backward: 40.0 %" in page
     assert "measured on NVIDIA H200. Data wait is the time that the GPU stood idle" in page
+
+
+def test_what_is_done_between_steps_has_columns_of_its_own(make_run: Make) -> None:
+    """Predicting only where some training did."""
+    fold = entry(0, stage="incv", round=0, fold=0)
+    fold["seconds"] |= BETWEEN_STEPS
+    fold["seconds"]["other"] -= sum(BETWEEN_STEPS.values())
+    method = entry(0)
+    method["seconds"] |= {"checkpoint": 2.0, "other": 8.0}
+    run = make_run()
+    report, page = written(run, [fold, method])
+    assert report["profile"][0]["seconds"].items() >= BETWEEN_STEPS.items()
+    assert "<th>exchange</th><th>predict</th><th>checkpoint</th><th>warm-up</th><th>other</th>" in page
+    assert "<td>4.0 %</td><td>6.0 %</td><td>1.5 %</td><td>20.0 %</td><td>2.5 %</td>" in page
+    assert "<td>4.0 %</td><td>0.0 %</td><td>2.0 %</td><td>20.0 %</td><td>8.0 %</td>" in page
+    assert "Round 1, fold 1, predict: 6.0 %" in page  # the bar
+    assert "Predict is the pass over the held-out half" in page
+    _, page = written(run, [method])
+    assert "<th>predict</th>" not in page
+    assert "Predict is" not in page
 
 
 def test_names_of_devices_and_stages_are_escaped(make_run: Make) -> None:

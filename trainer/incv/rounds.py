@@ -201,7 +201,7 @@ class Incv:
         task = FoldTask(
             create_model(recipe.model.name, self._data.classes, first_weights, **recipe.model.options),
             setting_of(recipe, self._config.optimizer, plan, world, clock=around.watch(training.name)),
-            judge=(lambda network: self._judge(network, fold, around)) if fold.best else None,
+            judge=(lambda network: self._judge_epoch(network, fold, around, training)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)
         yield from training_steps(
@@ -216,6 +216,10 @@ class Incv:
     def _watched(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
         log = UnreadableLog(self._run, self._around.world.rank)
         return log.watch(self._data, Place("train", "incv", doing, fold.round, fold.number), most)
+
+    def _judge_epoch(self, network: nn.Module, fold: "Fold", around: Surroundings, training: Training) -> Predictions:
+        with around.counted_as("predict", training.name):
+            return self._judge(network, fold, around)
 
     def _judge(self, network: nn.Module, fold: "Fold", around: Surroundings) -> Predictions:
         """A predict pass over the held-out half, each id once."""

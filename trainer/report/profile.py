@@ -13,6 +13,8 @@ PHASES = (
     ("backward", "backward", "var(--c2)"),
     ("optimiser", "optimiser", "var(--c1)"),
     ("exchange", "exchange", "var(--c0)"),
+    ("predict", "predict", "var(--c6)"),
+    ("checkpoint", "checkpoint", "var(--c7)"),
     ("warm_up", "warm-up", "var(--c4)"),
     ("other", "other", "var(--faint)"),
 )
@@ -68,19 +70,24 @@ def shares(training: dict[str, Any]) -> dict[str, float]:
 
 
 def shown_phases(trainings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Key, words and colour of the phases that were met: one process exchanges nothing."""
+    """Key, words and colour of the phases that were met: one process exchanges nothing, few trainings predict."""
     return [each for each in PHASES if any(each[0] in training["seconds"] for training in trainings)]
 
 
 def profile_words(report: dict[str, Any]) -> str:
     """What the table's columns mean, and where it was measured."""
-    devices = sorted({device for training in report["profile"] or [] for device in training["devices"]})
+    trainings = report["profile"] or []
+    devices = sorted({device for training in trainings for device in training["devices"]})
     named = ["the CPU" if device == "CPU" else device for device in devices]
     waiting, rest = "the time until a batch had come", " and the ends of epochs"
+    predicting = "Predict is the pass over the held-out half after an epoch. "
+    if not any("predict" in training["seconds"] for training in trainings):
+        predicting = ""
     if any(device != "CPU" for device in devices):
         waiting = "the time that the GPU stood idle for want of a batch, and a phase the time it took on the GPU"
         rest = ", the ends of epochs, and any other time in which the GPU had nothing to do"
     return (
-        f"Shares of each training's time, measured on {' and '.join(named)}. Data wait is {waiting}. Warm-up is the "
-        f"first batch and the first step of each start; other is logging, checkpoints{rest}."
+        f"Shares of each training's time, measured on {' and '.join(named)}. Data wait is {waiting}. {predicting}"
+        "Checkpoint is reading one, and the time that the training stood still for writing them. Warm-up is the "
+        f"first batch and the first step of each start; other is logging{rest}."
     )
