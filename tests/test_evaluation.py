@@ -154,6 +154,22 @@ def test_a_forward_pass_returns_each_id_once_in_eval_mode():
     assert [network.training for network in networks] == [True, False]  # as they were found
 
 
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_evaluation_does_not_depend_on_the_size_of_its_batches(rows):
+    """execution.predict_batch is no result key. Twenty images, in 1 to 20 batches, the last one filled up."""
+    torch.manual_seed(0)
+    networks = [nn.Sequential(nn.Conv2d(3, 8, 2), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 7)) for _ in range(2)]
+
+    def counted(batch):
+        ids = range(20)
+        requests = [request_of(ids[at : at + batch], min(batch, 20)) for at in range(0, 20, batch)]
+        return count_hits(forward_pass(networks, Loader(), requests, *AS_EVER))
+
+    assert counted(rows) == counted(8)
+    assert counted(rows)["count"] == 20
+    assert 0 < counted(rows)["networks"][0]["top1"] < 20
+
+
 def test_logits_are_fp32_under_bf16():
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     _, (scores,) = next(forward_pass([network], Loader(), REQUESTS, CPU, "bf16", GO_ON, "evaluate"))

@@ -63,6 +63,21 @@ def test_the_run_leaves_what_the_rounds_decided(bench: Bench):
     np.testing.assert_array_equal(final.ids(State.SELECTED), np.sort(selected))
 
 
+def test_predictions_do_not_depend_on_the_size_of_their_batches(bench: Bench):
+    """execution.predict_batch is no result key: nor are the epoch that judges best and the selection that follows."""
+    found = []
+    for rows in (7, 256):
+        recipe = bench.recipe("incv.epochs=3", "incv.round_network=best", f"execution.predict_batch={rows}")
+        run = bench.run(recipe, bench.data(recipe))
+        found.append((Predictions.read(run.round_predictions(0)), SelectionIndex.read(run.selection).checksum()))
+    (small, selected), (large, selected_too) = found
+    for column in ("sample_id", "fold", "predicted", "agrees", "status"):
+        np.testing.assert_array_equal(getattr(small, column), getattr(large, column))
+    for column in ("loss", "given_probability", "predicted_probability"):
+        np.testing.assert_allclose(getattr(small, column), getattr(large, column), rtol=1e-4, atol=1e-6)
+    assert selected == selected_too
+
+
 def test_the_noise_is_estimated_in_round_1_and_kept(bench: Bench):
     recipe = bench.recipe("incv.epochs=3")
     data = bench.data(recipe)
