@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from shards.durable import remove_leftovers, whole_folder, write_bytes
+from trainer.tensor_file import write_tensors
 from trainer.world import World
 
 _KEPT = 2
@@ -63,11 +64,8 @@ class Checkpointer:
     def _write(self, step: int, state: TrainState, taken: torch.cuda.Event | None) -> None:
         target = step_folder(self._folder, step)
         with whole_folder(target) as temporary:
-            # not save_file, which hides a full disk behind an error of its own
-            content = save(_on_host(state.tensors, taken))
-            (temporary / "tensors.safetensors").write_bytes(content)
-            record = {"sha256": hashlib.sha256(content).hexdigest(), "values": state.values}
-            (temporary / "state.json").write_text(json.dumps(record))
+            checksum = write_tensors(temporary / "tensors.safetensors", _on_host(state.tensors, taken))
+            (temporary / "state.json").write_text(json.dumps({"sha256": checksum, "values": state.values}))
         write_bytes(self._folder / "latest", f"{target.name}\n".encode())
         self._prune()
 

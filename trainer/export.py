@@ -6,12 +6,13 @@
 import json
 from pathlib import Path
 
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from shards.durable import read_json, whole_folder
 from trainer.config import Recipe
 from trainer.models import create_model
+from trainer.tensor_file import write_tensors
 
 
 def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, ...], folder: Path) -> None:
@@ -33,8 +34,8 @@ def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, .
         },
     }
     with whole_folder(folder) as temporary:
-        weights = {name: t.detach().cpu().contiguous().clone() for name, t in network.state_dict().items()}
-        (temporary / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+        weights = {name: tensor.cpu() for name, tensor in network.state_dict().items()}
+        write_tensors(temporary / "model.safetensors", weights, {"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")
 
 
