@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -15,10 +16,14 @@ from trainer.checkpoint import (
     load_random_state,
     module_state,
     newest_checkpoint,
+    of_every_rank,
+    own_of,
     random_state,
     read_checkpoint,
 )
+from trainer.flat import flat_bytes, unflat_bytes
 from trainer.optimisation import load_moments, saved_moments
+from trainer.world import ALONE, World
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -276,3 +281,62 @@ def test_a_flipped_bit_in_the_weights_is_damage(tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"\x7e")
     step, _ = newest_checkpoint(tmp_path)
     assert step == 1
+
+
+class Crowd(World):
+    """A rank of many that are not there: each has this one's tensor, its own number added."""
+
+    def gathered_by_first(self, tensor):
+        return tensor + torch.arange(self.size, dtype=tensor.dtype)[:, None] if self.is_first else None
+
+
+def crowd(size, rank=0):
+    return Crowd(rank, size, CPU, 1)
+
+
+def test_what_differs_between_ranks_is_one_entry_however_many_they_are(checkpointer, tmp_path):
+    own = torch.arange(6, dtype=torch.uint8)
+    for size in (2, 512):
+        assert of_every_rank(crowd(size, rank=1), "statistics", own) == {}  # the first has it all
+        checkpointer.save(size, TrainState(of_every_rank(crowd(size), "statistics", own)), wait=True)
+        saved = newest_checkpoint(tmp_path / "checkpoints")[1].tensors
+        assert len(saved) == 1
+        for rank in range(size):
+            assert torch.equal(own_of(crowd(size, rank), "statistics", saved), own + torch.tensor(rank).byte())
+        assert own_of(crowd(size + 1, rank=1), "statistics", saved) is None
+        assert own_of(crowd(size, rank=1), "others", saved) is None
+        assert own_of(ALONE, "statistics", saved) is None
+
+
+def test_what_one_process_has_is_saved_as_it_is():
+    saved = of_every_rank(ALONE, "statistics", torch.ones(3))
+    assert saved.keys() == {"statistics"}
+    assert own_of(ALONE, "statistics", saved) is saved["statistics"]
+    assert own_of(crowd(2), "statistics", saved) is None
+
+
+def test_many_ranks_take_hardly_longer_than_two():
+    """Which a tensor for each buffer and rank does."""
+    buffers = [torch.zeros(8) for _ in range(816)]
+
+    def seconds(size):
+        begun = time.perf_counter()
+        of_every_rank(crowd(size), "statistics", flat_bytes(buffers))
+        return time.perf_counter() - begun
+
+    assert min(seconds(512) for _ in range(5)) < 0.05 + 10 * min(seconds(2) for _ in range(5))
+
+
+def test_tensors_of_any_type_and_layout_as_bytes():
+    held = [
+        torch.randn(3).half(),
+        torch.tensor(True),
+        torch.randn(2, 3).double().t(),
+        torch.empty(0, 2),
+        torch.ones(()),
+    ]
+    whole = flat_bytes(held)
+    assert (whole.dtype, len(whole)) == (torch.uint8, 6 + 1 + 48 + 4)
+    for one, other in zip(held, unflat_bytes(whole, held), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)

@@ -3,7 +3,7 @@
 checkpoints/
   latest                    the newest step folder's name, for people and scripts
   step-0000000120/
-    tensors.safetensors     weights, optimiser moments, random states
+    tensors.safetensors     weights, optimiser moments, random states; what differs between ranks as `ranks.<name>`
     state.json              everything else the next step depends on
 """
 
@@ -132,29 +132,23 @@ def load_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
     module.load_state_dict(own, strict=True)
 
 
-def of_every_rank(world: World, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What differs between ranks, as `rank<r>.<name>`; all ranks call it together, with like tensors."""
+def of_every_rank(world: World, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What differs between ranks, in one entry `ranks.<name>`: [ranks, ...]; alone, `name`.
+
+    All ranks call it together, with like tensors; the entry is made on the first, which writes.
+    """
     if world.size == 1:
-        return dict(tensors)
-    flat = {
-        name: tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for name, tensor in tensors.items()
-    }
-    sizes = [part.numel() for part in flat.values()]
-    every = world.gathered(torch.cat(list(flat.values())))
-    return {
-        f"rank{rank}.{name}": part.clone().view(tensors[name].dtype).reshape(tensors[name].shape)
-        for rank, whole in enumerate(every)
-        for name, part in zip(flat, whole.split(sizes), strict=True)
-    }
+        return {name: tensor}
+    rows = world.gathered_by_first(tensor.cpu())
+    return {} if rows is None else {f"ranks.{name}": rows}
 
 
-def own_of(world: World, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What `of_every_rank` saved of this rank; nothing where the saved world was of another size."""
-    saved = {key.partition(".")[0] for key in tensors if key.startswith("rank")}
-    if len(saved) != world.size:
-        return {}
-    prefix = f"rank{world.rank}."
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+def own_of(world: World, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """What `of_every_rank` saved of this rank; None where the saved world was of another size."""
+    if world.size == 1:
+        return tensors.get(name)
+    rows = tensors.get(f"ranks.{name}")
+    return rows[world.rank].clone() if rows is not None and len(rows) == world.size else None
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

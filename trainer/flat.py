@@ -14,3 +14,14 @@ def unflat(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tens
     """The pieces of `flat`, in the shapes of `like`: views, in the type of `whole`."""
     parts = whole.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def flat_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their bits end to end, whatever their types: uint8 [bytes]."""
+    return flat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def unflat_bytes(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The pieces of `flat_bytes`, in the shapes and types of `like`: copies, since a view may begin anywhere."""
+    parts = whole.split([tensor.nbytes for tensor in like])
+    return [part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -237,9 +237,10 @@ class _Keeper:
     def _load_random(self, step: int, state: TrainState) -> None:
         """Each rank's own; in a world of another size, draws that depend on the step and the rank alone."""
         world = self._around.world
-        own = own_of(world, state.tensors) if world.size > 1 else state.tensors
-        if "random.cpu" in own:
-            load_random_state(own, world.device)
+        own = {name: own_of(world, name, state.tensors) for name in random_state(world.device)}
+        saved = {name: tensor for name, tensor in own.items() if tensor is not None}
+        if "random.cpu" in saved:
+            load_random_state(saved, world.device)
         else:
             torch.manual_seed(int(mix64(self._plan.stream, step, world.rank)))
 
@@ -277,7 +278,8 @@ class _Keeper:
         world = self._around.world
         with self._for_checkpoints():
             state = self._task.state()
-            state.tensors.update(of_every_rank(world, random_state(world.device)))
+            for name, own in random_state(world.device).items():
+                state.tensors.update(of_every_rank(world, name, own))
             state.values.update(
                 metrics=self.metrics.state(),
                 epoch_ended=epoch_ended,

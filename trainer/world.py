@@ -100,6 +100,14 @@ class World:
         self.sum_(rows)
         return [row.view(tensor.dtype).reshape(tensor.shape) for row in rows]
 
+    def gathered_by_first(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Every rank's tensor, equal in shape and type, in host memory: [ranks, ...]; None on all but the first."""
+        if self.ties is None:
+            return tensor[None]
+        rows = tensor.new_empty(self.size, *tensor.shape) if self.is_first else None
+        dist.gather(tensor, None if rows is None else list(rows), group=self.ties.group, group_dst=0)
+        return rows
+
     def share(self, value: Callable[[], Any]) -> Any:
         """What the first rank finds, as JSON, for all of them."""
         if self.ties is None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from shards.errors import DataError
-from trainer.config import ExecutionConfig
+from trainer.checkpoint import Checkpointer, of_every_rank, own_of, random_state, read_checkpoint, step_folder
+from trainer.config import ExecutionConfig, OptimizerConfig
 from trainer.incv.gathering import gathered
 from trainer.incv.predictions import NOTHING, Predictions, merged
+from trainer.methods.optimised import Setting
+from trainer.methods.standard import StandardTask
 from trainer.pulse import WorldError
 from trainer.world import World, join_world, leave
 
@@ -101,12 +105,51 @@ def heard(world: World) -> dict[str, Any]:
         "mean": [tensor.tolist() for tensor in mean],
         "mean of equals": torch.equal(mean[0][1], torch.tensor(1 / 3)),
         "gathered": [tensor.tolist() for tensor in world.gathered(torch.tensor([rank, -rank], dtype=torch.float16))],
+        "gathered by first": _lists(world.gathered_by_first(torch.tensor([world.rank, 7], dtype=torch.uint8))),
         "shared": world.share(lambda: {"from": world.rank}),
         "told": world.told(f"I am {world.rank}"),
         "met, none wished": world.meet(),
         "met, last wished": world.meet(world.rank == world.size - 1),
         "different": _words_of(lambda: world.require_equal(str(world.rank), "the number"), WorldError),
         "agreed": _agreed(world),
+    }
+
+
+def _lists(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor.tolist()
+
+
+def task_in(world: World) -> StandardTask:
+    """Its network has BatchNorm, whose statistics are of two types."""
+    network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(20).double())
+    return StandardTask(network, Setting(OptimizerConfig(kind="sgd", learning_rate=0.1), 5, world))
+
+
+def statistics_of(task: StandardTask) -> dict[str, list[float]]:
+    return {name: tensor.tolist() for name, tensor in task.module.named_buffers() if tensor.is_floating_point()}
+
+
+def kept(world: World, folder: Path) -> dict[str, Any]:
+    """Statistics and draws that are each rank's own, saved by all and loaded again."""
+    torch.manual_seed(world.rank)
+    task, again = task_in(world), task_in(world)
+    for buffer in task.module.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_()
+    state, draws = task.state(), random_state(world.device)["random.cpu"]
+    entries = sorted(state.tensors)
+    state.tensors.update(of_every_rank(world, "random.cpu", draws))
+    if world.is_first:
+        Checkpointer(folder).save(1, state, wait=True)
+    world.meet()
+    found = read_checkpoint(step_folder(folder, 1))
+    again.load(found)
+    own = own_of(world, "random.cpu", found.tensors)
+    return {
+        "entries": entries,
+        "statistics": statistics_of(task),
+        "loaded": statistics_of(again),
+        "same draws": own is not None and torch.equal(own, draws),
     }
 
 
@@ -135,6 +178,7 @@ if __name__ == "__main__":
         "heard": heard(joined),
         "splits": [random_split(joined, seed) for seed in range(SPLITS)],
         "refusals": refusals(joined),
+        "kept": kept(joined, Path(sys.argv[1], "checkpoints")),
     }
     Path(sys.argv[1], f"rank{joined.rank}.json").write_text(json.dumps(report))
     leave(joined)

@@ -1,4 +1,5 @@
-"""Predictions of all ranks come together bit for bit, or every rank says what is wrong with them."""
+"""Predictions of all ranks come together bit for bit, or every rank says what is wrong with them; so does what a
+checkpoint keeps of each."""
 
 import os
 import subprocess
@@ -8,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gathering_program import SPLITS, rows, same_bits
+from gathering_program import SPLITS, rows, same_bits, statistics_of, task_in
 from world_runs import REPOSITORY
 
 from shards.durable import read_json
 from shards.errors import DataError
+from trainer.checkpoint import read_checkpoint, step_folder
 from trainer.incv.gathering import gathered
 from trainer.world import ALONE
 
@@ -22,8 +24,12 @@ Report = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
-    folder = tmp_path_factory.mktemp("gathering")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gathering")
+
+
+@pytest.fixture(scope="module")
+def reports(folder: Path) -> list[Report]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, *torchrun, str(PROGRAM), str(folder)]
@@ -69,11 +75,36 @@ def test_what_ranks_say_to_each_other(reports: list[Report]) -> None:
         assert heard["mean"][1] == [[2.0]]
         assert heard["mean of equals"]
         assert heard["gathered"] == [[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]]
+        assert heard["gathered by first"] == (None if heard["rank"] else [[0, 7], [1, 7], [2, 7]])
         assert heard["shared"] == {"from": 0}
         assert heard["told"] == ["I am 0", "I am 1", "I am 2"]
         assert (heard["met, none wished"], heard["met, last wished"]) == (False, True)
         assert heard["different"] == "the number differs between ranks: 0: 0, 1: 1, 2: 2"
         assert heard["agreed"] == [False, False, True, False]
+
+
+@pytest.mark.cluster
+def test_each_rank_finds_its_own_statistics_in_a_checkpoint(reports: list[Report]) -> None:
+    statistics = [report["kept"]["statistics"] for report in reports]
+    assert statistics[0] != statistics[1] != statistics[2]
+    assert [report["kept"]["loaded"] for report in reports] == statistics
+    assert all(report["kept"]["same draws"] for report in reports)
+
+
+@pytest.mark.cluster
+def test_a_checkpoint_of_many_ranks_has_one_entry_more(reports: list[Report]) -> None:
+    alone = sorted(task_in(ALONE).state().tensors)
+    entries = [report["kept"]["entries"] for report in reports]
+    assert entries == [sorted([*alone, "ranks.buffers"]), alone, alone]
+
+
+@pytest.mark.cluster
+def test_a_world_of_another_size_begins_with_the_mean(reports: list[Report], folder: Path) -> None:
+    task = task_in(ALONE)
+    task.load(read_checkpoint(step_folder(folder / "checkpoints", 1)))
+    for name, loaded in statistics_of(task).items():
+        every = [report["kept"]["statistics"][name] for report in reports]
+        np.testing.assert_allclose(loaded, np.mean(every, axis=0), rtol=1e-6)
 
 
 def test_one_process_alone() -> None:

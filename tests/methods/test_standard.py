@@ -1,10 +1,13 @@
 """Standard training: the mean over real rows, fp32 losses, resuming from its state bit for bit."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
+from torch import nn
 from toy_networks import (
+    CLASSES,
     after_one_step,
     assert_same_network,
     batch_of,
@@ -15,11 +18,13 @@ from toy_networks import (
     step_at,
 )
 
+from shards.errors import DataError
 from trainer.config import OptimizerConfig
 from trainer.finite_guard import NonFiniteError
 from trainer.loading.batch import Batch
 from trainer.methods.optimised import sample_losses
 from trainer.methods.standard import StandardTask
+from trainer.world import World
 
 
 def test_a_step_is_the_gradient_of_the_mean_loss_of_real_rows():
@@ -113,3 +118,35 @@ def test_a_non_finite_loss_moves_no_weight_and_ten_end_the_training():
     resumed.step(batch, step_at(8, step=9))  # the count is part of the state
     with pytest.raises(NonFiniteError, match="learning_rate"):
         resumed.require_finite()
+
+
+class Pair(World):
+    """The first of two ranks; the other has the same."""
+
+    def gathered_by_first(self, tensor):
+        return torch.stack([tensor, tensor])
+
+
+def task_of_two(network):
+    return StandardTask(network, dataclasses.replace(setting(), world=Pair(0, 2, torch.device("cpu"), 1)))
+
+
+def test_statistics_of_another_network_are_refused():
+    task, state = task_of_two(normed(1)), task_of_two(normed(1)).state()
+    state.tensors["ranks.buffers"] = state.tensors["ranks.buffers"][:, :-4]
+    with pytest.raises(DataError, match=r"36 bytes.*this network 40.*--redo"):
+        task.load(state)
+
+
+def test_statistics_go_by_name_and_not_by_the_order_of_the_networks_code():
+    def network(first, second):
+        made = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Flatten(), nn.Linear(20, CLASSES))
+        for name in (first, second):
+            made.register_buffer(name, torch.full((3,), float(ord(name))))
+        return made
+
+    saved, other = task_of_two(network("a", "b")), task_of_two(network("b", "a"))
+    other.module.a.zero_()
+    other.load(saved.state())
+    assert other.module.a.tolist() == [97.0] * 3
+    assert other.module.b.tolist() == [98.0] * 3

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, DataError
 from trainer.checkpoint import (
     TrainState,
     load_module,
@@ -24,7 +24,7 @@ from trainer.checkpoint import (
 from trainer.config import OptimizerConfig, Precision, Recipe
 from trainer.engines import make_engine
 from trainer.finite_guard import FiniteGuard
-from trainer.flat import flat, unflat
+from trainer.flat import flat, flat_bytes, unflat, unflat_bytes
 from trainer.gpu import CannotRecord, OwnStream
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan
@@ -40,6 +40,8 @@ from trainer.world import World
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALLEST_SCALE = 1.0
+_BUFFERS = "buffers"
+"""Of each rank, in a checkpoint of several."""
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
@@ -135,7 +137,8 @@ class OptimisedModule(ABC):
         )
         self._guard = FiniteGuard(self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self._buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
+        # By name: the order in which a checkpoint has them, whatever the network's code begins with.
+        self._buffers = {name: b for name, b in sorted(self.module.named_buffers()) if b.is_floating_point()}
         self._live = list(self._buffers.values())
         self._memory = _BufferMemory(self.module)
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
@@ -273,24 +276,35 @@ class OptimisedModule(ABC):
         """Weights with the mean of all ranks' statistics, and each rank's own to go on with."""
         tensors = module_state(self.module, "model.")
         if self.world.size > 1 and self._buffers:
-            own = {f"model.{name}": buffer for name, buffer in self._buffers.items()}
-            tensors |= of_every_rank(self.world, own)
-            tensors |= dict(zip(own, self.world.mean_of(self._live), strict=True))
+            tensors |= of_every_rank(self.world, _BUFFERS, flat_bytes(self._live))
+            names = [f"model.{name}" for name in self._buffers]
+            tensors |= dict(zip(names, self.world.mean_of(self._live), strict=True))
         tensors |= self._engine.moments()
         return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
 
     def load(self, state: TrainState) -> None:
         """In place: what a CUDA graph has recorded is where it was."""
         load_module(self.module, state.tensors, "model.")
-        own = own_of(self.world, state.tensors)
-        for name, buffer in self._buffers.items():
-            if f"model.{name}" in own:
-                buffer.copy_(own[f"model.{name}"])
+        self._load_own_buffers(state)
         self._engine.weights_changed()
         self._engine.load_moments(state.tensors)
         self._guard.load(state.values["guard"])
         if self._scaler.is_enabled() and state.values.get("scaler"):
             self._scaler.load_state_dict(state.values["scaler"])
+
+    def _load_own_buffers(self, state: TrainState) -> None:
+        """This rank's statistics; in a world of another size it keeps the mean, which the model has."""
+        own = own_of(self.world, _BUFFERS, state.tensors)
+        if own is None:
+            return
+        expected = sum(buffer.nbytes for buffer in self._live)
+        if own.numel() != expected:
+            raise DataError(
+                f"the checkpoint has {own.numel()} bytes of BatchNorm's statistics for each rank, and this network "
+                f"{expected}: it was written by another one. Put the right checkpoint back, or begin the stage again "
+                "with --redo"
+            )
+        torch._foreach_copy_(self._live, unflat_bytes(own.to(self.device), self._live))
 
 
 def _placed(module: nn.Module, setting: Setting) -> nn.Module:
