@@ -150,3 +150,12 @@ def test_statistics_go_by_name_and_not_by_the_order_of_the_networks_code():
     other.load(saved.state())
     assert other.module.a.tolist() == [97.0] * 3
     assert other.module.b.tolist() == [98.0] * 3
+
+
+def test_buffers_that_a_network_does_not_save_are_no_statistics():
+    network = normed(1)
+    network.register_buffer("table", torch.ones(3), persistent=False)
+    task = task_of_two(network)
+    state = task.state()
+    assert "model.table" not in state.tensors
+    task.load(state)

@@ -137,8 +137,7 @@ class OptimisedModule(ABC):
         )
         self._guard = FiniteGuard(self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        # By name: the order in which a checkpoint has them, whatever the network's code begins with.
-        self._buffers = {name: b for name, b in sorted(self.module.named_buffers()) if b.is_floating_point()}
+        self._buffers = _statistics_of(self.module)
         self._live = list(self._buffers.values())
         self._memory = _BufferMemory(self.module)
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
@@ -305,6 +304,15 @@ class OptimisedModule(ABC):
                 "with --redo"
             )
         torch._foreach_copy_(self._live, unflat_bytes(own.to(self.device), self._live))
+
+
+def _statistics_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that a step may change, by name: a checkpoint has them in this order, whatever that of the code.
+
+    Those that a network does not save are tables that it makes for itself.
+    """
+    saved = module.state_dict().keys()
+    return {name: b for name, b in sorted(module.named_buffers()) if b.is_floating_point() and name in saved}
 
 
 def _placed(module: nn.Module, setting: Setting) -> nn.Module:
