@@ -1,5 +1,6 @@
 """How a process prepares for its GPUs; what needs one is in test_gpu_streams_gpu.py."""
 
+import gc
 import os
 from itertools import cycle
 
@@ -88,3 +89,15 @@ def test_beyond_the_last_one_there_are_no_more(monkeypatch):
         OwnStream(GPU)
     del living[5]
     OwnStream(GPU)
+
+
+def test_what_only_the_collector_finds_is_found_in_time(monkeypatch):
+    """A training that is over may hang in a circle of references."""
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    gc.disable()
+    try:
+        for _ in range(3 * STREAMS):
+            circle = [OwnStream(GPU)]
+            circle.append(circle)
+    finally:
+        gc.enable()

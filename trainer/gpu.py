@@ -1,5 +1,6 @@
 """What a process asks of its GPU: how it is set up, streams that nobody else uses, captures that may fail."""
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -44,19 +45,25 @@ class OwnStream:
 
     def __init__(self, device: torch.device) -> None:
         with _DRAWING:
-            # No weak references to the streams: an older torch leaves those of a stream that is gone pointing at
-            # nothing, and who follows one ends the process (pytorch/pytorch#183403).
-            taken = {own.stream for own in _LIVE}
-            for _ in range(_DRAWS):
-                self.stream = torch.cuda.Stream(device, priority=-1)
-                if self.stream not in taken:
-                    break
-            else:
+            stream = _untaken(device)
+            if stream is None:
+                gc.collect()  # trainings that are over may still hold theirs
+                stream = _untaken(device)
+            if stream is None:
                 raise ConfigError(
                     "a GPU can keep about 30 trainings apart, and so many are under way: run fewer at a time "
                     "(--at-once), or set execution.graphs=false"
                 )
+            self.stream = stream
             _LIVE.add(self)
+
+
+def _untaken(device: torch.device) -> torch.cuda.Stream | None:
+    # No weak references to the streams: an older torch leaves those of a stream that is gone pointing at
+    # nothing, and who follows one ends the process (pytorch/pytorch#183403).
+    taken = {own.stream for own in _LIVE}
+    drawn = (torch.cuda.Stream(device, priority=-1) for _ in range(_DRAWS))
+    return next((stream for stream in drawn if stream not in taken), None)
 
 
 class CannotRecord(RuntimeError):

@@ -258,8 +258,10 @@ class OptimisedModule(ABC):
             load_random_state(draws, self.device)
 
     def close(self) -> None:
-        """Let the memory of recorded steps go; the module stays."""
+        """Let the memory and the streams of recorded steps go; the module stays."""
         self._replay = None
+        if isinstance(self.module, TwinModel):
+            self.module.beside = None
         self._engine.zero_grad()
 
     def require_finite(self) -> None:
