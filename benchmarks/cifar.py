@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
-from our_steps import ADAM, Bench, Repeated, cifar_bench, resident_batches, setting, surroundings
+from our_steps import ADAM, Bench, Repeated, cifar_bench, image_set, resident_batches, setting, surroundings
 from packed_jpegs import linked_tree, make_jpegs, packed
 from record import publish, record_runs
 from step_references import PlainStep, adam, network
@@ -28,7 +27,7 @@ from timing import extent, rates, synchronise
 
 from trainer.config import ExecutionConfig, ImageConfig
 from trainer.loading.batch import Batch
-from trainer.loading.image_set import ImageSet, open_image_set
+from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.methods.standard import StandardTask
 from trainer.side_by_side import side_by_side
@@ -76,8 +75,7 @@ def opened(bench: Bench, scratch: Path, samples: int) -> ImageSet:
     linked_tree(scratch / "made-up", scratch, samples)
     index = packed(scratch, os.cpu_count() or 1)
     image, execution = ImageConfig(size=bench.pixels, pad=4), ExecutionConfig(loader="resident")
-    labels = index.label.astype(np.int64)
-    return open_image_set(index, index.usable_ids(), labels, image, execution, bench.device, torch.bfloat16)
+    return image_set(bench, index, image, execution)
 
 
 def run_of(bench: Bench, data: ImageSet, rows: int, seed: int, root: Path) -> Generator[None, None, None]:

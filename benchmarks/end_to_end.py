@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from our_steps import SGD, Bench, setting, surroundings, webvision_bench
+from our_steps import SGD, Bench, image_set, setting, surroundings, webvision_bench
 from packed_jpegs import linked_tree, make_jpegs, packed
 from record import publish, record_runs
 from timing import Extent, elapsed, rates, synchronise
@@ -33,7 +33,7 @@ from timing import Extent, elapsed, rates, synchronise
 from trainer.config import ExecutionConfig, ImageConfig
 from trainer.incv.predictions import collect
 from trainer.loading.batch import Batch, Batches, BatchRequest
-from trainer.loading.image_set import ImageSet, open_image_set
+from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.methods.networks import networks_of
 from trainer.methods.standard import StandardTask
@@ -80,8 +80,7 @@ def opened(bench: Bench, sizes: Sizes, images: Path | None, scratch: Path, threa
     index = packed(scratch, os.cpu_count() or 1, sizes.stored)
     image = ImageConfig(size=bench.pixels, resize=sizes.stored, chroma="smooth")
     execution = ExecutionConfig(loader="dali" if bench.fast else "cpu", workers=threads)
-    labels = index.label.astype(np.int64)
-    return open_image_set(index, index.usable_ids(), labels, image, execution, bench.device, torch.bfloat16)
+    return image_set(bench, index, image, execution)
 
 
 def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from trainer.config import ExecutionConfig, OptimizerConfig
+from shards.sample_index import SampleIndex
+from trainer.config import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.gpu import gpus_here, prepare_gpu
 from trainer.heartbeat import Heartbeat
 from trainer.loading.batch import Batch, BatchRequest
+from trainer.loading.image_set import ImageSet, open_image_set
 from trainer.loading.sample_order import StepIds
 from trainer.manifest import StartNotes
 from trainer.methods.optimised import Setting
@@ -81,6 +83,12 @@ ADAM = OptimizerConfig(kind="adam", learning_rate=1e-3)
 def setting(bench: Bench, optimizer: OptimizerConfig, steps_per_epoch: int = STEPS_PER_EPOCH) -> Setting:
     world = World(0, 1, bench.device, torch.get_num_threads())
     return Setting(optimizer, steps_per_epoch, world, "bf16", exact=False, graphs=bench.fast, compile=bench.fast)
+
+
+def image_set(bench: Bench, index: SampleIndex, image: ImageConfig, execution: ExecutionConfig) -> ImageSet:
+    """All usable samples, with their own labels, in bf16."""
+    labels = index.label.astype(np.int64)
+    return open_image_set(index, index.usable_ids(), labels, image, execution, bench.device, torch.bfloat16)
 
 
 def surroundings(root: Path, world: World) -> Surroundings:

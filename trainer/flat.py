@@ -16,9 +16,14 @@ def unflat(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tens
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bits, whatever its type: uint8 [bytes]."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def flat_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Their bits end to end, whatever their types: uint8 [bytes]."""
-    return flat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    """Those of all of them, end to end."""
+    return flat([bytes_of(tensor) for tensor in tensors])
 
 
 def unflat_bytes(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

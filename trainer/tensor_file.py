@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from trainer.flat import bytes_of
+
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -46,7 +48,7 @@ def _parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | No
     yield _header({name: tensors[name] for name in names}, metadata)
     for name in names:
         # By way of bytes: NumPy has no bfloat16.
-        yield tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield bytes_of(tensors[name]).numpy().data
 
 
 def _header(tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None) -> bytes:

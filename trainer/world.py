@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shards.errors import ConfigError
 from trainer.attempt import attempt_name
 from trainer.config import ExecutionConfig
-from trainer.flat import flat, unflat
+from trainer.flat import bytes_of, flat, unflat
 from trainer.gpu import gpus_here, prepare_gpu
 from trainer.launch import Launch, Launcher, host, recognised, require_promised
 from trainer.pulse import Pulse, Store, WorldError, end_soon
@@ -96,7 +96,7 @@ class World:
             return [tensor]
         # A sum of zeros and one: works on every backend and device, and on bits instead of numbers.
         rows = torch.zeros(self.size, tensor.numel() * tensor.element_size(), dtype=torch.uint8, device=tensor.device)
-        rows[self.rank] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        rows[self.rank] = bytes_of(tensor)
         self.sum_(rows)
         return [row.view(tensor.dtype).reshape(tensor.shape) for row in rows]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError
 from trainer.checkpoint import (
     TrainState,
     load_module,
@@ -24,10 +24,11 @@ from trainer.checkpoint import (
 from trainer.config import OptimizerConfig, Precision, Recipe
 from trainer.engines import make_engine
 from trainer.finite_guard import FiniteGuard
-from trainer.flat import flat, flat_bytes, unflat, unflat_bytes
+from trainer.flat import flat_bytes
 from trainer.gpu import CannotRecord, OwnStream
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan
+from trainer.methods.buffers import BufferMemory, load_statistics, statistics_of
 from trainer.methods.compiled_cache import CompiledCache, default_folder
 from trainer.methods.compiling import compile_blocks
 from trainer.methods.micro_batches import micro_batches
@@ -137,9 +138,9 @@ class OptimisedModule(ABC):
         )
         self._guard = FiniteGuard(self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self._buffers = _statistics_of(self.module)
+        self._buffers = statistics_of(self.module)
         self._live = list(self._buffers.values())
-        self._memory = _BufferMemory(self.module)
+        self._memory = BufferMemory(self.module)
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
         self._clock = setting.clock
         self._replay = Replay(self.work, self.world, self.rehearsing, self._clock) if setting.graphs else None
@@ -286,35 +287,14 @@ class OptimisedModule(ABC):
     def load(self, state: TrainState) -> None:
         """In place: what a CUDA graph has recorded is where it was."""
         load_module(self.module, state.tensors, "model.")
-        self._load_own_buffers(state)
+        own = own_of(self.world, _BUFFERS, state.tensors)
+        if own is not None:  # in a world of another size they stay the mean, which the model has
+            load_statistics(self._live, own)
         self._engine.weights_changed()
         self._engine.load_moments(state.tensors)
         self._guard.load(state.values["guard"])
         if self._scaler.is_enabled() and state.values.get("scaler"):
             self._scaler.load_state_dict(state.values["scaler"])
-
-    def _load_own_buffers(self, state: TrainState) -> None:
-        """This rank's statistics; in a world of another size it keeps the mean, which the model has."""
-        own = own_of(self.world, _BUFFERS, state.tensors)
-        if own is None:
-            return
-        expected = sum(buffer.nbytes for buffer in self._live)
-        if own.numel() != expected:
-            raise DataError(
-                f"the checkpoint has {own.numel()} bytes of BatchNorm's statistics for each rank, and this network "
-                f"{expected}: it was written by another one. Put the right checkpoint back, or begin the stage again "
-                "with --redo"
-            )
-        torch._foreach_copy_(self._live, unflat_bytes(own.to(self.device), self._live))
-
-
-def _statistics_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that a step may change, by name: a checkpoint has them in this order, whatever that of the code.
-
-    Those that a network does not save are tables that it makes for itself.
-    """
-    saved = module.state_dict().keys()
-    return {name: b for name, b in sorted(module.named_buffers()) if b.is_floating_point() and name in saved}
 
 
 def _placed(module: nn.Module, setting: Setting) -> nn.Module:
@@ -336,21 +316,3 @@ def _cache_of(task: OptimisedModule, setting: Setting) -> CompiledCache | None:
         return None
     kind = f"{type(task).__name__} {setting.precision} {setting.micro}"
     return CompiledCache(setting.compile_cache, task.module, kind, task.device, setting.world.is_first)
-
-
-class _BufferMemory:
-    """The buffers of a module (BatchNorm's statistics) as they were before a step, should it be left out."""
-
-    def __init__(self, module: nn.Module) -> None:
-        every = list(module.buffers())
-        kinds = [[b for b in every if b.is_floating_point()], [b for b in every if not b.is_floating_point()]]
-        self._kinds = [kind for kind in kinds if kind]
-        self._before: list[torch.Tensor] = []
-
-    def keep(self) -> None:
-        self._before = [flat(kind) for kind in self._kinds]
-
-    def forget_unless(self, ok: torch.Tensor) -> None:
-        """Go back to what `keep` saw, where `ok` (bool []) is false. All buffers at once: there are hundreds."""
-        for kind, before in zip(self._kinds, self._before, strict=True):
-            torch._foreach_copy_(kind, unflat(torch.where(ok, flat(kind), before), kind))
