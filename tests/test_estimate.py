@@ -94,8 +94,8 @@ def test_memory_meets_the_measured_one() -> None:
     [
         (1, 128, 2_345, False),
         (1, 512, 2_997, False),
-        (1, 128, 3_639, True),
-        (1, 512, 4_750, True),
+        (1, 128, 3_678, True),
+        (1, 512, 4_745, True),
         (2, figures.PAIR_ROWS, figures.PAIR_IMAGES_A_SECOND, True),
     ],
 )
@@ -105,7 +105,7 @@ def test_the_measured_steps_come_out_again(networks: int, rows: int, rate: float
 
 
 @pytest.mark.parametrize(
-    ("rows", "rate", "compiled"), [(128, 34_000, False), (1024, 74_000, False), (128, 47_860, True)]
+    ("rows", "rate", "compiled"), [(128, 34_000, False), (1024, 74_000, False), (128, 47_814, True)]
 )
 def test_the_measured_steps_of_small_pictures_come_out_again(rows: int, rate: float, compiled: bool) -> None:
     network = network_cost("cifar_resnet32", 10, 32, {})
@@ -118,15 +118,15 @@ def test_measured_forwards_come_out_again() -> None:
     """Short passes as written, long ones compiled."""
     passes = [Predicting("incv", 1, samples, 1, compiled=True) for samples in (512 * 117, 512 * 273)]
     rates = [cost.images / cost.seconds for cost in (predicting_cost(one, 1, webvision50()) for one in passes)]
-    assert rates == pytest.approx([8_544, 15_250], rel=0.01)
+    assert rates == pytest.approx([8_757, 15_887], rel=0.01)
 
 
 def test_eval_first_meets_the_measured_step() -> None:
-    """Of 128 rows 115 are trained on: 1,762 images/s."""
+    """Of 128 rows 115 are trained on: 1,788 images/s."""
     work = Training("coteaching", 2, 1, 128, ranks_first=True, compiled=True)
     ranked = training_cost(work, 1, webvision50()).seconds
     forgotten = 2 * 13 * webvision50().speeds.compiled.row_s
-    assert 128 / (ranked - forgotten) == pytest.approx(1_762, rel=0.03)
+    assert 128 / (ranked - forgotten) == pytest.approx(1_788, rel=0.03)
 
 
 def test_a_step_is_a_fixed_part_and_one_that_grows_with_its_rows() -> None:
