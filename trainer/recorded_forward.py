@@ -15,7 +15,7 @@ _FIRST_EAGER = 2
 """Batches that are launched kernel by kernel: cuDNN searches and workspaces are made in these."""
 _LARGE, _LARGE_WORTH_RECORDING = 8_000_000, 32
 """Numbers in a batch that keeps the GPU busy however it is launched, and how many such batches a pass has for which
-recording pays, which takes as long as a few of them."""
+recording pays, which takes as long as one or two of them."""
 _SPARED = 4
 """A recording is kept for the next pass where the GPU has so many times its memory left."""
 
