@@ -33,6 +33,7 @@ from trainer.data_sets import open_splits
 from trainer.evaluation import count_hits
 from trainer.gpu import gpus_here
 from trainer.heartbeat import Heartbeat
+from trainer.joining import join_world
 from trainer.labels import make_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of, windows_of
@@ -46,7 +47,7 @@ from trainer.run_directory import RunDirectory
 from trainer.side_by_side import Steps, side_by_side, to_the_end
 from trainer.stop_request import StopRequest
 from trainer.train_loop import Surroundings, Training, training_steps
-from trainer.world import World, join_world
+from trainer.world import World
 
 NAME = "graphs_bf16_agree"
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

@@ -38,7 +38,7 @@ def rank_body(way: str, rows: int) -> None:
     from trainer.config import ExecutionConfig
     from trainer.incv.gathering import gathered
     from trainer.incv.predictions import Predictions, merged
-    from trainer.world import join_world, leave
+    from trainer.joining import join_world, leave
 
     world = join_world(ExecutionConfig(device="cpu", threads=1, world=int(os.environ["WORLD_SIZE"])))
     part = made_up(np.random.default_rng(0).permutation(rows)[world.rank :: world.size])

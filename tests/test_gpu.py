@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shards.errors import ConfigError
 from trainer.config import ExecutionConfig
 from trainer.gpu import OwnStream, gpus_here
-from trainer.world import device_of
+from trainer.joining import device_of
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 GPU = torch.device("cuda", 0)

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from shards.errors import ConfigError, DataError
 from trainer.config import ExecutionConfig
 from trainer.incv.rounds import folds_share_device, folds_side_by_side
-from trainer.world import ALONE, World, join_world, lost_company
+from trainer.joining import join_world, lost_company
+from trainer.world import ALONE, World
 
 
 def test_a_world_of_one_says_nothing() -> None:

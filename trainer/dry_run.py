@@ -13,13 +13,14 @@ from trainer.config import METHODS, DataConfig, Recipe
 from trainer.data_sets import require_as_asked, source_of
 from trainer.estimate.asked import Asked, counted_split, estimated
 from trainer.incv.noise_estimates import judged_by_best_epoch
+from trainer.joining import device_of
 from trainer.loading.image_set import limited_ids
 from trainer.manifest import Manifest
 from trainer.preflight import preflight, require_rows_of_one_pass
 from trainer.run import facts_of
 from trainer.run_directory import RunDirectory
 from trainer.stages import StageBook, require_stages, stages_of
-from trainer.world import ALONE, device_of
+from trainer.world import ALONE
 
 Made = TypeVar("Made")
 

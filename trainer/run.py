@@ -17,6 +17,7 @@ from trainer.config import Recipe
 from trainer.data_sets import open_splits, seen_splits
 from trainer.heartbeat import Heartbeat
 from trainer.incv.rounds import folds_side_by_side
+from trainer.joining import abandon, join_world, leave, lost_company
 from trainer.label_file import file_checksum
 from trainer.launch import launch_name, recognised, require_precision, require_promised
 from trainer.manifest import Manifest, StartNotes, now
@@ -34,7 +35,7 @@ from trainer.start_checks import code_hash, require_common_directory, require_sa
 from trainer.stop_request import EXIT_STOPPED, Stopped, StopRequest
 from trainer.trace import Trace
 from trainer.train_loop import Surroundings
-from trainer.world import World, abandon, join_world, leave, lost_company
+from trainer.world import World
 
 _LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.2
 

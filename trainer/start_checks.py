@@ -13,11 +13,12 @@ from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
 from trainer.config import Recipe
 from trainer.engines.deepspeed import deepspeed_stage
+from trainer.joining import backend_of
 from trainer.launch import host
 from trainer.manifest import installed_versions
 from trainer.recipe_file import recipe_yaml
 from trainer.run_directory import RunDirectory
-from trainer.world import World, backend_of
+from trainer.world import World
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "accelerate", "deepspeed", "nvidia-dali-cuda130")
 _PATIENCE = 15.0  # seconds; a network file system may show a new file late

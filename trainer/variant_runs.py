@@ -8,13 +8,13 @@ from typing import Any, TextIO, cast
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
 from trainer.exit_code import told
+from trainer.joining import join_world
 from trainer.launch import recognised
 from trainer.run import Wanted, run_steps
 from trainer.run_directory import RunDirectory
 from trainer.side_by_side import Steps, side_by_side, to_the_end
 from trainer.stop_request import EXIT_STOPPED, StopRequest
 from trainer.variants import Variant
-from trainer.world import join_world
 
 
 def carry_out_all(

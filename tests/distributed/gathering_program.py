@@ -15,10 +15,11 @@ from trainer.checkpoint import Checkpointer, of_every_rank, own_of, random_state
 from trainer.config import ExecutionConfig, OptimizerConfig
 from trainer.incv.gathering import gathered
 from trainer.incv.predictions import NOTHING, Predictions, merged
+from trainer.joining import join_world, leave
 from trainer.methods.optimised import Setting
 from trainer.methods.standard import StandardTask
 from trainer.pulse import WorldError
-from trainer.world import World, join_world, leave
+from trainer.world import World
 
 COLUMNS = tuple(Predictions.__dataclass_fields__)
 ODD_FLOATS = np.array([0x7FC01234, 0x7F800001, 0xFFC00001, 0x80000000, 0x7F800000, 1], np.uint32).view(np.float32)

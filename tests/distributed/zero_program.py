@@ -16,7 +16,8 @@ from trainer.config import ExecutionConfig
 from trainer.engines import Engine, make_engine
 from trainer.engines.deepspeed import DeepSpeedEngine
 from trainer.engines.plain import PlainEngine, distributed
-from trainer.world import World, join_world, leave
+from trainer.joining import join_world, leave
+from trainer.world import World
 
 Report = dict[str, object]
 

@@ -14,13 +14,14 @@ from fast_steps import CANDIDATES, CLASSES, KINDS, OPTIMIZERS, PER_EPOCH, ROWS, 
 from torch import nn
 
 from trainer.config import ExecutionConfig
+from trainer.joining import join_world, leave
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, deal
 from trainer.methods.coteaching import CoteachingTask, Forgetting
 from trainer.methods.optimised import OptimisedModule, Setting
 from trainer.methods.standard import StandardTask
 from trainer.models import TwinModel
-from trainer.world import World, join_world, leave
+from trainer.world import World
 
 STEPS = range(10, 30)
 """With the empty batch, the one with NaN, the short one, and the first that hold rows of C."""
