@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from our_steps import surroundings
 from record import publish, record
 
 from shards.errors import ConfigError, InputError
@@ -32,22 +33,18 @@ from trainer.config import Recipe
 from trainer.data_sets import open_splits
 from trainer.evaluation import count_hits
 from trainer.gpu import gpus_here
-from trainer.heartbeat import Heartbeat
 from trainer.joining import join_world
 from trainer.labels import make_labels
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of, windows_of
-from trainer.manifest import StartNotes
 from trainer.methods.networks import initial_module, seed_draws
 from trainer.methods.optimised import Setting, image_type, setting_of
 from trainer.methods.standard import StandardTask
 from trainer.predicting import predict
 from trainer.recipe_file import load_recipe
-from trainer.run_directory import RunDirectory
 from trainer.side_by_side import Steps, side_by_side, to_the_end
 from trainer.stop_request import StopRequest
-from trainer.train_loop import Surroundings, Training, training_steps
-from trainer.world import World
+from trainer.train_loop import Training, training_steps
 
 NAME = "graphs_bf16_agree"
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -150,7 +147,10 @@ class Bench:
             epochs=recipe.standard.epochs,
             windows=windows_of(recipe.order, images.index.shard),
         )
-        around = _surroundings(self._scratch / way / f"seed-{seed}", recipe, world, plan.steps_per_epoch)
+        # A line of metrics an epoch: its loss is then the mean of exactly that epoch's steps.
+        execution = recipe.execution.model_copy(update={"log_every": plan.steps_per_epoch})
+        root = self._scratch / way / f"seed-{seed}"
+        around = surroundings(root, world, execution)
         said = f"{self._plan.ways[way].said}, seed {seed}"
 
         def judge(network: torch.nn.Module) -> float:
@@ -164,7 +164,7 @@ class Bench:
         setting = setting_of(recipe, recipe.standard.optimizer, plan, world)
         task = JudgedTask(module, setting, plan.epochs - JUDGED, judge)
         noisy = _with_noisy_labels(images, recipe)
-        training = Training(said, self._scratch / way / f"seed-{seed}" / "standard")
+        training = Training(said, root / "standard")
         yield from training_steps(
             training, task, plan, lambda first: noisy.training_batches(plan, first, world), around
         )
@@ -172,13 +172,6 @@ class Bench:
 
     def close(self) -> None:
         self._world.pulse.end()
-
-
-def _surroundings(root: Path, recipe: Recipe, world: World, steps_per_epoch: int) -> Surroundings:
-    """A line of metrics an epoch: its loss is then the mean of exactly that epoch's steps."""
-    run = RunDirectory(root)
-    execution = recipe.execution.model_copy(update={"log_every": steps_per_epoch})
-    return Surroundings(world, execution, StartNotes(run, 0), StopRequest(), Heartbeat(None, 0, 1, "alone"))
 
 
 def _with_noisy_labels(images: ImageSet, recipe: Recipe) -> ImageSet:

@@ -91,11 +91,12 @@ def image_set(bench: Bench, index: SampleIndex, image: ImageConfig, execution: E
     return open_image_set(index, index.usable_ids(), labels, image, execution, bench.device, torch.bfloat16)
 
 
-def surroundings(root: Path, world: World) -> Surroundings:
+def surroundings(root: Path, world: World, execution: ExecutionConfig | None = None) -> Surroundings:
     """Of the trainer's own loop, in a new run directory."""
-    root.mkdir()
+    root.mkdir(parents=True)
     heart = Heartbeat(root / "heartbeat.json", 0, 1, "alone")
-    return Surroundings(world, ExecutionConfig(), StartNotes(RunDirectory(root), 0), StopRequest(root), heart)
+    notes = StartNotes(RunDirectory(root), 0)
+    return Surroundings(world, execution or ExecutionConfig(), notes, StopRequest(root), heart)
 
 
 def resident_batches(bench: Bench, rows: int, count: int = _RESIDENT) -> list[Batch]:
