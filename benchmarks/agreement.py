@@ -29,22 +29,22 @@ from record import publish, record
 
 from shards.errors import ConfigError, InputError
 from shards.sample_index import SampleIndex
-from trainer.config import Recipe
-from trainer.data_sets import open_splits
-from trainer.evaluation import count_hits
-from trainer.gpu import gpus_here
-from trainer.joining import join_world
-from trainer.labels import make_labels
+from trainer.config.recipe_file import load_recipe
+from trainer.config.schema import Recipe
+from trainer.distributed.devices import count_visible_gpus
+from trainer.distributed.process_group import join_world
+from trainer.distributed.stop import StopRequest
 from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of, windows_of
-from trainer.methods.networks import initial_module, seed_draws
-from trainer.methods.optimised import Setting, image_type, setting_of
+from trainer.methods.networks import build_module, seed_rng
+from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
-from trainer.predicting import predict
-from trainer.recipe_file import load_recipe
-from trainer.side_by_side import Steps, side_by_side, to_the_end
-from trainer.stop_request import StopRequest
-from trainer.train_loop import Training, training_steps
+from trainer.methods.task import TaskSettings, build_task_settings, image_type
+from trainer.run.data_sets import open_splits
+from trainer.run.evaluation import count_hits
+from trainer.run.labels import make_labels
+from trainer.training.interleave import Steps, interleave, run_to_end
+from trainer.training.loop import TrainingJob, iterate_training
 
 NAME = "graphs_bf16_agree"
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -90,7 +90,11 @@ class JudgedTask(StandardTask):
     """Standard training whose network is tried on the test set after the last epochs."""
 
     def __init__(
-        self, module: torch.nn.Module, setting: Setting, first_judged: int, judge: Callable[[torch.nn.Module], float]
+        self,
+        module: torch.nn.Module,
+        setting: TaskSettings,
+        first_judged: int,
+        judge: Callable[[torch.nn.Module], float],
     ) -> None:
         super().__init__(module, setting)
         self._first_judged, self._judge = first_judged, judge
@@ -131,7 +135,7 @@ class Bench:
         """All seeds, side by side; and the seconds they took."""
         began = time.monotonic()
         trainings = [self._trained(way, seed) for seed in self._plan.seeds]
-        found = to_the_end(side_by_side(trainings, self._world.device))
+        found = run_to_end(interleave(trainings, self._world.device))
         for opened in self._opened.pop(way):
             opened.close()
         return found, time.monotonic() - began
@@ -150,28 +154,28 @@ class Bench:
         # A line of metrics an epoch: its loss is then the mean of exactly that epoch's steps.
         execution = recipe.execution.model_copy(update={"log_every": plan.steps_per_epoch})
         root = self._scratch / way / f"seed-{seed}"
-        around = surroundings(root, world, execution)
+        ctx = surroundings(root, world, execution)
         said = f"{self._plan.ways[way].said}, seed {seed}"
 
         def judge(network: torch.nn.Module) -> float:
-            counted = predict([network], test, test.ids, recipe.precision, around, f"{said}: test", count_hits)
+            counted = predict([network], test, test.ids, recipe.precision, ctx, f"{said}: test", count_hits)
             accuracy: float = counted["networks"][0]["top1"] / counted["count"]
             print(f"{said}: test accuracy {accuracy:.2%}", file=sys.stderr, flush=True)
             return accuracy
 
-        seed_draws(plan.stream, world.rank)
-        module = initial_module(recipe, "standard", images.classes)
-        setting = setting_of(recipe, recipe.standard.optimizer, plan, world)
+        seed_rng(plan.stream, world.rank)
+        module = build_module(recipe, "standard", images.classes)
+        setting = build_task_settings(recipe, recipe.standard.optimizer, plan, world)
         task = JudgedTask(module, setting, plan.epochs - JUDGED, judge)
         noisy = _with_noisy_labels(images, recipe)
-        training = Training(said, root / "standard")
-        yield from training_steps(
-            training, task, plan, lambda first: noisy.training_batches(plan, first, world), around
+        training = TrainingJob(said, root / "standard")
+        yield from iterate_training(
+            training, task, plan, lambda first: noisy.training_batches(plan, first, world), ctx
         )
         return Outcome(_last_loss(training.folder / "metrics.jsonl", plan), tuple(task.accuracies))
 
     def close(self) -> None:
-        self._world.pulse.end()
+        self._world.watchdog.end()
 
 
 def _with_noisy_labels(images: ImageSet, recipe: Recipe) -> ImageSet:
@@ -260,7 +264,7 @@ def plan_of(given: argparse.Namespace, scratch: Path) -> Plan:
         )
     if not small and given.root is None:
         raise ConfigError("say where CIFAR-10 lies (--root FOLDER), or --small to try the script on digits")
-    if not small and gpus_here() == 0:
+    if not small and count_visible_gpus() == 0:
         raise ConfigError("there is no GPU to record CUDA graphs on: --small tries the script without one")
     roots = [] if small else [f"data.train.root={given.root}", f"data.eval.test.root={given.root}"]
     keys = (

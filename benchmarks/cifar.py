@@ -25,13 +25,13 @@ from record import publish, record_runs
 from step_references import PlainStep, adam, network
 from timing import extent, rates, synchronise
 
-from trainer.config import ExecutionConfig, ImageConfig
+from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.batch import Batch
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import TrainingPlan, stream_of
 from trainer.methods.standard import StandardTask
-from trainer.side_by_side import side_by_side
-from trainer.train_loop import Training, training_steps
+from trainer.training.interleave import interleave
+from trainer.training.loop import TrainingJob, iterate_training
 
 TRAININGS = 8
 EPOCHS = 1000
@@ -83,13 +83,13 @@ def run_of(bench: Bench, data: ImageSet, rows: int, seed: int, root: Path) -> Ge
     plan = TrainingPlan(stream_of(seed, "benchmark"), data.ids, rows, EPOCHS)
     form = setting(bench, ADAM, plan.steps_per_epoch)
     task = StandardTask(bench.model(seed), form)
-    around = surroundings(root, form.world)
-    return training_steps(
-        Training("standard", root / "standard"),
+    ctx = surroundings(root, form.world)
+    return iterate_training(
+        TrainingJob("standard", root / "standard"),
         task,
         plan,
         lambda first: data.training_batches(plan, first, form.world),
-        around,
+        ctx,
     )
 
 
@@ -102,7 +102,7 @@ def runs_figure(small: bool) -> dict[str, Any]:
         def lanes(first: int, count: int) -> Generator[None, None, list[None]]:
             seeds = range(first, first + count)
             runs = [run_of(bench, data, rows, seed, scratch / f"run{seed}") for seed in seeds]
-            return side_by_side(runs, bench.device)
+            return interleave(runs, bench.device)
 
         with closing(lanes(0, TRAININGS)) as together, closing(lanes(TRAININGS, 1)) as alone:
             ways: dict[str, Callable[[], object]] = {

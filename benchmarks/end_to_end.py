@@ -30,18 +30,18 @@ from packed_jpegs import linked_tree, make_jpegs, packed
 from record import publish, record_runs
 from timing import Extent, elapsed, rates, synchronise
 
-from trainer.config import ExecutionConfig, ImageConfig
-from trainer.incv.predictions import collect
+from trainer.acceleration.graphed_forward import clear_graph_cache
+from trainer.config.schema import ExecutionConfig, ImageConfig
+from trainer.distributed.stop import StopRequest
+from trainer.distributed.world import World
+from trainer.incv.predictions import collect_predictions
 from trainer.loading.batch import Batch, Batches, BatchRequest
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import TrainingPlan, stream_of
-from trainer.methods.networks import networks_of
+from trainer.methods.networks import list_networks
+from trainer.methods.predict import iterate_forward, on_priority_stream
 from trainer.methods.standard import StandardTask
-from trainer.predicting import first_in_line, forward_pass
-from trainer.recorded_forward import forget_recordings
-from trainer.stop_request import StopRequest
-from trainer.train_loop import Training, train
-from trainer.world import World
+from trainer.training.loop import TrainingJob, train
 
 SUBSET, EPOCHS = 0.4, 1000
 _MADE_UP = 64
@@ -90,14 +90,14 @@ def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -
     task = StandardTask(bench.model(0), setting(bench, SGD, plan.steps_per_epoch))
     world = World(0, 1, bench.device, torch.get_num_threads())
     found: dict[str, list[float]] = {"ours": [], "reference": []}
-    around = surroundings(scratch / "run", world)
-    training = Training("standard", scratch / "run" / "standard")
+    ctx = surroundings(scratch / "run", world)
+    training = TrainingJob("standard", scratch / "run" / "standard")
 
     def batches_from(first: int) -> Batches:
         return _timed(data.training_batches(plan, first, world), task, plan, sizes, found)
 
     with suppress(_Measured):
-        train(training, task, plan, batches_from, around)
+        train(training, task, plan, batches_from, ctx)
     note = (
         f"{bench.said}; {len(ids):,} of {len(data.ids):,} samples, shuffled, {sizes.steps} steps a run of the "
         "trainer's loop, no checkpoint due in them; reference: the same step, alone, on one batch again and again"
@@ -148,23 +148,23 @@ class _Resident:
 
 
 def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet, name: str) -> dict[str, Any]:
-    networks = networks_of(StandardTask(bench.model(0), setting(bench, SGD)).module)
+    networks = list_networks(StandardTask(bench.model(0), setting(bench, SGD)).module)
     requests, stop = data.predict_requests(data.ids, sizes.predict_batch) * ROUNDS[name], StopRequest()
     images = len(data.ids) * ROUNDS[name]
     resident = _Resident(next(iter(data.loader.batches(requests[:1]))))
 
     def whole_pass() -> None:
-        forget_recordings()  # most networks are asked once: they have nothing of an earlier pass
-        passes = forward_pass(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
-        with first_in_line(bench.device):
-            assert len(collect(passes, 0, 1).sample_id) == images
+        clear_graph_cache()  # most networks are asked once: they have nothing of an earlier pass
+        passes = iterate_forward(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
+        with on_priority_stream(bench.device):
+            assert len(collect_predictions(passes, 0, 1).sample_id) == images
 
     def decoding() -> None:
         for batch in data.loader.batches(requests):
             assert len(batch.images)
 
     def forward() -> None:
-        for _ in forward_pass(networks, resident, requests, bench.device, "bf16", stop, "forward"):
+        for _ in iterate_forward(networks, resident, requests, bench.device, "bf16", stop, "forward"):
             pass
 
     ways = {"ours": whole_pass, "decoding": decoding, "forward": forward}

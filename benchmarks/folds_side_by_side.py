@@ -26,7 +26,11 @@ from company import Others, said_of, wait_for_quiet
 from record import publish, record, record_runs
 
 ROOT = Path(__file__).parents[1]
-SIDE_BY_SIDE, ALONE, TOGETHER = "two processes, a fold each", "one process, in turn", "two processes, in turn"
+SIDE_BY_SIDE, ALONE, TOGETHER = (
+    "two processes, a fold each",
+    "one process, in turn",
+    "two processes, in turn",
+)
 WAYS = {SIDE_BY_SIDE: (2, "side_by_side"), ALONE: (1, "in_turn"), TOGETHER: (2, "in_turn")}
 _PERIOD = 0.05
 
@@ -89,7 +93,7 @@ def prepared(place: Path, overrides: Sequence[str]) -> Path:
     return run
 
 
-def carried_out(way: str, start: Path, overrides: Sequence[str]) -> Stage:
+def run_eagerly(way: str, start: Path, overrides: Sequence[str]) -> Stage:
     """The INCV stage of a copy of the prepared run."""
     processes, folds = WAYS[way]
     run = start.with_name("measured")
@@ -106,7 +110,7 @@ def carried_out(way: str, start: Path, overrides: Sequence[str]) -> Stage:
         if process.returncode:
             log.seek(0)
             sys.exit(f"{log.read()}\n{way}: ended with {process.returncode}")
-    share = others.share()
+    share = others.broadcast_from_rank0()
     manifest = json.loads((run / "manifest.json").read_text())
     checksum = json.loads((run / "incv.json").read_text())["selection_checksum"]
     last_start = manifest["starts"][-1]
@@ -124,7 +128,7 @@ def measure(rounds: int, patience: float, overrides: Sequence[str]) -> dict[str,
         for _ in range(rounds):
             for way, done in stages.items():
                 wait_for_quiet(patience)
-                stage = carried_out(way, start, overrides)
+                stage = run_eagerly(way, start, overrides)
                 print(f"{way}: {stage}", file=sys.stderr)
                 done.append(stage)
     if len({stage.checksum for way in (SIDE_BY_SIDE, ALONE) for stage in stages[way]}) > 1:

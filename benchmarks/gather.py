@@ -35,10 +35,10 @@ def rank_body(way: str, rows: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from trainer.config import ExecutionConfig
-    from trainer.incv.gathering import gathered
+    from trainer.config.schema import ExecutionConfig
+    from trainer.distributed.process_group import join_world, leave
+    from trainer.incv.gathering import gather_predictions
     from trainer.incv.predictions import Predictions, merged
-    from trainer.joining import join_world, leave
 
     world = join_world(ExecutionConfig(device="cpu", threads=1, world=int(os.environ["WORLD_SIZE"])))
     part = made_up(np.random.default_rng(0).permutation(rows)[world.rank :: world.size])
@@ -50,11 +50,11 @@ def rank_body(way: str, rows: int) -> None:
         return merged(parts, expected)
 
     def by_tensors() -> Predictions:
-        return gathered(world, part, expected)
+        return gather_predictions(world, part, expected)
 
     def start_together() -> None:
         """Also the first collective, which a run has long had behind it when it gathers."""
-        world.sum_(torch.zeros(1))
+        world.all_reduce(torch.zeros(1))
 
     whole, seconds, extra = _measured(by_tensors if way == OURS else by_objects, start_together)
     digest = hashlib.sha256()
@@ -62,7 +62,7 @@ def rank_body(way: str, rows: int) -> None:
         digest.update(np.ascontiguousarray(getattr(whole, name)).tobytes())
     print(json.dumps({"seconds": seconds, "extra_mb": extra, "checksum": digest.hexdigest()}), flush=True)
     leave(world)
-    world.pulse.end()
+    world.watchdog.end()
 
 
 def made_up(ids: Any) -> Any:
@@ -87,7 +87,7 @@ def made_up(ids: Any) -> Any:
 
 def _measured(job: Callable[[], Any], start_together: Callable[[], None]) -> tuple[Any, float, float]:
     """Result, seconds, and the highest resident memory during the job above that before it, in MB."""
-    gc.collect()
+    gc.collect_predictions()
     ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator kept would serve the job uncounted
     start_together()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
@@ -144,7 +144,7 @@ def measure(ranks: int, rows: int, rounds: int, patience: float) -> list[dict[st
             wait_for_quiet(patience)
             others = Others()
             each = run(way, ranks, rows)
-            shares.append(others.share())
+            shares.append(others.broadcast_from_rank0())
             for figure, values in found.items():
                 values.append(max(one[figure] for one in each))
             checksums |= {one["checksum"] for one in each}

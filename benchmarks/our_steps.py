@@ -10,19 +10,19 @@ import numpy as np
 import torch
 
 from shards.sample_index import SampleIndex
-from trainer.config import ExecutionConfig, ImageConfig, OptimizerConfig
-from trainer.gpu import gpus_here, prepare_gpu
-from trainer.heartbeat import Heartbeat
+from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
+from trainer.distributed.devices import count_visible_gpus, prepare_gpu
+from trainer.distributed.stop import StopRequest
+from trainer.distributed.world import World
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.image_set import ImageSet, open_image_set
 from trainer.loading.sample_order import StepIds
-from trainer.manifest import StartNotes
-from trainer.methods.optimised import Setting
-from trainer.models import create_model
-from trainer.run_directory import RunDirectory
-from trainer.stop_request import StopRequest
-from trainer.train_loop import Surroundings
-from trainer.world import World
+from trainer.methods.task import TaskSettings
+from trainer.models.factory import create_model
+from trainer.records.heartbeat import Heartbeat
+from trainer.records.manifest import StartLog
+from trainer.records.run_directory import RunDirectory
+from trainer.training.loop import RunContext
 
 STEPS_PER_EPOCH = 1000
 FIRST_EPOCH = 10
@@ -56,7 +56,7 @@ class Bench:
 
 def device() -> torch.device:
     """The GPU, set up as a run sets it up."""
-    if gpus_here() == 0:
+    if count_visible_gpus() == 0:
         return torch.device("cpu")
     found = torch.device("cuda", 0)
     prepare_gpu(found)
@@ -80,9 +80,9 @@ SGD = OptimizerConfig(kind="sgd", learning_rate=0.01, momentum=0.9, weight_decay
 ADAM = OptimizerConfig(kind="adam", learning_rate=1e-3)
 
 
-def setting(bench: Bench, optimizer: OptimizerConfig, steps_per_epoch: int = STEPS_PER_EPOCH) -> Setting:
+def setting(bench: Bench, optimizer: OptimizerConfig, steps_per_epoch: int = STEPS_PER_EPOCH) -> TaskSettings:
     world = World(0, 1, bench.device, torch.get_num_threads())
-    return Setting(optimizer, steps_per_epoch, world, "bf16", exact=False, graphs=bench.fast, compile=bench.fast)
+    return TaskSettings(optimizer, steps_per_epoch, world, "bf16", exact=False, graphs=bench.fast, compile=bench.fast)
 
 
 def image_set(bench: Bench, index: SampleIndex, image: ImageConfig, execution: ExecutionConfig) -> ImageSet:
@@ -91,12 +91,12 @@ def image_set(bench: Bench, index: SampleIndex, image: ImageConfig, execution: E
     return open_image_set(index, index.usable_ids(), labels, image, execution, bench.device, torch.bfloat16)
 
 
-def surroundings(root: Path, world: World, execution: ExecutionConfig | None = None) -> Surroundings:
+def surroundings(root: Path, world: World, execution: ExecutionConfig | None = None) -> RunContext:
     """Of the trainer's own loop, in a new run directory."""
     root.mkdir(parents=True)
-    heart = Heartbeat(root / "heartbeat.json", 0, 1, "alone")
-    notes = StartNotes(RunDirectory(root), 0)
-    return Surroundings(world, execution or ExecutionConfig(), notes, StopRequest(root), heart)
+    heartbeat = Heartbeat(root / "heartbeat.json", 0, 1, "alone")
+    notes = StartLog(RunDirectory(root), 0)
+    return RunContext(world, execution or ExecutionConfig(), notes, StopRequest(root), heartbeat)
 
 
 def resident_batches(bench: Bench, rows: int, count: int = _RESIDENT) -> list[Batch]:

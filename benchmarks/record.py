@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainer.manifest import installed_versions
+from trainer.records.manifest import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("incv", "torch", "timm", "numpy", "pyarrow", "pillow", "nvidia-dali-cuda130")
@@ -106,7 +106,7 @@ def _print_facts() -> None:
     """What lines must share to be of the same thing: for gpu.py, which leaves the GPU itself alone."""
     import torch  # noqa: F401  machine() then names the GPU
 
-    from trainer.start_checks import code_hash
+    from trainer.run.start_checks import code_hash
 
     print(json.dumps({"machine": machine(), "code": code_hash()}))
 

@@ -15,7 +15,7 @@ import numpy as np
 from record import publish, record_runs
 
 from trainer.incv.predictions import Predictions
-from trainer.incv.selection import after_round
+from trainer.incv.selection import apply_round
 from trainer.incv.selection_index import SelectionIndex
 
 _REMOVE_RATIO = 0.1  # the recipe of WebVision
@@ -27,7 +27,7 @@ def selection_line(rows: int, runs: int) -> dict[str, Any]:
     seconds, checksums = [], set()
     for _ in range(runs):
         began = time.perf_counter()
-        checksums.add(after_round(before, predictions, 1, _REMOVE_RATIO).checksum())
+        checksums.add(apply_round(before, predictions, 1, _REMOVE_RATIO).checksum())
         seconds.append(time.perf_counter() - began)
     assert len(checksums) == 1
     note = f"{rows:,} predictions of two folds, removing {_REMOVE_RATIO} times the selected; one process, on the CPU"

@@ -23,12 +23,12 @@ from record import publish, record_runs
 from step_references import OneForwardCoteaching, PlainStep, RankedCoteaching, network
 from timing import Extent, extent, rates
 
+from trainer.acceleration.compile import compile_blocks
 from trainer.loading.batch import Batch
-from trainer.methods.compiling import compile_blocks
-from trainer.methods.coteaching import CoteachingTask, Forgetting
-from trainer.methods.networks import networks_of
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
+from trainer.methods.networks import list_networks
 from trainer.methods.standard import StandardTask
-from trainer.models import TwinModel
+from trainer.models.twin import TwinModel
 
 _PATIENCE = 200.0
 """Seconds after which one_pass, compiled from cold caches, leaves no time for eval_first in the same process."""
@@ -60,8 +60,8 @@ def coteaching_rows(small: bool, candidates: bool) -> Rows:
 def our_coteaching(
     bench: Bench, rows: Rows, rank: Literal["one_pass", "eval_first"], batches: list[Batch]
 ) -> Callable[[], None]:
-    forgetting = Forgetting(rows.selected, 1 - rows.keep / rows.selected, 10)
-    task = CoteachingTask(TwinModel(bench.model(0), bench.model(1)), setting(bench, SGD), forgetting, rank)
+    forget_schedule = ForgetSchedule(rows.selected, 1 - rows.keep / rows.selected, 10)
+    task = CoteachingTask(TwinModel(bench.model(0), bench.model(1)), setting(bench, SGD), forget_schedule, rank)
     return Repeated(task, batches, rows.candidates)
 
 
@@ -181,7 +181,7 @@ def joined_heads(small: bool) -> list[dict[str, Any]]:
     ours = StandardTask(bench.model(0), plain)
     as_written = StandardTask(bench.model(0), replace(plain, compile=False))
     if bench.fast:
-        for each in networks_of(as_written.module):
+        for each in list_networks(as_written.module):
             compile_blocks(each, "inductor")
     ways = {"reference": Repeated(as_written, batches), "ours": Repeated(ours, batches)}
     found = rates(ways, dict.fromkeys(ways, rows), extent(small))
@@ -212,7 +212,7 @@ def _peaks(make: Callable[[], Callable[[], None]], measure: Extent) -> list[floa
         step()
     peaks = [_peak(step, measure.steps) for _ in range(measure.runs)]
     del step
-    gc.collect()
+    gc.collect_predictions()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return peaks

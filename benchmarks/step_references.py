@@ -112,13 +112,13 @@ class _Block(nn.Module):
         self.norm_one = nn.BatchNorm2d(outputs)
         self.two = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm_two = nn.BatchNorm2d(outputs)
-        self.around: nn.Module = nn.Identity()
+        self.ctx: nn.Module = nn.Identity()
         if inputs != outputs:
-            self.around = nn.Sequential(nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs))
+            self.ctx = nn.Sequential(nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         inside = F.relu(self.norm_one(self.one(x)), inplace=True)
-        return F.relu(self.norm_two(self.two(inside)) + self.around(x), inplace=True)
+        return F.relu(self.norm_two(self.two(inside)) + self.ctx(x), inplace=True)
 
 
 class CifarResNet(nn.Module):

@@ -1,4 +1,4 @@
-"""`incv shards pack`, `incv shards verify` and `incv shards stage`."""
+"""`incv shards pack`, `incv shards verify` and `incv shards download`."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from shards.verify import verify
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `shards` with its verbs; each sets `func`, from the parsed arguments to an exit code."""
     shards = subparsers.add_parser("shards", help="pack images into tar shards, check or copy packed ones")
-    verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | stage")
+    verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | download")
     _add_pack(verbs)
 
     verifying = verbs.add_parser("verify", help="recount and re-checksum a packed folder")
@@ -25,11 +25,13 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     verifying.add_argument("--workers", type=int, default=_cpus(), help="default: the CPUs allotted")
     verifying.set_defaults(func=_verify)
 
-    staging = verbs.add_parser("stage", help="copy a packed folder to a local disk; run again after a stop to go on")
-    staging.add_argument("source", metavar="SRC", help="a packed folder, or the URL of one")
-    staging.add_argument("target", metavar="DST", type=Path, help="the folder to fill")
-    staging.add_argument("--workers", type=int, default=4, help="files copied at the same time; default: 4")
-    staging.set_defaults(func=_stage, stop=lambda: False)
+    download = verbs.add_parser(
+        "download", aliases=["stage"], help="copy a packed folder to a local disk; run it again to resume"
+    )
+    download.add_argument("source", metavar="SRC", help="a packed folder, or the URL of one")
+    download.add_argument("target", metavar="DST", type=Path, help="the folder to fill")
+    download.add_argument("--workers", type=int, default=4, help="files copied at the same time; default: 4")
+    download.set_defaults(func=_download, stop=lambda: False)
 
 
 def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -124,12 +126,15 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _stage(arguments: argparse.Namespace) -> int:
-    from shards.stage import StageStopped, stage  # here: it brings libraries that the other verbs do without
+def _download(arguments: argparse.Namespace) -> int:
+    from shards.download import (  # here: it brings libraries that the other verbs do without
+        DownloadStopped,
+        download_shards,
+    )
 
     try:
-        report = stage(arguments.source, arguments.target, arguments.workers, arguments.stop)
-    except StageStopped as stopped:
+        report = download_shards(arguments.source, arguments.target, arguments.workers, arguments.stop)
+    except DownloadStopped as stopped:
         raise PackStopped(str(stopped)) from stopped
     print(
         f"{arguments.target}: {report.copied:,} shards copied ({report.nbytes / 1e6:,.1f} MB), "

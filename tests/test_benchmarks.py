@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from shards.errors import ConfigError
-from trainer.methods.coteaching import CoteachingTask, Forgetting
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
-from trainer.models import TwinModel
+from trainer.models.twin import TwinModel
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 REFERENCES = sorted(BENCHMARKS.glob("*_references.py"))
@@ -87,7 +87,7 @@ def test_a_reference_makes_the_step_that_ours_makes(modules, method):
     else:
         way = references.RankedCoteaching if method == "eval_first" else references.OneForwardCoteaching
         reference = way(one, other)
-        task = CoteachingTask(pair, setting, Forgetting(16, 1 - keep / 16, 10), method)
+        task = CoteachingTask(pair, setting, ForgetSchedule(16, 1 - keep / 16, 10), method)
 
         def step(images, labels):
             reference(images, labels, keep)

@@ -18,17 +18,17 @@ from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
-from trainer.config import STAGES, DataConfig, Recipe
+from trainer.config.recipe_file import load_recipe
+from trainer.config.schema import STAGES, DataConfig, Recipe
+from trainer.config.sweep import Variant, combinations
+from trainer.distributed.launch import detect_launch
+from trainer.distributed.stop import StopRequest
 from trainer.doctor.durable_point import durable_point
 from trainer.doctor.examination import examine
-from trainer.exit_code import told
-from trainer.launch import recognised
-from trainer.recipe_file import load_recipe
+from trainer.records.run_directory import RunDirectory
 from trainer.report.summary import summary_table
-from trainer.run_directory import RunDirectory
-from trainer.stages import keys_hash, result_keys, stages_of
-from trainer.stop_request import StopRequest
-from trainer.variants import Variant, combinations
+from trainer.run.exit_code import report_error
+from trainer.run.stage_graph import keys_hash, result_keys, stages_of
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return _EXIT_UNHEARD
     except (PackStopped, InputError) as error:
-        return told(error)
+        return report_error(error)
 
 
 def _is_heard() -> bool:
@@ -172,19 +172,19 @@ def _run(parsed: argparse.Namespace) -> int:
             _print_facts(parsed, one.recipe, one.root)
         return 0
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
-    from trainer.dry_run import planned
     from trainer.estimate.asked import Asked
-    from trainer.run import carry_out
+    from trainer.estimate.dry_run import describe_plan
+    from trainer.run.runner import run_recipe
 
     if parsed.dry_run:
         for one in variants:
-            plan = planned(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))
+            plan = describe_plan(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))
             print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
     if parsed.vary:
         return _run_side_by_side(variants, path.stem, parsed)
     (one,) = variants
-    code = carry_out(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile)
+    code = run_recipe(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile)
     _tell(one.root, code, parsed.stage)
     return code
 
@@ -209,15 +209,15 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
 def _tell(root: Path, code: int, stage: str | None) -> None:
     """What came out of a run that has come to its report."""
     run = RunDirectory(root)
-    if code == 0 and not run.stopped.exists() and stage in (None, "report") and recognised().rank == 0:
+    if code == 0 and not run.stopped.exists() and stage in (None, "report") and detect_launch().rank == 0:
         print(summary_table(read_json(run.report_json)))
         print(f"\nreport: {run.report_html}")
 
 
 def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.Namespace) -> int:
-    from trainer.variant_runs import carry_out_all
+    from trainer.run.sweep_runner import run_sweep
 
-    codes = carry_out_all(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE)
+    codes = run_sweep(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage)
@@ -293,7 +293,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
 def _validate(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
     recipe = load_recipe(path, parsed.overrides)
-    from trainer.models import require_known  # here: it imports torch, and a wrong key need not wait for it
+    from trainer.models.factory import require_known  # here: it imports torch, and a wrong key need not wait for it
 
     require_known(recipe.model.name)
     print(f"{path} is valid")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import THREADS, TINY, Answer, exit_code
 
 from shards.pack import pack
 from shards.sources import open_source
+from tests.support.command_line import THREADS, TINY, Answer, exit_code
 
 
 @pytest.fixture(scope="session")

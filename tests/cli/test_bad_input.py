@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import TINY, Answer, contents, unchanged
 from PIL import Image
 
 from shards.sample_index import SampleIndex
+from tests.support.command_line import TINY, Answer, contents, unchanged
 
 Incv = Callable[..., Answer]
 RUN = ("run", "-c", TINY)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
 
 from shards.durable import read_json
+from tests.support.command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
 from trainer.cli import main
-from trainer.config import STAGES
+from trainer.config.schema import STAGES
 from trainer.incv.selection_index import SelectionIndex
 
 Incv = Callable[..., Answer]
@@ -74,14 +74,14 @@ def test_a_dry_run_refuses_the_folders_that_the_run_would_refuse(incv: Incv, pla
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("asked", ["execution.device=cuda", "execution.graphs=true"])
 def test_what_needs_a_gpu_is_refused_before_anything_is_written(incv: Incv, playground: Path, asked: str) -> None:
-    planned = incv("run", "-c", TINY, "--dry-run", asked)
-    assert planned.code == 0
+    describe_plan = incv("run", "-c", TINY, "--dry-run", asked)
+    assert describe_plan.code == 0
     with unchanged(playground):
         refused = incv("run", "-c", TINY, asked)
     assert refused.code == 2
     reason = refused.err.strip().removeprefix("incv: error: ")
     assert "GPU" in reason
-    assert f"would be refused: {reason}" in planned.out
+    assert f"would be refused: {reason}" in describe_plan.out
 
 
 def test_a_reader_that_leaves_early_is_no_error(playground: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import THREADS, TINY, Answer, unchanged
+
+from tests.support.command_line import THREADS, TINY, Answer, unchanged
 
 Incv = Callable[..., Answer]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import REPOSITORY, Answer, unchanged
 
-from trainer.recipe_file import check_recipe, load_recipe, recipe_yaml
-from trainer.stages import result_keys, stages_of
+from tests.support.command_line import REPOSITORY, Answer, unchanged
+from trainer.config.recipe_file import check_recipe, load_recipe, recipe_yaml
+from trainer.run.stage_graph import result_keys, stages_of
 
 Incv = Callable[..., Answer]
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))

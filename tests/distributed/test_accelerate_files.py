@@ -6,8 +6,8 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from trainer.engines.deepspeed import deepspeed_stage
-from trainer.launch import require_precision
+from trainer.distributed.launch import check_launcher_options
+from trainer.training.engines.deepspeed import deepspeed_stage
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = sorted((REPOSITORY / "recipes" / "accelerate").glob("*.yaml"))
@@ -57,4 +57,4 @@ def test_the_file_asks_for_nothing_that_would_be_refused(file: Path) -> None:
     said = environment(file)
     stages = {"deepspeed_zero1": 1, "deepspeed_zero2": 2, "cpu_deepspeed": 2}
     assert deepspeed_stage(said) == stages.get(file.stem)
-    require_precision("bf16", {"ACCELERATE_MIXED_PRECISION": "no"} | said)
+    check_launcher_options("bf16", {"ACCELERATE_MIXED_PRECISION": "no"} | said)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import processes
 import pytest
-from twin_training import distance
 
-from trainer.checkpoint import read_checkpoint
+from tests.support import processes
+from tests.support.twin_training import distance
 from trainer.incv.selection_index import SelectionIndex
+from trainer.training.checkpoint import read_checkpoint
 
 pytestmark = [
     pytest.mark.cluster,

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import many_runs
-import processes
 import pytest
-from processes import free_ports
-from world_runs import REPOSITORY, arguments, finish
 
-import trainer.run
+import trainer.run.runner
 from shards.durable import read_json
+from tests.support import many_runs, processes
+from tests.support.processes import free_ports
+from tests.support.world_runs import REPOSITORY, arguments, finish
 
 pytestmark = pytest.mark.cluster
-LAUNCHER = Path(__file__).with_name("forked_ranks.py")
+LAUNCHER = Path(__file__).parents[1] / "support" / "forked_ranks.py"
 SECONDS = 20.0
 """From the error on rank 0's terminal to the end of the last rank."""
 BY_ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no"}
@@ -120,7 +119,7 @@ def stopped(place: Path) -> Path:
 def stopped_run(place: Path, name: str, *overrides: str) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(place)
-        patched.setattr(trainer.run, "Trace", many_runs.StoppingTrace)
+        patched.setattr(trainer.run.runner, "Trace", many_runs.StoppingTrace)
         patched.setattr(many_runs.StoppingTrace, "at", ("standard", 12))
         code, error = processes.run_here(arguments(place / name, *SHORT, *overrides))
     assert code == 75, error

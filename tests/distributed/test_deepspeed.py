@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from twin_training import FURTHER, NOT_FINITE, STEPS, Training, distance, optimizer_of, twin
 
 from shards.errors import ConfigError
-from trainer.engines.deepspeed import deepspeed_stage
-from trainer.engines.plain import PlainEngine
-from trainer.world import World
+from tests.support.twin_training import FURTHER, NOT_FINITE, STEPS, Training, distance, optimizer_of, twin
+from trainer.distributed.world import World
+from trainer.training.engines.deepspeed import deepspeed_stage
+from trainer.training.engines.plain import PlainEngine
 
 REPOSITORY = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("zero_program.py")
+PROGRAM = Path(__file__).parents[1] / "support" / "zero_program.py"
 CLOSE = 1e-5
 
 Report = dict[str, Any]
@@ -182,10 +182,10 @@ def test_a_missing_deepspeed_is_named_with_its_cure() -> None:
     program = """
 import sys
 import torch
-import trainer.engines.deepspeed as engines
+import trainer.training.engines.deepspeed as engines
 assert "deepspeed" not in sys.modules
 sys.modules["deepspeed"] = None
-from trainer.world import World
+from trainer.distributed.world import World
 try:
     engines.DeepSpeedEngine(torch.nn.Linear(1, 1), None, World(0, 1, torch.device("cpu"), 1), 1)
 except engines.ConfigError as error:

@@ -3,16 +3,16 @@
 import shutil
 from pathlib import Path
 
-import processes
 import pytest
 import torch
-from twin_training import distance
-from world_runs import Planned, arguments, joined, launch, selected_ids, traced, world_size
 
 from shards.durable import read_json
-from trainer.checkpoint import read_checkpoint
-from trainer.flat import unflat_bytes
+from tests.support import processes
+from tests.support.twin_training import distance
+from tests.support.world_runs import Planned, arguments, joined, launch, selected_ids, traced, world_size
+from trainer.distributed.flat_tensors import unflatten_bytes
 from trainer.incv.selection_index import SelectionIndex
+from trainer.training.checkpoint import read_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]  # all runs are in the set-up of the first test
 STAGES = ("incv", "standard", "coteaching")
@@ -217,7 +217,7 @@ def test_statistics_of_every_rank_are_kept(place: Path) -> None:
     assert len(own) == 2
     assert not torch.equal(own[0], own[1])
     means = [tensor for name, tensor in sorted(tensors.items()) if name.endswith(("running_mean", "running_var"))]
-    rows = [unflat_bytes(row, means) for row in own]
+    rows = [unflatten_bytes(row, means) for row in own]
     for mean, of_ranks in zip(means, zip(*rows, strict=True), strict=True):
         torch.testing.assert_close(mean, torch.stack(of_ranks).mean(0))
 

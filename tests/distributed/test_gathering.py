@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gathering_program import SPLITS, rows, same_bits, statistics_of, task_in
-from world_runs import REPOSITORY
 
 from shards.durable import read_json
 from shards.errors import DataError
-from trainer.checkpoint import read_checkpoint, step_folder
-from trainer.incv.gathering import gathered
-from trainer.world import ALONE
+from tests.support.gathering_program import SPLITS, rows, same_bits, statistics_of, task_in
+from tests.support.world_runs import REPOSITORY
+from trainer.distributed.world import SINGLE_PROCESS
+from trainer.incv.gathering import gather_predictions
+from trainer.training.checkpoint import read_checkpoint, step_folder
 
-PROGRAM = Path(__file__).with_name("gathering_program.py")
+PROGRAM = Path(__file__).parents[1] / "support" / "gathering_program.py"
 RANKS = 3
 Report = dict[str, Any]
 
@@ -93,14 +93,14 @@ def test_each_rank_finds_its_own_statistics_in_a_checkpoint(reports: list[Report
 
 @pytest.mark.cluster
 def test_a_checkpoint_of_many_ranks_has_one_entry_more(reports: list[Report]) -> None:
-    alone = sorted(task_in(ALONE).state().tensors)
+    alone = sorted(task_in(SINGLE_PROCESS).state().tensors)
     entries = [report["kept"]["entries"] for report in reports]
     assert entries == [sorted([*alone, "ranks.buffers"]), alone, alone]
 
 
 @pytest.mark.cluster
 def test_a_world_of_another_size_begins_with_the_mean(reports: list[Report], folder: Path) -> None:
-    task = task_in(ALONE)
+    task = task_in(SINGLE_PROCESS)
     task.load(read_checkpoint(step_folder(folder / "checkpoints", 1)))
     for name, loaded in statistics_of(task).items():
         every = [report["kept"]["statistics"][name] for report in reports]
@@ -110,6 +110,6 @@ def test_a_world_of_another_size_begins_with_the_mean(reports: list[Report], fol
 def test_one_process_alone() -> None:
     ids = np.array([4, 7, 9], np.int64)
     whole = rows(ids, 0)
-    assert same_bits(gathered(ALONE, whole, ids[::-1]), whole)
+    assert same_bits(gather_predictions(SINGLE_PROCESS, whole, ids[::-1]), whole)
     with pytest.raises(DataError, match="exactly once"):
-        gathered(ALONE, whole, ids[:2])
+        gather_predictions(SINGLE_PROCESS, whole, ids[:2])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from digits_bench import Bench
 
 from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.sources.digits import Digits
+from tests.support.digits_bench import Bench
 
 
 @pytest.fixture(scope="session")

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from digits_bench import Bench, network_of, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prediction_rows import rows
 from safetensors.torch import load, save
 
-from trainer.checkpoint import TrainState
-from trainer.config import OptimizerConfig, Recipe
+from tests.support.digits_bench import Bench, network_of, same
+from tests.support.prediction_rows import rows
+from trainer.config.schema import OptimizerConfig, Recipe
+from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv.folds import FoldTask
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import StepIds
-from trainer.methods.optimised import Setting
-from trainer.models import create_model
-from trainer.world import ALONE
+from trainer.methods.task import TaskSettings
+from trainer.models.factory import create_model
+from trainer.training.checkpoint import TrainState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 few_examples = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -209,7 +209,7 @@ class ScriptedJudge:
 
 def fold_task(judge: Callable[[torch.nn.Module], Predictions] | None) -> FoldTask:
     optimizer = OptimizerConfig(kind="adam", learning_rate=0.01)
-    return FoldTask(create_model("digits_cnn", 10, seed=5), Setting(optimizer, 1, ALONE), judge)
+    return FoldTask(create_model("digits_cnn", 10, seed=5), TaskSettings(optimizer, 1, SINGLE_PROCESS), judge)
 
 
 def train_epochs(task: FoldTask, epochs: Iterable[int]) -> None:

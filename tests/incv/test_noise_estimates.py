@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from prediction_rows import rows
 
-from trainer.config import CoteachingConfig, IncvConfig
-from trainer.incv import theory
+from tests.support.prediction_rows import rows
+from trainer import theory
+from trainer.config.schema import CoteachingConfig, IncvConfig
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     confident_joint,
     estimate_noise,
     forget_rate,
-    judged_by_best_epoch,
     noise_of_selected,
     remove_ratio,
+    uses_best_epoch,
     warmup_epochs,
 )
 from trainer.incv.predictions import Predictions, Status
@@ -300,16 +300,16 @@ def test_a_number_for_the_remove_ratio_is_taken_as_given(kind, number):
 )
 def test_the_released_rule_changes_from_the_best_epoch_to_the_last(kind, noise, rounds_by_best):
     config = incv(round_network="released_rule", noise_kind=kind)
-    by_best = [judged_by_best_epoch(config, number, noise) for number in range(6)]
+    by_best = [uses_best_epoch(config, number, noise) for number in range(6)]
     assert by_best == [number < rounds_by_best for number in range(6)]
-    assert judged_by_best_epoch(config, 0, None)  # the first round knows no noise, and every rule says best
+    assert uses_best_epoch(config, 0, None)  # the first round knows no noise, and every rule says best
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("best", True), ("last", False)])
 def test_best_and_last_hold_for_every_round(rule, expected):
     for kind in ("symmetric", "asymmetric"):
         for number, noise in [(0, None), (0, 0.9), (1, 0.1), (5, 0.1), (5, 0.9)]:
-            assert judged_by_best_epoch(incv(round_network=rule, noise_kind=kind), number, noise) is expected
+            assert uses_best_epoch(incv(round_network=rule, noise_kind=kind), number, noise) is expected
 
 
 @pytest.mark.parametrize(

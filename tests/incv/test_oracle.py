@@ -8,17 +8,18 @@ import math
 
 import numpy as np
 import pytest
-from prediction_rows import rows
 
-from trainer.config import IncvConfig
-from trainer.incv import measure, theory
+from tests.support.prediction_rows import rows
+from trainer import theory
+from trainer.config.schema import IncvConfig
+from trainer.incv import measure
 from trainer.incv.folds import split_halves
 from trainer.incv.noise_estimates import estimate_noise
-from trainer.incv.predictions import Predictions, merged
-from trainer.incv.selection import after_round
+from trainer.incv.predictions import Predictions, merge_predictions
+from trainer.incv.selection import apply_round
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.labels import corrupted
 from trainer.loading.sample_order import stream_of
+from trainer.run.labels import corrupt_labels
 
 ROUNDS = 4
 OUTSIDE = 500  # ids below this are in no run: sample_id and row must not be confused
@@ -46,7 +47,7 @@ class Oracle:
         self._rng, self._seed = np.random.default_rng(seed), seed
         self.ids = np.arange(OUTSIDE, OUTSIDE + sum(counts), dtype=np.int64)
         self.true = self._rng.permutation(np.repeat(np.arange(self.classes), counts))
-        self.given = corrupted(self.true, self.ids, transition, stream_of(seed, "labels"))
+        self.given = corrupt_labels(self.true, self.ids, transition, stream_of(seed, "labels"))
 
     def rounds(self, count: int) -> list[tuple[SelectionIndex, Predictions]]:
         index = SelectionIndex.of_candidates(OUTSIDE + len(self.ids), self.ids)
@@ -54,8 +55,8 @@ class Oracle:
         for number in range(count):
             candidates = index.ids(State.CANDIDATE)
             halves = split_halves(stream_of(self._seed, "incv.split", number), candidates)
-            predictions = merged([self._judge(halves[1 - fold], fold) for fold in (0, 1)], candidates)
-            index = after_round(index, predictions, number, remove_ratio=0.0)
+            predictions = merge_predictions([self._judge(halves[1 - fold], fold) for fold in (0, 1)], candidates)
+            index = apply_round(index, predictions, number, remove_ratio=0.0)
             results.append((index, predictions))
         return results
 

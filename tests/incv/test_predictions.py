@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from prediction_rows import rows
 
-from trainer.incv.predictions import Predictions, Status, collect
+from tests.support.prediction_rows import rows
+from trainer.incv.predictions import Predictions, Status, collect_predictions
 from trainer.loading.batch import Batch
 
 LOGITS = [[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 0.0]]
@@ -21,7 +21,7 @@ def batch(ids: list[int], labels: list[int], weights: list[float] | None = None)
 
 
 def judged(ids, labels, logits, weights=None, top_k=1) -> Predictions:
-    return collect([(batch(ids, labels, weights), [torch.tensor(logits)])], fold=1, top_k=top_k)
+    return collect_predictions([(batch(ids, labels, weights), [torch.tensor(logits)])], fold=1, top_k=top_k)
 
 
 def test_rows_by_hand():
@@ -51,7 +51,7 @@ def test_filled_rows_are_left_out_and_batches_joined():
         (batch([4, 6], [0, 0]), [torch.tensor(LOGITS[:2])]),
         (batch([1, -1], [0, 0]), [torch.tensor([[9.0, 0.0, 0.0], [math.nan] * 3])]),
     ]
-    found = collect(passes, fold=0, top_k=1)
+    found = collect_predictions(passes, fold=0, top_k=1)
     assert found.sample_id.tolist() == [1, 4, 6]
     assert (found.status == Status.OK).all()
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from digits_bench import Bench
 
 from shards.errors import DataError
-from trainer.checkpoint import newest_checkpoint
+from tests.support.digits_bench import Bench
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.batch import Batch, BatchRequest, Loader
-from trainer.run_directory import RunDirectory
+from trainer.records.run_directory import RunDirectory
+from trainer.training.checkpoint import find_newest_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -184,6 +184,8 @@ def test_folds_side_by_side_in_one_process_are_those_in_turn(bench: Bench, netwo
         runs.append(bench.run(recipe, bench.data(recipe)))
     assert written(runs[0]) == written(runs[1])
     for number, fold in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        (step, ours), (other, theirs) = (newest_checkpoint(run.fold(number, fold) / "checkpoints") for run in runs)
+        (step, ours), (other, theirs) = (
+            find_newest_checkpoint(run.fold(number, fold) / "checkpoints") for run in runs
+        )
         assert step == other
         assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prediction_rows import rows, shuffled
 
 from shards.errors import DataError
+from tests.support.prediction_rows import rows, shuffled
 from trainer.incv.folds import split_halves
-from trainer.incv.predictions import Predictions, Status, merged
-from trainer.incv.selection import FilledClass, after_round, decide_half, fill_classes
+from trainer.incv.predictions import Predictions, Status, merge_predictions
+from trainer.incv.selection import FilledClass, apply_round, decide_half, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 
 OK, UNREADABLE, NON_FINITE = Status.OK, Status.UNREADABLE, Status.NON_FINITE
@@ -155,7 +155,7 @@ def test_unusable_rows_are_neither_selected_nor_removed_nor_counted(status):
     usable = rows([0, 1, 2, 3], [True, False, False, False], [0.1, 3.0, 2.0, 1.0])
     broken = rows([4, 5, 6], [True, True, False], [np.inf, 50.0, np.nan])
     broken = replace(broken, status=np.full(3, status, np.int8))
-    both = merged([usable, broken], np.arange(7))
+    both = merge_predictions([usable, broken], np.arange(7))
     decision = decide_half(both, 1.0)
     assert decision.selected.tolist() == [0]
     assert decision.removed.tolist() == [1]
@@ -175,7 +175,7 @@ def drawn_round(rng: np.random.Generator, index: SelectionIndex, number: int) ->
         loss = rng.integers(0, 6, len(ids)) / 4  # with ties
         predicted = rng.integers(0, 5, len(ids))
         parts.append(rows(ids, agrees, loss, fold=fold, predicted=predicted, status=status))
-    return merged(parts, candidates)
+    return merge_predictions(parts, candidates)
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,7 +189,7 @@ def test_rounds_keep_the_laws_of_the_index(seed, ratio):
         candidates = index.ids(State.CANDIDATE)
         predictions = drawn_round(rng, index, number)
         before = {name: getattr(index, name).copy() for name in COLUMNS}
-        after = after_round(index, predictions, number, ratio)
+        after = apply_round(index, predictions, number, ratio)
         for name in COLUMNS:  # the index before the round is not written to
             np.testing.assert_array_equal(getattr(index, name), before[name])
         decided = np.setdiff1d(np.arange(samples), candidates)  # S, removed, unusable and OUTSIDE
@@ -219,10 +219,10 @@ def test_a_round_does_not_depend_on_the_order_of_rows_or_the_numbering_of_folds(
     rng = np.random.default_rng(seed)
     index = SelectionIndex.of_candidates(80, np.arange(3, 80))
     predictions = drawn_round(rng, index, 0)
-    expected = after_round(index, predictions, 0, ratio)
+    expected = apply_round(index, predictions, 0, ratio)
     swapped = replace(predictions, fold=(1 - predictions.fold).astype(np.int8))
     for other in (shuffled(predictions, seed), swapped):
-        found = after_round(index, other, 0, ratio)
+        found = apply_round(index, other, 0, ratio)
         assert found.checksum() == expected.checksum()
         for name in COLUMNS:
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -233,7 +233,7 @@ def test_each_half_removes_by_its_own_count():
     first = rows([0, 1, 2, 3, 4], [True, True, False, False, False], [0.1, 0.1, 1.0, 2.0, 0.5], fold=0)
     second = rows([5, 6], [False, False], [90.0, 80.0], fold=1)
     index = SelectionIndex.of_candidates(7, np.arange(7))
-    index = after_round(index, merged([first, second], np.arange(7)), 0, 1.0)
+    index = apply_round(index, merge_predictions([first, second], np.arange(7)), 0, 1.0)
     assert index.ids(State.SELECTED).tolist() == [0, 1]
     assert index.ids(State.REMOVED).tolist() == [2, 3]
     assert index.ids(State.CANDIDATE).tolist() == [4, 5, 6]
@@ -290,7 +290,7 @@ def test_the_checksum_is_of_values_not_of_memory():
 def test_the_index_comes_back_from_its_file(tmp_path_factory, seed):
     rng = np.random.default_rng(seed)
     index = SelectionIndex.of_candidates(50, np.flatnonzero(rng.random(50) < 0.8))
-    index = after_round(index, drawn_round(rng, index, 0), 0, 0.5)
+    index = apply_round(index, drawn_round(rng, index, 0), 0, 0.5)
     path = tmp_path_factory.mktemp("index") / "selection.parquet"
     index.write(path)
     back = SelectionIndex.read(path)
@@ -359,7 +359,7 @@ def test_filling_does_not_write_to_the_index_it_is_given():
 
 
 def test_merged_sorts_the_folds_rows():
-    whole = merged([rows([9, 2], [True, False], fold=0), rows([5], [True], fold=1)], np.array([5, 9, 2]))
+    whole = merge_predictions([rows([9, 2], [True, False], fold=0), rows([5], [True], fold=1)], np.array([5, 9, 2]))
     assert whole.sample_id.tolist() == [2, 5, 9]
     assert whole.fold.tolist() == [0, 1, 0]
     assert whole.agrees.tolist() == [False, True, True]
@@ -373,4 +373,4 @@ def test_merged_sorts_the_folds_rows():
 def test_merged_refuses_rows_that_are_not_the_candidates_exactly_once(first, second):
     parts = [rows(first, [True] * len(first)), rows(second, [True] * len(second), fold=1)]
     with pytest.raises(DataError, match="exactly once"):
-        merged(parts, np.array([2, 5, 9]))
+        merge_predictions(parts, np.array([2, 5, 9]))

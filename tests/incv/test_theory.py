@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainer.incv import theory
+from trainer import theory
 
 ratios = st.floats(0.0, 1.0)
 class_counts = st.integers(2, 1000)

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.durable import write_parquet
-from trainer.config import Recipe
+from trainer.config.recipe_file import load_recipe
+from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.recipe_file import load_recipe
-from trainer.run import carry_out
+from trainer.run.runner import run_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
@@ -54,10 +54,10 @@ def runs(one_thread: None, recipe: Recipe, tmp_path_factory: pytest.TempPathFact
     """A run left alone, and one whose true labels were shuffled as soon as they were written."""
     folder = tmp_path_factory.mktemp("truth")
     alone, shuffled = folder / "alone", folder / "shuffled"
-    assert carry_out(recipe, "tiny", alone) == 0
-    assert carry_out(recipe, "tiny", shuffled, only="labels") == 0
+    assert run_recipe(recipe, "tiny", alone) == 0
+    assert run_recipe(recipe, "tiny", shuffled, only="labels") == 0
     shuffle_truth(shuffled / "true_labels.parquet")
-    assert carry_out(recipe, "tiny", shuffled) == 0
+    assert run_recipe(recipe, "tiny", shuffled) == 0
     return alone, shuffled
 
 

@@ -1,7 +1,8 @@
 """Two packed splits: images of one size, and images of many sizes and both formats."""
 
 import pytest
-from packed_pictures import equal_pictures, mixed_pictures, packed
+
+from tests.support.packed_pictures import equal_pictures, mixed_pictures, packed
 
 
 @pytest.fixture(scope="session")

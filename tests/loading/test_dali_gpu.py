@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from packed_pictures import with_damage
-from test_dali_loader import both_on, photographs, requests_of, undecodable  # noqa: F401
 
-from trainer.config import ExecutionConfig, ImageConfig
+from tests.loading.test_dali_loader import both_on, photographs, requests_of, undecodable  # noqa: F401
+from tests.support.packed_pictures import with_damage
+from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
 from trainer.loading.dali_loader import DaliLoader
 from trainer.loading.image_set import open_image_set

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from packed_pictures import Pictures, equal_pictures, packed, with_damage
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
 from shards.sources.source import RawSample
-from trainer.config import ExecutionConfig, ImageConfig
+from tests.support.packed_pictures import Pictures, equal_pictures, packed, with_damage
+from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader

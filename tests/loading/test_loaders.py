@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from packed_pictures import noise, with_damage
 
 from shards.errors import ConfigError, DataError
 from shards.image_check import decode_rgb
-from trainer.config import ExecutionConfig, ImageConfig
+from tests.support.packed_pictures import noise, with_damage
+from trainer.config.recipe_file import load_recipe
+from trainer.config.schema import ExecutionConfig, ImageConfig
+from trainer.distributed.world import World
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import BatchRequest
 from trainer.loading.cpu_loader import CpuLoader
@@ -23,9 +25,7 @@ from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
 from trainer.loading.sample_order import TrainingPlan, stream_of
-from trainer.preflight import preflight_evaluation
-from trainer.recipe_file import load_recipe
-from trainer.world import World
+from trainer.run.preflight import preflight_evaluation
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -95,8 +95,8 @@ def unreadable_in(batches):
 
 def shown(pixels, box, flip, fill):
     """One normalised input, the slow way: float64 [3, size, size]."""
-    around = ((20, 20), (20, 20), (0, 0))
-    padded = np.pad(pixels, around, mode="edge" if fill == "edge" else "constant")
+    ctx = ((20, 20), (20, 20), (0, 0))
+    padded = np.pad(pixels, ctx, mode="edge" if fill == "edge" else "constant")
     left, top, width, height = box
     piece = padded[top + 20 : top + 20 + height, left + 20 : left + 20 + width]
     piece = piece[:, ::-1] if flip else piece
@@ -281,11 +281,11 @@ def test_a_missing_shard_is_an_error_that_names_it(equal_index, tmp_path, load):
 
 @pytest.mark.parametrize("load", LOADS)
 def test_a_truncated_shard_loses_its_last_images_only(equal_index, tmp_path, load):
-    cut_off = with_damage(equal_index, tmp_path / "shards", [])
-    path = cut_off.shard_path(int(cut_off.shard[33]))
-    path.write_bytes(path.read_bytes()[: int(cut_off.offset[33]) + 5])
-    behind = [sample for sample in range(33, 37) if cut_off.shard[sample] == cut_off.shard[33]]
-    batches = load(cut_off, geometry_of(), predicting_of(cut_off, geometry_of(), np.arange(37)))
+    store_unreachable = with_damage(equal_index, tmp_path / "shards", [])
+    path = store_unreachable.shard_path(int(store_unreachable.shard[33]))
+    path.write_bytes(path.read_bytes()[: int(store_unreachable.offset[33]) + 5])
+    behind = [sample for sample in range(33, 37) if store_unreachable.shard[sample] == store_unreachable.shard[33]]
+    batches = load(store_unreachable, geometry_of(), predicting_of(store_unreachable, geometry_of(), np.arange(37)))
     assert sorted(unreadable_in(batches)) == behind
 
 
@@ -299,9 +299,9 @@ def decoding_loader(kind, index, geometry):
 def test_an_abandoned_epoch_leaves_the_loader_usable(mixed_index, kind):
     geometry = geometry_of(pad=0, size=16)
     requests = predicting_of(mixed_index, geometry, mixed_index.usable_ids(), batch=4)
-    undisturbed = decoding_loader(kind, mixed_index, geometry)
-    expected = list(undisturbed.batches(requests))
-    undisturbed.close()
+    is_safe_to_move = decoding_loader(kind, mixed_index, geometry)
+    expected = list(is_safe_to_move.batches(requests))
+    is_safe_to_move.close()
     loader = decoding_loader(kind, mixed_index, geometry)
     begun = loader.batches(iter(requests))
     next(begun)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import OrderConfig
+from trainer.config.schema import OrderConfig
 from trainer.loading.sample_order import (
     TrainingPlan,
     Windows,

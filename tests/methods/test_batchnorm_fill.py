@@ -8,13 +8,13 @@ import torch
 
 from shards.pack import pack
 from shards.sources import open_source
-from trainer.config import ExecutionConfig, ImageConfig, OptimizerConfig
+from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
+from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.image_set import open_image_set
 from trainer.loading.sample_order import TrainingPlan, stream_of
-from trainer.methods.optimised import Setting
 from trainer.methods.standard import StandardTask
-from trainer.models import create_model
-from trainer.world import ALONE, World
+from trainer.methods.task import TaskSettings
+from trainer.models.factory import create_model
 
 CPU = torch.device("cpu")
 BATCH, LAST = 64, 3
@@ -46,7 +46,7 @@ def test_a_short_last_batch_changes_the_variances_by_less_than_5_percent(digits,
     """One epoch of 22 steps whose last has 3 real rows, held against the same epoch without that step."""
     ids = digits.ids[: 21 * BATCH + LAST]
     plan = TrainingPlan(stream_of(seed, "standard"), ids, BATCH, 1, np.empty(0, np.int64))
-    setting = Setting(OptimizerConfig(learning_rate=0.002), plan.steps_per_epoch, ALONE)
+    setting = TaskSettings(OptimizerConfig(learning_rate=0.002), plan.steps_per_epoch, SINGLE_PROCESS)
     task = StandardTask(create_model("digits_cnn", 10, seed), setting)
     batches = digits.training_batches(plan, 0, World(0, 1, CPU, 1))
     steps = list(zip(plan.steps(), batches, strict=True))

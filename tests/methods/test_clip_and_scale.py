@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from toy_networks import RATE, SGD, assert_same_network, batch_of, linear, losses_of, setting, step_at
 
 from shards.errors import InputError
-from trainer.methods.coteaching import CoteachingTask, Forgetting
+from tests.support.toy_networks import RATE, SGD, assert_same_network, batch_of, linear, losses_of, setting, step_at
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
-from trainer.models import TwinModel
+from trainer.models.twin import TwinModel
 
 CLIPPED = SGD.model_copy(update={"clip": 0.05})
 
@@ -27,7 +27,7 @@ def test_each_network_of_a_pair_is_clipped_by_itself() -> None:
         wild[1].weight *= 50
         tame[1].weight *= 0.01
     start = TwinModel(wild, tame)
-    task = CoteachingTask(copy.deepcopy(start), setting(CLIPPED), Forgetting(8, 0.0, 10), "one_pass")
+    task = CoteachingTask(copy.deepcopy(start), setting(CLIPPED), ForgetSchedule(8, 0.0, 10), "one_pass")
     task.step(batch_of(8), step_at(8))
     for before, after in ((start.a, task.module.a), (start.b, task.module.b)):
         assert norm_of_change(before, after) == pytest.approx(0.05, rel=1e-3)

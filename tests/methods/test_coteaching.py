@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from toy_networks import (
+
+from tests.support.toy_networks import (
     after_one_step,
     assert_same_network,
     batch_of,
@@ -19,10 +20,9 @@ from toy_networks import (
     setting,
     step_at,
 )
-
 from trainer.loading.batch import Batch
-from trainer.methods.coteaching import CoteachingTask, Forgetting, easiness, kept_rows
-from trainer.models import TwinModel
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule, loss_ranks, rows_to_keep
+from trainer.models.twin import TwinModel
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -43,21 +43,21 @@ quick = settings(max_examples=60, deadline=None)
     ],
 )
 def test_kept_rows_by_hand(rows, epoch, forget_rate, kept):
-    assert kept_rows(rows, epoch, forget_rate) == kept
+    assert rows_to_keep(rows, epoch, forget_rate) == kept
 
 
 def test_the_ramp_has_the_length_it_is_given():
-    assert [kept_rows(100, epoch, 0.3, ramp_epochs=3) for epoch in range(5)] == [100, 90, 80, 70, 70]
+    assert [rows_to_keep(100, epoch, 0.3, ramp_epochs=3) for epoch in range(5)] == [100, 90, 80, 70, 70]
 
 
 @given(st.integers(1, 5000), st.integers(0, 300), st.floats(0, 1), st.integers(1, 20))
 @quick
 def test_kept_rows_is_never_none_and_never_more_than_there_are(rows, epoch, forget_rate, ramp):
-    kept = kept_rows(rows, epoch, forget_rate, ramp)
+    kept = rows_to_keep(rows, epoch, forget_rate, ramp)
     assert 1 <= kept <= rows
     exact = rows * (1 - forget_rate * min(epoch / ramp, 1))
     assert kept == 1 or abs(kept - exact) <= 0.5 + 1e-9
-    assert kept_rows(rows, epoch + 1, forget_rate, ramp) <= kept
+    assert rows_to_keep(rows, epoch + 1, forget_rate, ramp) <= kept
 
 
 losses_with_ties = st.lists(
@@ -75,14 +75,14 @@ def test_the_easiest_real_rows_are_chosen(rows, keep):
     losses, weights = (np.array(column, np.float32) for column in zip(*rows, strict=True))
     real = np.flatnonzero(weights)
     expected = real[np.lexsort((real, losses[real]))][:keep]
-    places = easiness(torch.from_numpy(losses), torch.from_numpy(weights)).numpy()
+    places = loss_ranks(torch.from_numpy(losses), torch.from_numpy(weights)).numpy()
     assert sorted(places) == list(range(len(losses)))
     assert np.argsort(places)[: min(keep, len(real))].tolist() == expected.tolist()
 
 
 def task_of(a, b, rank, batch, forget_rate=0.5, ramp_epochs=10, precision="fp32"):
     twins = TwinModel(a, b)
-    return CoteachingTask(twins, setting(precision=precision), Forgetting(batch, forget_rate, ramp_epochs), rank)
+    return CoteachingTask(twins, setting(precision=precision), ForgetSchedule(batch, forget_rate, ramp_epochs), rank)
 
 
 @pytest.mark.parametrize("build", [linear, normed])

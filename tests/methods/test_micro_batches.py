@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from toy_networks import RATE, batch_of, linear, losses_of, normed, setting, step_at
 
 from shards.errors import ConfigError
-from trainer.dry_run import planned
+from tests.support.toy_networks import RATE, batch_of, linear, losses_of, normed, setting, step_at
+from trainer.config.recipe_file import load_recipe
+from trainer.estimate.dry_run import describe_plan
 from trainer.loading.batch import Batch
-from trainer.methods.coteaching import CoteachingTask, Forgetting
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.micro_batches import batchnorm_rows, micro_batches
 from trainer.methods.standard import StandardTask
-from trainer.models import TwinModel
-from trainer.preflight import require_rows_of_one_pass
-from trainer.recipe_file import load_recipe
-from trainer.run import carry_out
+from trainer.models.twin import TwinModel
+from trainer.run.preflight import require_rows_of_one_pass
+from trainer.run.runner import run_recipe
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
 
@@ -73,7 +73,7 @@ def standard(build, micro):
 
 def pair(build, micro, batch=12, forget_rate=0.5, watch=lambda network: network):
     twins = TwinModel(watch(build(1).double()), watch(build(2).double()))
-    return CoteachingTask(twins, setting(micro=micro), Forgetting(batch, forget_rate, 10), "eval_first")
+    return CoteachingTask(twins, setting(micro=micro), ForgetSchedule(batch, forget_rate, 10), "eval_first")
 
 
 def assert_equal_weights(task, expected, tolerance=1e-12):
@@ -168,15 +168,17 @@ def test_one_pass_cannot_be_split(overrides, world, rows):
 
 def test_a_dry_run_finds_it_without_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan = planned(load_recipe(TINY, ["batch.micro=8"]), "tiny", tmp_path / "run")
+    plan = describe_plan(load_recipe(TINY, ["batch.micro=8"]), "tiny", tmp_path / "run")
     assert "would be refused: batch.micro = 8" in plan
-    split = planned(load_recipe(TINY, ["batch.micro=8", "coteaching.rank=eval_first"]), "tiny", tmp_path / "run")
+    split = describe_plan(
+        load_recipe(TINY, ["batch.micro=8", "coteaching.rank=eval_first"]), "tiny", tmp_path / "run"
+    )
     assert "would be refused" not in split
 
 
 def test_a_start_records_the_rows_of_its_batchnorm(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides = ["batch.micro=10", "coteaching.rank=eval_first", "execution.threads=1"]
-    assert carry_out(load_recipe(TINY, overrides), "tiny", tmp_path / "run", only="labels") == 0
+    assert run_recipe(load_recipe(TINY, overrides), "tiny", tmp_path / "run", only="labels") == 0
     (start,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["starts"]
     assert start["batchnorm_rows"] == {"incv": 8, "methods": 8}

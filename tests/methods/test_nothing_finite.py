@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from toy_networks import batch_of, normed, setting, step_at
 
-from trainer.methods.coteaching import CoteachingTask, Forgetting, easiness
+from tests.support.toy_networks import batch_of, normed, setting, step_at
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule, loss_ranks
 from trainer.methods.standard import StandardTask
-from trainer.models import TwinModel
+from trainer.models.twin import TwinModel
 
 NAN, INF = float("nan"), float("inf")
 
@@ -16,7 +16,7 @@ NAN, INF = float("nan"), float("inf")
 def task_of(kind):
     if kind == "standard":
         return StandardTask(normed(1), setting())
-    return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), Forgetting(8, 0.5, 10), kind)
+    return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), ForgetSchedule(8, 0.5, 10), kind)
 
 
 every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first"])
@@ -50,7 +50,7 @@ def test_a_step_whose_images_are_all_unreadable_is_none(kind):
 @pytest.mark.parametrize(("losses", "weights", "keep"), [([1, NAN, 0.5], [1, 1, 0], 2), ([5, INF], [0, 1], 1)])
 def test_rows_of_weight_0_are_never_chosen(losses, weights, keep):
     weights = torch.tensor(weights, dtype=torch.float32)
-    places = easiness(torch.tensor(losses, dtype=torch.float32), weights)
+    places = loss_ranks(torch.tensor(losses, dtype=torch.float32), weights)
     chosen = places < min(keep, int(weights.sum()))
     assert chosen.any()
     assert weights[chosen].all()

@@ -6,7 +6,9 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from toy_networks import (
+
+from shards.errors import DataError
+from tests.support.toy_networks import (
     CLASSES,
     after_one_step,
     assert_same_network,
@@ -17,14 +19,12 @@ from toy_networks import (
     setting,
     step_at,
 )
-
-from shards.errors import DataError
-from trainer.config import OptimizerConfig
-from trainer.finite_guard import NonFiniteError
+from trainer.config.schema import OptimizerConfig
+from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.methods.optimised import sample_losses
 from trainer.methods.standard import StandardTask
-from trainer.world import World
+from trainer.methods.task import sample_losses
+from trainer.training.finite_guard import NonFiniteError
 
 
 def test_a_step_is_the_gradient_of_the_mean_loss_of_real_rows():
@@ -123,7 +123,7 @@ def test_a_non_finite_loss_moves_no_weight_and_ten_end_the_training():
 class Pair(World):
     """The first of two ranks; the other has the same."""
 
-    def gathered_by_first(self, tensor):
+    def gather_to_rank0(self, tensor):
         return torch.stack([tensor, tensor])
 
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import processes
 import pytest
+
+from tests.support import processes
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +16,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(playground: Path) -> Path:
+def is_safe_to_move(playground: Path) -> Path:
     """A run that nothing interrupted."""
     run_dir = playground / "undisturbed"
     log = playground / "undisturbed.log"

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from pictures import ListSource, image_tree, list_source, picture
 
 from shards.dali_index import index_text
 from shards.errors import DataError
 from shards.pack import pack
 from shards.sources import open_source
 from shards.verify import require_verified, verify
+from tests.support.pictures import ListSource, image_tree, list_source, picture
 
 
 def _read_by_dali(tars: list[str], indices: list[str], suffix: str, count: int) -> list[bytes]:

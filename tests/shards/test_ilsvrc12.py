@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from webvision_tree import SYNSETS, ilsvrc12_tree, synset_lines, webvision_tree, write_tar
 
 from shards.errors import ConfigError, DataError
 from shards.sources import RawSample, Source, open_source
+from tests.support.webvision_tree import SYNSETS, ilsvrc12_tree, synset_lines, webvision_tree, write_tar
 
 FORMS = ["folders", "flat", "tar"]
 LIST, TABLE = "ILSVRC2012_val_label.txt", "LOC_val_solution.csv"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import encoded, picture
 from PIL import Image, ImageOps
 
 from shards.image_check import MAX_BYTES, VERDICTS, UndecodableImage, decode_rgb
+from tests.support.pictures import encoded, picture
 
 
 def _verdict(data: bytes) -> str:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import encoded, picture, smooth
 from PIL import Image, ImageOps
 
 from shards.image_check import UndecodableImage, decode_rgb
 from shards.image_store import CONVERSIONS, LONGEST_SIDE, stored_image, target
+from tests.support.pictures import encoded, picture, smooth
 
 
 def _turned(orientation: int, kind: str) -> bytes:

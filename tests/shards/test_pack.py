@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordinary_user import ordinary_user
-from pictures import ListSource, contents, image_tree, list_source, picture
 from PIL import Image
 
 from shards.errors import ConfigError, DataError
@@ -26,6 +24,8 @@ from shards.pack import PackStopped, pack
 from shards.plan import make_plan
 from shards.sources import open_source
 from shards.verify import verify
+from tests.support.ordinary_user import ordinary_user
+from tests.support.pictures import ListSource, contents, image_tree, list_source, picture
 
 HTML = b"<html>not found</html>"
 
@@ -159,7 +159,7 @@ def test_a_shard_lost_between_two_starts_is_written_again(tmp_path, lost):
 SLOW_PACK = """
 import sys, time
 from pathlib import Path
-from pictures import ListSource, list_source
+from tests.support.pictures import ListSource, list_source
 from shards.pack import pack
 
 class Slow(ListSource):
@@ -175,7 +175,7 @@ if __name__ == "__main__":
 def test_a_killed_pack_run_again_gives_the_same_bytes(tmp_path):
     script, out = tmp_path / "slow_pack.py", tmp_path / "out"
     script.write_text(SLOW_PACK)
-    places = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    places = os.pathsep.join([str(Path(__file__).parents[2])])
     process = subprocess.Popen([sys.executable, str(script), str(out)], env={**os.environ, "PYTHONPATH": places})
     deadline = time.monotonic() + 60
     while len(list(out.glob(".parts/*.parquet"))) < 2 and time.monotonic() < deadline:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import contents, image_tree, list_source
 
 from shards.errors import ConfigError, DataError
 from shards.pack import pack
 from shards.plan import ArrayTask, make_plan
+from tests.support.pictures import contents, image_tree, list_source
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "slurm" / "pack_shards.sh"
@@ -77,7 +77,7 @@ def test_a_task_of_another_plan_is_refused_and_its_parts_are_never_merged(tmp_pa
 SLOW_TASK = """
 import sys, time
 from pathlib import Path
-from pictures import ListSource, list_source
+from tests.support.pictures import ListSource, list_source
 from shards.pack import pack
 from shards.plan import ArrayTask
 from shards.errors import InputError
@@ -99,7 +99,7 @@ if __name__ == "__main__":
 
 def _start(script: Path, out: Path, task: str) -> "subprocess.Popen[str]":
     script.write_text(SLOW_TASK)
-    places = os.pathsep.join([str(Path(__file__).parent), str(REPOSITORY)])
+    places = os.pathsep.join([str(REPOSITORY)])
     environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), str(out), task]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

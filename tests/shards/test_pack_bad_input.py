@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pictures import contents, image_tree, picture
-from small_disk import enlarge, mounted_disk
 
 import shards.command
 from shards.folder_lock import sole_writer
@@ -17,6 +15,8 @@ from shards.image_check import MAX_PIXELS
 from shards.pack import pack
 from shards.plan import ArrayTask
 from shards.sources import open_source
+from tests.support.pictures import contents, image_tree, picture
+from tests.support.small_disk import enlarge, mounted_disk
 from trainer.cli import main
 
 

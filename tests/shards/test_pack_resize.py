@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import ListSource, contents, encoded, image_tree, picture, smooth
 from PIL import Image
 
 from shards.durable import read_json, write_json
@@ -15,6 +14,7 @@ from shards.pack import pack
 from shards.sample_index import Dataset
 from shards.sources import open_source
 from shards.verify import verify
+from tests.support.pictures import ListSource, contents, encoded, image_tree, picture, smooth
 
 
 def _mixed() -> ListSource:

@@ -3,11 +3,11 @@
 import argparse
 
 import pytest
-from pictures import image_tree, picture
 
 from shards.command import add_commands
 from shards.errors import ConfigError
 from shards.sample_index import Dataset
+from tests.support.pictures import image_tree, picture
 
 
 def _run(*arguments: str) -> int:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import FirstRows, image_tree, picture
 
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES, decode_rgb
 from shards.pack import pack
 from shards.sources import open_source
+from tests.support.pictures import FirstRows, image_tree, picture
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 ROWS = 10_000

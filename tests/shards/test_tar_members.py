@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ordinary_user import ordinary_user
-from webvision_tree import write_tar
 
 from shards.errors import DataError
 from shards.image_check import MAX_BYTES
 from shards.sources.tar_members import FileState, TarImages, locate, members
+from tests.support.ordinary_user import ordinary_user
+from tests.support.webvision_tree import write_tar
 
 _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0\\"), min_size=1, max_size=140).filter(
     lambda name: name not in (".", "..") and not name.lower().endswith((".pkl", ".pickle"))

@@ -8,7 +8,6 @@ import struct
 
 import numpy as np
 import pytest
-from pictures import list_source
 
 from shards import verify as verify_module
 from shards.durable import read_json, write_json
@@ -16,6 +15,7 @@ from shards.errors import DataError
 from shards.pack import pack
 from shards.sample_index import NUMERIC, SampleIndex
 from shards.verify import require_verified, verify
+from tests.support.pictures import list_source
 
 
 @pytest.fixture

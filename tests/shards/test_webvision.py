@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ordinary_user import ordinary_user
-from pictures import contents
-from webvision_tree import SYNSETS, as_tars, picture_of, tar_of, webvision_tree, write_tar
 
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES
 from shards.pack import pack
 from shards.sources import RawSample, Source, open_source
+from tests.support.ordinary_user import ordinary_user
+from tests.support.pictures import contents
+from tests.support.webvision_tree import SYNSETS, as_tars, picture_of, tar_of, webvision_tree, write_tar
 
 GOOGLE, FLICKR, VAL = "info/train_filelist_google.txt", "info/train_filelist_flickr.txt", "info/val_filelist.txt"
 

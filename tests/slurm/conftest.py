@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import processes
 import pytest
-from slurm_cluster import NoPrograms, SlurmCluster, require_slurm
-from slurm_runs import Runs
+
+from tests.support import processes
+from tests.support.slurm_cluster import NoPrograms, SlurmCluster, require_slurm
+from tests.support.slurm_runs import Runs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def runs(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 
 @pytest.fixture(scope="session")
-def undisturbed(runs: Runs) -> Path:
+def is_safe_to_move(runs: Runs) -> Path:
     """A job over both nodes that nothing interrupted."""
     job = runs.submit("undisturbed")
     ended = runs.wait_for_end(job)

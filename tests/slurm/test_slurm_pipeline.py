@@ -1,9 +1,10 @@
 """A recipe as a chain of jobs: packed, trained and reported by dependencies; a failure removes what waits for it."""
 
-import processes
 import pytest
-from slurm_cluster import wait_until
-from slurm_runs import EXECUTION, PATIENCE, RECIPE, REPOSITORY
+
+from tests.support import processes
+from tests.support.slurm_cluster import wait_until
+from tests.support.slurm_runs import EXECUTION, PATIENCE, RECIPE, REPOSITORY
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(600)]
 
@@ -19,7 +20,7 @@ def _submit(runs, name, *arguments):
     return [one.split()[0] for one in said if " packs " not in one]
 
 
-def test_a_pipeline_packs_trains_and_reports(runs, undisturbed):
+def test_a_pipeline_packs_trains_and_reports(runs, is_safe_to_move):
     """Two splits packed by two tasks each, into folders with names that need quotes; then a job a stage."""
     shards = {"data.train.shards": "packed/the train's", "data.eval.test.shards": "packed/the test's"}
     overrides = [f'{key}="{folder}"' for key, folder in shards.items()]
@@ -30,7 +31,7 @@ def test_a_pipeline_packs_trains_and_reports(runs, undisturbed):
     assert [start["world"] for start in starts] == [1, 2, 2, 2, 2, 2]
     assert all((runs.folder / folder / "dataset.json").exists() for folder in shards.values())
     assert (runs.folder / "pipeline" / "report.html").exists()
-    processes.require_same_results(runs.folder / "pipeline", undisturbed)
+    processes.require_same_results(runs.folder / "pipeline", is_safe_to_move)
 
 
 def test_what_waits_for_a_failed_job_is_removed(runs):

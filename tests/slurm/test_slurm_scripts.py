@@ -4,7 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from slurm_cluster import NoPrograms, SlurmCluster, require_programs
+
+from tests.support.slurm_cluster import NoPrograms, SlurmCluster, require_programs
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "slurm").glob("*.sh"))
 SUBMITTED = [script for script in SCRIPTS if script.name != "pipeline.sh"]

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import processes
 import pytest
-import storm_processes
+
+from tests.support import processes, storm_processes
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import processes
 import pytest
-import storm_processes
-from storm_moments import Moment
-from storm_processes import LOST_AFTER, Weather
-from two_nodes import NoNamespaces, TwoNodes, launcher
 
 from shards.durable import read_json
+from tests.support import processes, storm_processes
+from tests.support.storm_moments import Moment
+from tests.support.storm_processes import LOST_AFTER, Weather
+from tests.support.two_nodes import NoNamespaces, TwoNodes, launcher
 
 SECONDS_OF_CUT = 4.0
 # After a failure was noticed: 5 s in which ranks may end by themselves, then some for launchers.
@@ -137,7 +136,7 @@ def test_a_cut_for_good_ends_both_sides(moment: Moment, nodes: TwoNodes, storm_g
         seconds = [_seconds_until_gone(ranks[:1], SECONDS_TO_END), _seconds_until_gone(ranks[1:], SECONDS_TO_END)]
         print(f"\nrank 0 ended {seconds[0]:.1f} s after the cut, rank 1 {seconds[1]:.1f} s after rank 0")
         assert processes.finish(run.launchers[0], 30) != 0
-        told = [run.told(node) for node in (0, 1)]
+        told = [run.all_gather_strings(node) for node in (0, 1)]
         assert "rank 1" in told[0], told
         assert "rank 0" in told[1], told
         for node in (0, 1):
@@ -156,7 +155,7 @@ def test_a_node_that_dies_ends_the_other(gone: int, nodes: TwoNodes, storm_groun
             os.kill(process, signal.SIGKILL)
         seconds = _seconds_until_gone([survivor], SECONDS_TO_END)
         print(f"\nrank {1 - gone} ended {seconds:.1f} s after node {gone} was gone")
-        told = run.told(1 - gone)
+        told = run.all_gather_strings(1 - gone)
         assert "no sign of life" in told or "do not answer" in told, told
     again, log = storm_processes.command(run.run_dir, storm_processes.ONE_NODE, None), storm_ground / "again.log"
     process = storm_processes.start(again, storm_ground, log)

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-import storm_processes
-from storm_moments import SEED, STORMS, TIMEOUT_OF_LONG_WAIT, Moment, Storm
-from storm_processes import Weather
 
 from shards.durable import read_json
-from trainer.train_loop import checkpoint_interval
+from tests.support import processes, storm_processes
+from tests.support.storm_moments import SEED, STORMS, TIMEOUT_OF_LONG_WAIT, Moment, Storm
+from tests.support.storm_processes import Weather
+from trainer.training.loop import checkpoint_interval
 
 
 class Passage:
@@ -31,7 +30,7 @@ class Passage:
         self.launches = 0
         self._come: list[Moment] = []
 
-    def to_the_end(self) -> None:
+    def run_to_end(self) -> None:
         arguments = storm_processes.command(
             self.run_dir, storm_processes.ONE_NODE, self.weather.plan, self.storm.overrides
         )
@@ -105,7 +104,7 @@ def storm_log(storm_ground: Path) -> Path:
 def test_a_storm_changes_nothing(storm: Storm, storm_ground: Path, calm: Path, storm_log: Path) -> None:
     passage = Passage(storm, storm_ground)
     try:
-        passage.to_the_end()
+        passage.run_to_end()
     finally:
         storm_processes.end_all(passage.run_dir)
         lines = list(passage.summary())

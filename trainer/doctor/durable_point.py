@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trainer.config import STAGES
+from trainer.config.schema import STAGES
 from trainer.doctor.ranks import read_mapping
-from trainer.run_directory import RunDirectory
+from trainer.records.run_directory import RunDirectory
 
 NOTHING = "no durable point yet"
 

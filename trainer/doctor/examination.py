@@ -6,8 +6,8 @@ from pathlib import Path
 
 from trainer.doctor.ranks import Rank, RunRecord, read_run
 from trainer.doctor.verdict import duration, judge, spans
+from trainer.records.run_directory import RunDirectory
 from trainer.report.unreadable import find_unreadable
-from trainer.run_directory import RunDirectory
 
 WIDTH = 100
 _ROWS = 8  # ranks that are listed one by one; more are put together where they are alike

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import ConfigError
-from trainer.heartbeat import WAITING
-from trainer.run_directory import RunDirectory
+from trainer.records.heartbeat import WAITING
+from trainer.records.run_directory import RunDirectory
 
 SILENT_AFTER = 60.0
 """Seconds without a beat after which a rank counts as dead; it beats every few seconds, whatever else it does."""

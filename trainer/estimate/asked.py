@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from shards.errors import ConfigError, InputError
 from shards.sample_index import SampleIndex
 from shards.sources import Source
-from trainer.config import DataConfig, Recipe
+from trainer.config.schema import DataConfig, Recipe
+from trainer.distributed.launch import detect_launch
+from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import figures
 from trainer.estimate.network import network_cost
 from trainer.estimate.table import estimate_text
 from trainer.estimate.times import Estimate, estimate, setting_of
 from trainer.estimate.work import Samples, work_of
 from trainer.incv.rounds import folds_side_by_side
-from trainer.launch import recognised
 from trainer.loading.image_set import limited_ids
-from trainer.preflight import require_rows_of_one_pass
-from trainer.world import ALONE
+from trainer.run.preflight import require_rows_of_one_pass
 
 _CLASSES = 1000  # where nobody knows yet: the last layer is a small part of a network
 
@@ -84,7 +84,7 @@ def estimated(recipe: Recipe, splits: Mapping[str, Counted | None], asked: Asked
     work, in_turn = work_of(recipe, samples), recipe.execution.folds == "in_turn"
     estimates: list[Estimate] = []
     refusals: dict[int, str] = {}
-    for gpus in asked.gpus or (recipe.execution.world or recognised().size,):
+    for gpus in asked.gpus or (recipe.execution.world or detect_launch().size,):
         try:
             estimates.append(estimate(work, gpus, _halves(recipe, gpus), setting, in_turn))
         except ConfigError as error:
@@ -99,4 +99,4 @@ def _halves(recipe: Recipe, gpus: int) -> bool:
     if gpus > recipe.batch.global_:
         raise ConfigError(f"batch.global = {recipe.batch.global_} rows leave some without any")
     require_rows_of_one_pass(recipe, gpus)
-    return gpus > 1 and folds_side_by_side(recipe.execution, replace(ALONE, size=gpus))
+    return gpus > 1 and folds_side_by_side(recipe.execution, replace(SINGLE_PROCESS, size=gpus))

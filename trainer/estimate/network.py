@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from shards.errors import ConfigError
-from trainer.models import create_model
+from trainer.models.factory import create_model
 
 _ROWS = 2  # BatchNorm refuses one row where the last feature map is a single pixel
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer.config import Recipe
+from trainer.config.schema import Recipe
 from trainer.estimate import figures
 from trainer.estimate.times import RESOURCES, Cost, Estimate, Setting
 from trainer.estimate.work import Predicting, Samples, Training, assumed_noise, rounds_of, work_of

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.config import Recipe
+from trainer.config.schema import Recipe
 from trainer.estimate import figures
 from trainer.estimate.network import NetworkCost
 from trainer.estimate.work import Predicting, Training, Work
 from trainer.loading.resident_loader import MOST_BYTES
-from trainer.predicting import WORTH_COMPILING
+from trainer.methods.predict import WORTH_COMPILING
 
 RESOURCES = ("arithmetic", "fixed part of steps", "all-reduce", "gather", "decoding", "storage")
 _CHAIN = RESOURCES[:4]

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.config import CoteachingConfig, IncvConfig, Recipe
+from trainer import theory
+from trainer.acceleration.policy import should_compile
+from trainer.config.schema import CoteachingConfig, IncvConfig, Recipe
 from trainer.estimate.figures import AGREEMENT
-from trainer.incv import theory
-from trainer.incv.noise_estimates import judged_by_best_epoch, remove_ratio, warmup_epochs
+from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch, warmup_epochs
 from trainer.loading.sample_order import candidate_rows
 from trainer.methods.networks import TWO_NETWORKS
-from trainer.methods.pace import compiles
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def rounds_of(incv: IncvConfig, samples: Samples) -> tuple[list[Round], int, int
     for number in range(incv.rounds):
         if candidates < 2:  # as INCV itself ends
             break
-        rounds.append(Round(selected, candidates, judged_by_best_epoch(incv, number, noise if number else None)))
+        rounds.append(Round(selected, candidates, uses_best_epoch(incv, number, noise if number else None)))
         agreeing = round(samples.agreement * candidates)
         removed = min(int(ratio * agreeing), candidates - agreeing)
         selected, candidates = selected + agreeing, candidates - agreeing - removed
@@ -127,7 +127,7 @@ def _training(
         candidate_rows=candidate_rows(batch, selected, candidates),
         ranks_first=ranks_first,
         folds=2 if stage == "incv" else 1,
-        compiled=compiles(recipe.execution, steps_per_epoch * (of_epochs or epochs)),
+        compiled=should_compile(recipe.execution, steps_per_epoch * (of_epochs or epochs)),
     )
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from trainer.checkpoint import TrainState, load_module, module_state
 from trainer.incv.predictions import Predictions
 from trainer.loading.sample_order import Ids, epoch_order
-from trainer.methods.optimised import Setting
 from trainer.methods.standard import StandardTask
+from trainer.methods.task import TaskSettings
+from trainer.training.checkpoint import TrainState, load_module, module_state
 
 
 def split_halves(stream: int, candidates: Ids) -> tuple[Ids, Ids]:
@@ -22,7 +22,9 @@ def split_halves(stream: int, candidates: Ids) -> tuple[Ids, Ids]:
 class FoldTask(StandardTask):
     """Standard training that can remember the epoch whose network agrees best with the held-out labels."""
 
-    def __init__(self, module: nn.Module, setting: Setting, judge: Callable[[nn.Module], Predictions] | None) -> None:
+    def __init__(
+        self, module: nn.Module, setting: TaskSettings, judge: Callable[[nn.Module], Predictions] | None
+    ) -> None:
         """judge: predicts the held-out half after each epoch; None where the last epoch's network is used."""
         super().__init__(module, setting)
         self._judge = judge

@@ -5,23 +5,23 @@ import numpy.typing as npt
 import torch
 
 from shards.errors import DataError
-from trainer.incv.predictions import Predictions, merged
+from trainer.distributed.world import World
+from trainer.incv.predictions import Predictions, merge_predictions
 from trainer.loading.sample_order import Ids
-from trainer.world import World
 
 _FLOATS = ("loss", "given_probability", "predicted_probability")
 _ONCE = 1 << 16
 """Above all facts in a row's word of facts: in the sum over ranks, the rows that were given for it."""
 
 
-def gathered(world: World, part: Predictions, expected: Ids) -> Predictions:
+def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predictions:
     """All ranks' rows, sorted by sample_id; raises where they are not the expected ids, each exactly once.
 
     Each column is an int32 array over the expected ids, zero but where a rank has rows. Floating-point numbers travel
     as their bits: what is added to them is zero, so they arrive as they left.
     """
-    if world.ties is None:
-        return merged([part], expected)
+    if world.rank_group is None:
+        return merge_predictions([part], expected)
     ids = np.sort(expected)
     places = np.searchsorted(ids, part.sample_id)
     known = places < len(ids)
@@ -30,7 +30,7 @@ def gathered(world: World, part: Predictions, expected: Ids) -> Predictions:
     facts[-1] = np.count_nonzero(~known)  # told to all: a rank that raised alone would leave the others in the sum
     # Not assigned: an id that one rank gives twice must be counted twice.
     np.add.at(facts, places[known], _facts(part)[known])
-    world.sum_(torch.from_numpy(facts))
+    world.all_reduce(torch.from_numpy(facts))
     if facts[-1]:
         raise DataError(
             f"{facts[-1]:,} predictions are of samples that were not held out: their files are not of this run"
@@ -65,5 +65,5 @@ def _sum(
 ) -> npt.NDArray[np.int32]:
     dense = np.zeros(len(ids), np.int32)
     dense[places] = column
-    world.sum_(torch.from_numpy(dense))
+    world.all_reduce(torch.from_numpy(dense))
     return dense

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import CoteachingConfig, IncvConfig
-from trainer.incv import theory
+from trainer import theory
+from trainer.config.schema import CoteachingConfig, IncvConfig
 from trainer.incv.predictions import Predictions
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
@@ -29,7 +29,7 @@ class NoiseEstimates:
     transition: npt.NDArray[np.float64] | None
     """The confident estimate of T, [true, given]; not kept beyond 100 classes."""
 
-    def chosen(self, config: IncvConfig) -> float:
+    def of_rule(self, config: IncvConfig) -> float:
         return self.paper if config.noise_estimate == "paper" else self.confident
 
     def as_json(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def remove_ratio(config: IncvConfig, noise: float) -> float:
     return _MOST_REMOVED if noise >= 1.0 else min(_MOST_REMOVED, noise / (1.0 - noise))
 
 
-def judged_by_best_epoch(config: IncvConfig, round_: int, noise: float | None) -> bool:
+def uses_best_epoch(config: IncvConfig, round_: int, noise: float | None) -> bool:
     """Whether this round's judge is the epoch that agrees best with the held-out labels, or the last one.
 
     round_ counts from 0; noise is None in round 0, where every rule says the same.
@@ -139,9 +139,9 @@ def noise_of_selected(config: CoteachingConfig, incv: IncvConfig, noise: NoiseEs
     """ε_S: the share of wrong labels that n(e) expects in S."""
     rule = config.noise_of_selected
     if rule == "formula_symmetric":
-        return float(theory.noise_of_selected(noise.chosen(incv), len(noise.prior), "symmetric"))
+        return float(theory.noise_of_selected(noise.of_rule(incv), len(noise.prior), "symmetric"))
     if rule == "formula_asymmetric":
-        return float(theory.noise_of_selected(noise.chosen(incv), len(noise.prior), "asymmetric"))
+        return float(theory.noise_of_selected(noise.of_rule(incv), len(noise.prior), "asymmetric"))
     return noise.confident_of_selected if rule == "confident" else rule
 
 
@@ -151,4 +151,4 @@ def forget_rate(config: CoteachingConfig, incv: IncvConfig | None, noise: NoiseE
         return config.forget_rate
     assert incv is not None
     assert noise is not None
-    return noise.chosen(incv)
+    return noise.of_rule(incv)

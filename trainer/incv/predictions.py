@@ -60,7 +60,7 @@ class Predictions:
         return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})
 
 
-NOTHING = Predictions(
+EMPTY_PREDICTIONS = Predictions(
     sample_id=np.empty(0, np.int64),
     fold=np.empty(0, np.int8),
     predicted=np.empty(0, np.int32),
@@ -73,7 +73,7 @@ NOTHING = Predictions(
 """Of a rank that had nothing to predict."""
 
 
-def merged(parts: Iterable[Predictions], expected: Ids) -> Predictions:
+def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Predictions:
     """All folds' rows, sorted; raises where they are not the expected ids, each exactly once."""
     parts = list(parts)
     columns = {
@@ -89,14 +89,14 @@ def merged(parts: Iterable[Predictions], expected: Ids) -> Predictions:
     return whole
 
 
-def collect(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k: int) -> Predictions:
+def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k: int) -> Predictions:
     """Turn a forward pass of one network into rows; unreadable and non-finite ones are marked, not dropped.
 
     They stay on the device until the pass is over: nothing waits between two batches.
     """
     judged = [_judged(batch, logits, top_k) for batch, (logits,) in passes]
     if not judged:
-        return NOTHING
+        return EMPTY_PREDICTIONS
     columns = {name: torch.cat([part[name] for part in judged]).cpu().numpy() for name in judged[0]}
     real = columns["sample_id"] >= 0
     order = np.flatnonzero(real)[np.argsort(columns["sample_id"][real], kind="stable")]

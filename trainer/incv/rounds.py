@@ -9,30 +9,30 @@ from torch import nn
 
 from shards.durable import write_json
 from shards.errors import ConfigError, DataError
-from trainer.config import ExecutionConfig, IncvConfig, Recipe
+from trainer.config.schema import ExecutionConfig, IncvConfig, Recipe
+from trainer.distributed.stop import Stopped
+from trainer.distributed.world import World
 from trainer.incv.folds import FoldTask, split_halves
-from trainer.incv.gathering import gathered
+from trainer.incv.gathering import gather_predictions
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     estimate_noise,
-    judged_by_best_epoch,
     remove_ratio,
+    uses_best_epoch,
 )
-from trainer.incv.predictions import NOTHING, Predictions, collect, merged
-from trainer.incv.selection import after_round, fill_classes
+from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, collect_predictions, merge_predictions
+from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
-from trainer.methods.networks import seed_draws
-from trainer.methods.optimised import setting_of
-from trainer.models import create_model
-from trainer.predicting import predict
-from trainer.run_directory import RunDirectory
-from trainer.side_by_side import Steps, side_by_side
-from trainer.stop_request import Stopped
-from trainer.train_loop import Surroundings, Training, training_steps
-from trainer.unreadable import Place, UnreadableLog
-from trainer.world import World
+from trainer.methods.networks import seed_rng
+from trainer.methods.predict import predict
+from trainer.methods.task import build_task_settings
+from trainer.models.factory import create_model
+from trainer.records.run_directory import RunDirectory
+from trainer.records.unreadable import Location, UnreadableLog
+from trainer.training.interleave import Steps, interleave
+from trainer.training.loop import RunContext, TrainingJob, iterate_training
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +69,12 @@ class Incv:
     """One run of Algorithm 2 over the samples of a training set."""
 
     def __init__(
-        self, recipe: Recipe, data: ImageSet, run: RunDirectory, around: Surroundings, identity: str | None = None
+        self, recipe: Recipe, data: ImageSet, run: RunDirectory, ctx: RunContext, identity: str | None = None
     ) -> None:
         """identity: hash of the result keys that the folds are trained by."""
         assert recipe.incv is not None
         self._recipe, self._config = recipe, recipe.incv
-        self._data, self._run, self._around, self._identity = data, run, around, identity
+        self._data, self._run, self._ctx, self._identity = data, run, ctx, identity
 
     def steps(self) -> Steps[None]:
         """All rounds that are not done yet, then the final selection and `incv.json`."""
@@ -87,11 +87,11 @@ class Incv:
             if len(candidates) < 2:
                 ended_early = self._too_few(number, len(candidates))
                 break
-            best = judged_by_best_epoch(self._config, number, noise.chosen(self._config) if noise else None)
+            best = uses_best_epoch(self._config, number, noise.of_rule(self._config) if noise else None)
             predictions = yield from self._predictions_of(number, index, best)
             noise = noise or self._estimate(predictions)
-            ratio = remove_ratio(self._config, noise.chosen(self._config))
-            index = after_round(index, predictions, number, ratio)
+            ratio = remove_ratio(self._config, noise.of_rule(self._config))
+            index = apply_round(index, predictions, number, ratio)
             self._write(index, self._run.round_selection(number))
             records.append(_record(predictions, ratio, best))
         assert noise is not None
@@ -111,7 +111,7 @@ class Incv:
                 "(incv.epochs) or set incv.min_per_class"
             )
         checksum = self._write(index, self._run.selection)
-        if self._around.world.is_first:
+        if self._ctx.world.is_rank0:
             found = {
                 "noise": noise.as_json(),
                 "rounds": records,
@@ -124,8 +124,8 @@ class Incv:
     def _write(self, index: SelectionIndex, path: Path) -> str:
         """Once, after all ranks have found the same; returns its checksum."""
         checksum = index.checksum()
-        self._around.world.require_equal(checksum, "the selection")
-        if self._around.world.is_first:
+        self._ctx.world.require_equal(checksum, "the selection")
+        if self._ctx.world.is_rank0:
             index.write(path)
         return checksum
 
@@ -138,56 +138,56 @@ class Incv:
 
     def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Steps[Predictions]:
         """A round's predictions, on every rank: read where the round is done, else by training its folds."""
-        path, world = self._run.round_predictions(number), self._around.world
+        path, world = self._run.round_predictions(number), self._ctx.world
         candidates = index.ids(State.CANDIDATE)
-        if world.share(path.exists):
-            return merged([Predictions.read(path)], candidates)
+        if world.broadcast_from_rank0(path.exists):
+            return merge_predictions([Predictions.read(path)], candidates)
         halves = split_halves(stream_of(self._recipe.seed, "incv.split", number), candidates)
         selected = index.ids(State.SELECTED)
         folds = [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best) for f in (0, 1)]
-        if folds_side_by_side(self._around.execution, world):
+        if folds_side_by_side(self._ctx.execution, world):
             predictions = yield from self._in_halves(folds, candidates)
         else:
-            parts = [self._predicted(fold, self._around) for fold in folds]
-            if folds_share_device(self._around.execution, world, self._data.is_resident):
-                predicted = yield from side_by_side(parts, world.device)
+            parts = [self._predicted(fold, self._ctx) for fold in folds]
+            if folds_share_device(self._ctx.execution, world, self._data.is_resident):
+                predicted = yield from interleave(parts, world.device)
             else:
                 predicted = []
                 for part in parts:
                     predicted.append((yield from part))
-            predictions = merged(predicted, candidates)
+            predictions = merge_predictions(predicted, candidates)
         self._refuse_unusable(predictions)
-        if world.is_first:
+        if world.is_rank0:
             predictions.write(path)
         return predictions
 
     def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Steps[Predictions]:
         """Each half of the ranks does one fold as if alone; the world meets when both are done, or stop."""
-        around, world = self._around, self._around.world
-        which, group = world.half()
-        mine, stopped = NOTHING, None
+        ctx, world = self._ctx, self._ctx.world
+        which, group = world.fold_group()
+        mine, stopped = EMPTY_PREDICTIONS, None
         try:
-            mine = yield from self._predicted(folds[which], replace(around, world=group))
+            mine = yield from self._predicted(folds[which], replace(ctx, world=group))
         except Stopped as stop:
             stopped = stop
-        around.heart.at("waiting for the other fold", 0, 0)
-        if world.meet(stopped is not None):
-            raise stopped or Stopped(f"incv/{folds[0].round}", 0, around.stop.shared_reason())
-        return gathered(world, mine if group.is_first else NOTHING, candidates)
+        ctx.heartbeat.at("waiting for the other fold", 0, 0)
+        if world.barrier(stopped is not None):
+            raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.agreed_reason())
+        return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, candidates)
 
-    def _predicted(self, fold: "Fold", around: Surroundings) -> Steps[Predictions]:
+    def _predicted(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
         """What the network of one fold says of the half it has not seen, on every rank of `around`."""
         done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
-        if around.world.share(done.exists):
+        if ctx.world.broadcast_from_rank0(done.exists):
             return Predictions.read(done)
-        network = yield from self._trained(fold, around)
-        predictions = self._judge(network, fold, around)
-        if around.world.is_first:
+        network = yield from self._trained(fold, ctx)
+        predictions = self._judge(network, fold, ctx)
+        if ctx.world.is_rank0:
             predictions.write(done)
         return predictions
 
-    def _trained(self, fold: "Fold", around: Surroundings) -> Steps[nn.Module]:
-        recipe, world = self._recipe, around.world
+    def _trained(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
+        recipe, world = self._recipe, ctx.world
         plan = TrainingPlan(
             stream=stream_of(recipe.seed, "incv", fold.round, fold.number),
             selected=np.sort(fold.trained_on),
@@ -195,44 +195,46 @@ class Incv:
             epochs=self._config.epochs,
             windows=windows_of(recipe.order, self._data.index.shard),
         )
-        training = Training("incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity)
-        seed_draws(plan.stream, world.rank)
+        training = TrainingJob(
+            "incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity
+        )
+        seed_rng(plan.stream, world.rank)
         first_weights = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             create_model(recipe.model.name, self._data.classes, first_weights, **recipe.model.options),
-            setting_of(recipe, self._config.optimizer, plan, world, clock=around.watch(training.name)),
-            judge=(lambda network: self._judge_epoch(network, fold, around, training)) if fold.best else None,
+            build_task_settings(recipe, self._config.optimizer, plan, world, timer=ctx.watch(training.name)),
+            judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)
-        yield from training_steps(
+        yield from iterate_training(
             training,
             task,
             plan,
             lambda first: data.training_batches(plan, first, world),
-            around,
+            ctx,
         )
         return task.round_network()
 
     def _watched(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
-        log = UnreadableLog(self._run, self._around.world.rank)
-        return log.watch(self._data, Place("train", "incv", doing, fold.round, fold.number), most)
+        log = UnreadableLog(self._run, self._ctx.world.rank)
+        return log.watch(self._data, Location("train", "incv", doing, fold.round, fold.number), most)
 
-    def _judge_epoch(self, network: nn.Module, fold: "Fold", around: Surroundings, training: Training) -> Predictions:
-        with around.counted_as("predict", training.name):
-            return self._judge(network, fold, around)
+    def _judge_epoch(self, network: nn.Module, fold: "Fold", ctx: RunContext, training: TrainingJob) -> Predictions:
+        with ctx.time_phase("predict", training.name):
+            return self._judge(network, fold, ctx)
 
-    def _judge(self, network: nn.Module, fold: "Fold", around: Surroundings) -> Predictions:
+    def _judge(self, network: nn.Module, fold: "Fold", ctx: RunContext) -> Predictions:
         """A predict pass over the held-out half, each id once."""
         part = predict(
             [network],
             self._watched(fold, "predicting"),
             np.sort(fold.held_out),
             self._recipe.precision,
-            around,
+            ctx,
             f"incv/{fold.round}/{fold.number} predict",
-            lambda passes: collect(passes, fold.number, self._config.agree_top_k),
+            lambda passes: collect_predictions(passes, fold.number, self._config.agree_top_k),
         )
-        return gathered(around.world, part, fold.held_out)
+        return gather_predictions(ctx.world, part, fold.held_out)
 
     def _refuse_unusable(self, predictions: Predictions) -> None:
         share = 1.0 - float(predictions.usable().mean())

@@ -31,7 +31,7 @@ def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
     return HalfDecision(selected, removed)
 
 
-def after_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
+def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
     """Line 14 of Algorithm 2: both halves' decisions entered into the index."""
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()

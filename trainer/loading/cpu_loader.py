@@ -15,8 +15,8 @@ from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
-from trainer.loading.handover import Feeder
 from trainer.loading.pixels import Normalise, Pixels, cut, decode
+from trainer.loading.prefetch import Feeder
 from trainer.loading.shard_reader import ShardReader
 
 _BATCHES_AHEAD = 2  # a worker, so that the network never waits for one slow image
@@ -67,7 +67,7 @@ class CpuLoader:
 
         Normalised here where they stay on the CPU: the picture is still in the cache, and the threads share the work.
         """
-        encoded = (self._reader.bytes_of(int(sample)) for sample in request.ids)
+        encoded = (self._reader.read_or_none(int(sample)) for sample in request.ids)
         normalise = self._normalise if self._normalise.fits_cpu else None
         pictures, failed = decode_rows(request, encoded, self._geometry, normalise)
         return torch.from_numpy(pictures), failed

@@ -19,8 +19,8 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
-from trainer.loading.handover import Feeder
 from trainer.loading.pixels import Normalise
+from trainer.loading.prefetch import Feeder
 from trainer.loading.shard_reader import ShardReader
 
 _READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
@@ -130,7 +130,7 @@ class DaliLoader:
         return request, [self._pool.submit(self._read, ids[start : start + _READ_AT_ONCE]) for start in starts]
 
     def _read(self, ids: list[int]) -> list[bytes | None]:
-        return [self._reader.bytes_of(sample) for sample in ids]
+        return [self._reader.read_or_none(sample) for sample in ids]
 
     def _batch(self, encoded: _Encoded, pixels: torch.Tensor) -> Batch:
         return assemble(encoded.request, encoded.failed, partial(self._show, pixels), self._device)

@@ -9,7 +9,8 @@ import torch
 
 from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
-from trainer.config import ExecutionConfig, ImageConfig
+from trainer.config.schema import ExecutionConfig, ImageConfig
+from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batches, BatchRequest, Loader
 from trainer.loading.cpu_loader import CpuLoader
@@ -17,7 +18,6 @@ from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
 from trainer.loading.sample_order import Ids, TrainingPlan, mix64
-from trainer.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ImageSet:
         requests = training_requests(plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size)
         return self.loader.batches(requests)
 
-    def predict_requests(self, ids: Ids, batch: int, world: World = ALONE) -> list[BatchRequest]:
+    def predict_requests(self, ids: Ids, batch: int, world: World = SINGLE_PROCESS) -> list[BatchRequest]:
         return list(predict_requests(ids, batch, self.index, self.labels, self.geometry, world.rank, world.size))
 
     def close(self) -> None:

@@ -38,8 +38,8 @@ def cut(image: Pixels, box: npt.NDArray[np.int32], flip: bool, size: int, fill: 
     rows, columns = image.shape[:2]
     outside = max(-left, -top, left + width - columns, top + height - rows, 0)
     if outside:
-        around = ((outside, outside), (outside, outside), (0, 0))
-        image = np.pad(image, around, mode="edge" if fill == "edge" else "constant")
+        ctx = ((outside, outside), (outside, outside), (0, 0))
+        image = np.pad(image, ctx, mode="edge" if fill == "edge" else "constant")
         left, top = left + outside, top + outside
     piece = image[top : top + height, left : left + width]
     if width != size or height != size:

@@ -14,8 +14,8 @@ from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble
-from trainer.loading.handover import beside
 from trainer.loading.pixels import Normalise, decode
+from trainer.loading.prefetch import make_batches
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
 from trainer.loading.transfer import on_device
@@ -62,7 +62,7 @@ def _decode(index: SampleIndex, ids: Ids, device: torch.device) -> _Pictures:
     reader = ShardReader(index)
     for row, sample_id in enumerate(ids):
         try:
-            pixels[row] = decode(reader.bytes_of(int(sample_id)) or b"")
+            pixels[row] = decode(reader.read_or_none(int(sample_id)) or b"")
         except UndecodableImage:
             failed[row] = True
     reader.close()
@@ -81,7 +81,7 @@ class ResidentLoader:
         self._pictures: _Pictures | None = _decoded(index, ids, device)
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
-        return beside(self._batch, requests, self._device)
+        return make_batches(self._batch, requests, self._device)
 
     def _batch(self, request: BatchRequest) -> Batch:
         stored = self._row_of[request.ids]
@@ -108,12 +108,12 @@ class ResidentLoader:
         return images[sample, rows[:, :, None], columns[:, None, :]]
 
     def _padded(self, images: torch.Tensor, pad: int) -> torch.Tensor:
-        around = (pad, pad, pad, pad)
+        ctx = (pad, pad, pad, pad)
         planes = images.permute(0, 3, 1, 2)
         if self._geometry.fill == "edge":
-            planes = F.pad(planes.float(), around, mode="replicate").to(torch.uint8)
+            planes = F.pad(planes.float(), ctx, mode="replicate").to(torch.uint8)
         else:
-            planes = F.pad(planes, around)
+            planes = F.pad(planes, ctx)
         return planes.permute(0, 2, 3, 1)
 
     def close(self) -> None:

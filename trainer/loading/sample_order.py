@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import OrderConfig
+from trainer.config.schema import OrderConfig
 
 Ids = npt.NDArray[np.int64]
 

@@ -35,13 +35,13 @@ class ShardReader:
 
     def read(self, sample_id: int) -> bytes:
         """The encoded image; raises ChangedBytes where it is not what was packed."""
-        data = self.bytes_of(sample_id)
+        data = self.read_or_none(sample_id)
         if data is None:
             path = self._index.shard_path(int(self._index.shard[sample_id]))
             raise ChangedBytes(f"sample {sample_id} in {path} is not what was packed: run `incv shards verify`")
         return data
 
-    def bytes_of(self, sample_id: int) -> bytes | None:
+    def read_or_none(self, sample_id: int) -> bytes | None:
         """The encoded image, or None where it is not what was packed."""
         file = self._file(int(self._index.shard[sample_id]))
         nbytes = int(self._index.nbytes[sample_id])

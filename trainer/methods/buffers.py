@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from shards.errors import DataError
-from trainer.flat import flat, unflat, unflat_bytes
+from trainer.distributed.flat_tensors import flatten, unflatten, unflatten_bytes
 
 
-def statistics_of(module: nn.Module) -> dict[str, torch.Tensor]:
+def batchnorm_statistics(module: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that a step may change, by name: a checkpoint has them in this order, whatever that of the code.
 
     Those that a network does not save are tables that it makes for itself.
@@ -27,10 +27,10 @@ def load_statistics(live: Sequence[torch.Tensor], saved: torch.Tensor) -> None:
             f"{expected}: it was written by another one. Put the right checkpoint back, or begin the stage again "
             "with --redo"
         )
-    torch._foreach_copy_(list(live), unflat_bytes(saved.to(live[0].device), live))
+    torch._foreach_copy_(list(live), unflatten_bytes(saved.to(live[0].device), live))
 
 
-class BufferMemory:
+class BufferSnapshot:
     """The buffers of a module (BatchNorm's statistics) as they were before a step, should it be left out."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -40,9 +40,9 @@ class BufferMemory:
         self._before: list[torch.Tensor] = []
 
     def keep(self) -> None:
-        self._before = [flat(kind) for kind in self._kinds]
+        self._before = [flatten(kind) for kind in self._kinds]
 
-    def forget_unless(self, ok: torch.Tensor) -> None:
+    def restore_unless(self, ok: torch.Tensor) -> None:
         """Go back to what `keep` saw, where `ok` (bool []) is false. All buffers at once: there are hundreds."""
         for kind, before in zip(self._kinds, self._before, strict=True):
-            torch._foreach_copy_(kind, unflat(torch.where(ok, flat(kind), before), kind))
+            torch._foreach_copy_(kind, unflatten(torch.where(ok, flatten(kind), before), kind))

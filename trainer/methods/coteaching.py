@@ -11,22 +11,22 @@ from typing import Literal
 import numpy as np
 import torch
 
+from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, deal
 from trainer.loading.transfer import on_device
-from trainer.methods.optimised import OptimisedModule, Setting, autocast, sample_losses
-from trainer.methods.stepping import Fixed, Inputs, Meeting, Work
-from trainer.metrics_log import COUNTED
-from trainer.models import TwinModel
+from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses
+from trainer.models.twin import TwinModel
+from trainer.records.metrics import COUNTED
 
 
-def kept_rows(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
+def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
     """n(e) = round(|B_S| (1 - ε_S min(e / 10, 1))), e from 0; at least one row."""
     kept = selected_rows * (1.0 - forget_rate * min(epoch / ramp_epochs, 1.0))
     return max(1, math.floor(kept + 0.5))
 
 
-def easiness(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def loss_ranks(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The place of each row by its loss, 0 the easiest, ties by row; rows of weight 0 come last: int64 [rows].
 
     losses: float32 [rows]; weights: float32 [rows], 0 in rows that may not be chosen.
@@ -38,7 +38,7 @@ def easiness(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Forgetting:
+class ForgetSchedule:
     """How many rows of a step are kept."""
 
     batch: int
@@ -47,7 +47,7 @@ class Forgetting:
     ramp_epochs: int
 
     def kept(self, selected_rows: int, epoch: int) -> int:
-        return kept_rows(selected_rows, epoch, self.rate, self.ramp_epochs)
+        return rows_to_keep(selected_rows, epoch, self.rate, self.ramp_epochs)
 
 
 @dataclass(frozen=True)
@@ -68,39 +68,45 @@ class Choice:
     """0, or NaN where a real row's loss is not finite: such a batch is no evidence about its labels at all."""
 
 
-_Learned = Generator[Meeting, None, tuple[Choice, torch.Tensor, torch.Tensor]]
+_Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
 """What was chosen, this rank's share of both networks' losses, and its rows that agreed."""
 
 
-class CoteachingTask(OptimisedModule):
+class CoteachingTask(BaseTask):
     """TwinModel with the exchange; `rank` says which losses choose (DESIGN contract 7)."""
 
     module: TwinModel
 
     def __init__(
-        self, module: TwinModel, setting: Setting, forgetting: Forgetting, rank: Literal["one_pass", "eval_first"]
+        self,
+        module: TwinModel,
+        setting: TaskSettings,
+        forget_schedule: ForgetSchedule,
+        rank: Literal["one_pass", "eval_first"],
     ) -> None:
         """setting.micro: for `eval_first` alone; `one_pass` needs all rows' losses before the first backward."""
         super().__init__(module, setting)
-        self._forgetting, self._rank = forgetting, rank
+        self._forget_schedule, self._rank = forget_schedule, rank
         self._places: dict[tuple[int, int, int], torch.Tensor] = {}
 
-    def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, Fixed]:
+    def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         inputs, _ = super().inputs(batch, at)
         # n(e) counts rows of S only, also where rows of C compete for a place.
-        keep = self._forgetting.kept(len(at.selected), at.epoch)
+        keep = self._forget_schedule.kept(len(at.selected), at.epoch)
         places = self._places_of(len(at.selected), len(at.candidates), len(batch.ids))
         inputs = {**inputs, "places": places, "keep": torch.full((), keep, device=self.device)}
         if self._rank == "one_pass":
             return inputs, ()
         # The fixed shape of the second forward. The rows chosen of one rank's are anywhere between none and all.
-        alone = self._forgetting.kept(self._forgetting.batch, at.epoch)
+        alone = self._forget_schedule.kept(self._forget_schedule.batch, at.epoch)
         return inputs, (alone if self.world.size == 1 else len(batch.ids),)
 
-    def is_passing(self, at: StepIds) -> bool:
+    def has_transient_shape(self, at: StepIds) -> bool:
         """While n(e) falls, the second forward of eval_first has another shape in every epoch."""
-        forgetting = self._forgetting
-        rows, last = (forgetting.kept(forgetting.batch, epoch) for epoch in (at.epoch, forgetting.ramp_epochs))
+        forget_schedule = self._forget_schedule
+        rows, last = (
+            forget_schedule.kept(forget_schedule.batch, epoch) for epoch in (at.epoch, forget_schedule.ramp_epochs)
+        )
         return self._rank == "eval_first" and self.world.size == 1 and rows != last
 
     def _places_of(self, selected: int, candidates: int, rows: int) -> torch.Tensor:
@@ -115,15 +121,15 @@ class CoteachingTask(OptimisedModule):
             self._places[key] = on_device(self.device, np.concatenate([own, fill]))[0]
         return self._places[key]
 
-    def work(self, inputs: Inputs, fixed: Fixed) -> Work:
+    def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         self.begin_step()
         learned = self._one_pass(inputs) if self._rank == "one_pass" else self._eval_first(inputs, *fixed)
         choice, share, agreed = yield from learned
-        loss, agreed = yield from self.exchanged(share, agreed)
+        loss, agreed = yield from self.reduce_gradients(share, agreed)
         loss = loss + choice.poison
         counted = choice.real > 0
         self.update(loss, counted)
-        yield Meeting("optimiser")
+        yield SyncPoint("optimiser")
         return {
             "loss": torch.where(counted, loss / 2, 0.0),
             "train_accuracy": agreed / choice.real.clamp(min=1),
@@ -135,7 +141,7 @@ class CoteachingTask(OptimisedModule):
 
     def _choose(
         self, inputs: Inputs, losses_a: torch.Tensor, losses_b: torch.Tensor
-    ) -> Generator[Meeting, None, Choice]:
+    ) -> Generator[SyncPoint, None, Choice]:
         """The smallest losses of the global batch, found by every rank alike.
 
         losses: [rows] of a and of b. They meet in an array over the step's ids, S before C, in which each row is
@@ -145,13 +151,13 @@ class CoteachingTask(OptimisedModule):
         said = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
         everywhere = torch.zeros(3, (self.world.size + 1) * rows, dtype=said.dtype, device=self.device)
         everywhere.index_copy_(1, places, said)
-        yield Meeting("forward", (everywhere,))
+        yield SyncPoint("forward", (everywhere,))
         of_a, of_b, weights = everywhere[:, : self.world.size * rows]  # without the fill rows
         real = torch.count_nonzero(weights)
         kept = torch.minimum(inputs["keep"], real)
         poison = torch.where(weights > 0, of_a + of_b, 0.0).sum() * 0.0
         behind = torch.full((rows,), len(weights), device=self.device)
-        own_a, own_b = (torch.cat([easiness(each, weights), behind])[places] for each in (of_a, of_b))
+        own_a, own_b = (torch.cat([loss_ranks(each, weights), behind])[places] for each in (of_a, of_b))
         easy_a, easy_b = own_a < kept, own_b < kept
         dtype = losses_a.dtype
         return Choice(
@@ -185,7 +191,7 @@ class CoteachingTask(OptimisedModule):
         logits_a, logits_b = zip(*said, strict=True)
         return torch.cat(logits_a), torch.cat(logits_b)
 
-    def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> Generator[Meeting, None, torch.Tensor]:
+    def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> Generator[SyncPoint, None, torch.Tensor]:
         """Gradients of each network's mean loss over its chosen rows, part by part; returns the sum of the two.
 
         rows: a short choice is filled up with its own rows, at weight 0, for BatchNorm's sake alone.
@@ -201,7 +207,7 @@ class CoteachingTask(OptimisedModule):
             losses_a = sample_losses(logits_a, labels[for_a[part]]) * real_a[part]
             losses_b = sample_losses(logits_b, labels[for_b[part]]) * real_b[part]
             share = (losses_a.sum() + losses_b.sum()) / choice.kept.clamp(min=1)
-            yield Meeting("forward")
+            yield SyncPoint("forward")
             self.backward(share, last)
             loss = loss + share.detach()
         return loss

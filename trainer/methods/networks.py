@@ -7,15 +7,16 @@ from torch import nn
 
 from shards.durable import read_json
 from shards.errors import DataError
-from trainer.checkpoint import load_module, newest_checkpoint
-from trainer.config import Recipe
+from trainer.config.schema import Recipe
 from trainer.loading.sample_order import mix64, stream_of
-from trainer.models import TwinModel, create_model
+from trainer.models.factory import create_model
+from trainer.models.twin import TwinModel
+from trainer.training.checkpoint import find_newest_checkpoint, load_module
 
 TWO_NETWORKS = ("coteaching", "coteaching_incv")
 
 
-def initial_module(recipe: Recipe, method: str, classes: int) -> nn.Module:
+def build_module(recipe: Recipe, method: str, classes: int) -> nn.Module:
     """One network, or a TwinModel of two that start from different weights."""
 
     def network(number: int) -> nn.Module:
@@ -25,30 +26,30 @@ def initial_module(recipe: Recipe, method: str, classes: int) -> nn.Module:
     return TwinModel(network(0), network(1)) if method in TWO_NETWORKS else network(0)
 
 
-def seed_draws(stream: int, rank: int) -> None:
+def seed_rng(stream: int, rank: int) -> None:
     """What networks draw while they train (dropout); ranks draw differently."""
     torch.manual_seed(stream if rank == 0 else int(mix64(stream, rank)))
 
 
-def networks_of(module: nn.Module) -> list[nn.Module]:
+def list_networks(module: nn.Module) -> list[nn.Module]:
     return [module.a, module.b] if isinstance(module, TwinModel) else [module]
 
 
-def on_its_device(module: nn.Module, device: torch.device) -> nn.Module:
+def to_device(module: nn.Module, device: torch.device) -> nn.Module:
     """Channels last on a GPU: what its tensor cores read, and DALI writes."""
     module = module.to(device)
     return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module
 
 
-def trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
+def load_trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
     """The networks of a finished training, on the CPU, in eval mode."""
-    module = initial_module(recipe, method, classes)
+    module = build_module(recipe, method, classes)
     last = read_json(folder / "training.json")["steps"]
-    found = newest_checkpoint(folder / "checkpoints")
+    found = find_newest_checkpoint(folder / "checkpoints")
     if found is None or found[0] != last:
         raise DataError(
             f"{folder / 'checkpoints'} holds no readable checkpoint of {method}'s last step, {last}: train it again "
             f"with `--redo {method}`"
         )
     load_module(module, found[1].tensors, "model.")
-    return networks_of(module.eval())
+    return list_networks(module.eval())

@@ -2,15 +2,15 @@
 
 import torch
 
-from trainer.methods.optimised import OptimisedModule, sample_losses
-from trainer.methods.stepping import Fixed, Inputs, Meeting, Work
-from trainer.metrics_log import COUNTED
+from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
+from trainer.methods.task import BaseTask, sample_losses
+from trainer.records.metrics import COUNTED
 
 
-class StandardTask(OptimisedModule):
-    def work(self, inputs: Inputs, fixed: Fixed) -> Work:
+class StandardTask(BaseTask):
+    def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         count = inputs["weights"].sum()
-        yield Meeting("start", (count,))
+        yield SyncPoint("start", (count,))
         rows = count.clamp(min=1)
         self.begin_step()
         self.module.train()
@@ -22,13 +22,13 @@ class StandardTask(OptimisedModule):
             assert isinstance(logits, torch.Tensor)
             share = (sample_losses(logits, labels) * weights).sum() / rows
             agreed += ((logits.detach().argmax(1) == labels) * weights).sum()
-            yield Meeting("forward")
+            yield SyncPoint("forward")
             self.backward(share, last)
             loss = loss + share.detach()
-        loss, agreed = yield from self.exchanged(loss, agreed)
+        loss, agreed = yield from self.reduce_gradients(loss, agreed)
         counted = count > 0
         self.update(loss, counted)
-        yield Meeting("optimiser")
+        yield SyncPoint("optimiser")
         return {
             "loss": torch.where(counted, loss, 0.0),
             "train_accuracy": agreed / rows,

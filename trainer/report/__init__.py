@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image
 
 from shards.durable import write_bytes, write_json
-from trainer.report.collect import collect
+from trainer.report.collect import collect_report
 from trainer.report.page import render_page
 from trainer.report.suspects import thumbnails
 
@@ -23,7 +23,7 @@ def write_report(
 
     image_of, keys_of: the pictures and the source's names of samples, by sample_id.
     """
-    report = collect(run_dir)
+    report = collect_report(run_dir)
     suspects = report["suspicious"] or []
     ids = [suspect["sample_id"] for suspect in suspects]
     for suspect, key in zip(suspects, keys_of(ids) if keys_of else [None] * len(ids), strict=True):

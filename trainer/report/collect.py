@@ -8,11 +8,11 @@ import numpy as np
 import yaml
 
 from shards.durable import read_json
-from trainer.config import STAGES
+from trainer.config.schema import STAGES
 from trainer.report.curves import read_curves
 from trainer.report.measured import (
     MATRIX_CLASSES,
-    Samples,
+    RunSamples,
     final_selection,
     measure_confusion,
     measure_rounds,
@@ -23,7 +23,7 @@ from trainer.report.suspects import find_suspects
 from trainer.report.unreadable import find_unreadable
 
 
-def collect(run_dir: Path) -> dict[str, Any]:
+def collect_report(run_dir: Path) -> dict[str, Any]:
     """The content of report.json; what the run has not done yet, or has no truth for, is None."""
     config = yaml.safe_load((run_dir / "config.resolved.yaml").read_text()) or {}
     manifest = read_json(run_dir / "manifest.json")
@@ -113,7 +113,7 @@ def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
     return {name: (stages[name] or {}).get("seconds") for name in names}
 
 
-def missing(run_dir: Path, samples: Samples) -> dict[str, str]:
+def missing(run_dir: Path, samples: RunSamples) -> dict[str, str]:
     """Why a part of the report is empty, in a sentence for its reader."""
     reasons = {}
     if samples.truth is None:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.durable import read_parquet
-from trainer.incv import measure, theory
+from trainer import theory
+from trainer.incv import measure
 from trainer.incv.selection_index import SelectionIndex, State
 
 MATRIX_CLASSES = 50  # above this many classes a matrix is too large to look at: only its worst pairs are kept
@@ -17,7 +18,7 @@ WORST_PAIRS = 15
 
 
 @dataclass(frozen=True)
-class Samples:
+class RunSamples:
     """The labels of a run as dense arrays over sample_id; -1 where a label is not known."""
 
     given: NDArray[np.int32]
@@ -45,7 +46,7 @@ class Samples:
         return None if self.known is None else measure.or_none(measure.realised_noise(*self.known))
 
 
-def read_samples(run_dir: Path, names: list[str]) -> Samples:
+def read_samples(run_dir: Path, names: list[str]) -> RunSamples:
     """Labels and, if known, true labels; a sample is the run's if the selection does not leave it outside."""
     selection = last_selection(run_dir)
     ids, labels = _columns(run_dir / "labels.parquet", "sample_id", "label")
@@ -62,7 +63,7 @@ def read_samples(run_dir: Path, names: list[str]) -> Samples:
         inside[len(selection.state) :] = False
     highest = max(int(given.max(initial=-1)), -1 if truth is None else int(truth.max(initial=-1)))
     names = names + [str(number) for number in range(len(names), highest + 1)]
-    return Samples(given, truth, inside, names)
+    return RunSamples(given, truth, inside, names)
 
 
 def last_selection(run_dir: Path) -> SelectionIndex | None:
@@ -78,7 +79,7 @@ def round_files(run_dir: Path, name: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def measure_rounds(run_dir: Path, samples: Samples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def measure_rounds(run_dir: Path, samples: RunSamples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry a finished round, cumulative; `notes` are the entries of incv.json."""
     rounds = []
     for index, path in round_files(run_dir, "selection.parquet").items():
@@ -91,7 +92,7 @@ def measure_rounds(run_dir: Path, samples: Samples, notes: list[dict[str, Any]])
     return rounds
 
 
-def final_selection(run_dir: Path, samples: Samples) -> dict[str, Any] | None:
+def final_selection(run_dir: Path, samples: RunSamples) -> dict[str, Any] | None:
     """The last selection: counts, by given label too; precision and recall, and both by true class."""
     selection = last_selection(run_dir)
     if selection is None:
@@ -117,7 +118,7 @@ def final_selection(run_dir: Path, samples: Samples) -> dict[str, Any] | None:
     return entry
 
 
-def measure_confusion(run_dir: Path, samples: Samples, confident: Any) -> dict[str, Any]:
+def measure_confusion(run_dir: Path, samples: RunSamples, confident: Any) -> dict[str, Any]:
     """T, the confident estimate of T, M of round 1's held-out predictions, and the most confused pairs."""
     small = samples.classes <= MATRIX_CLASSES
     given_pairs = predicted_pairs = held_out_pairs = transition = predicted_matrix = prior = None
@@ -157,7 +158,7 @@ def worst_pairs(rows: measure.Labels, columns: measure.Labels, classes: int) -> 
     ]
 
 
-def _counts(state: NDArray[np.int8], samples: Samples) -> dict[str, int]:
+def _counts(state: NDArray[np.int8], samples: RunSamples) -> dict[str, int]:
     tally = np.bincount(state[samples.inside], minlength=len(State))
     return {
         "selected": int(tally[State.SELECTED]),
@@ -168,7 +169,7 @@ def _counts(state: NDArray[np.int8], samples: Samples) -> dict[str, int]:
     }
 
 
-def _against_truth(state: NDArray[np.int8], samples: Samples) -> dict[str, float | None]:
+def _against_truth(state: NDArray[np.int8], samples: RunSamples) -> dict[str, float | None]:
     """LP and LR of the selected, and the share of wrong labels among the removed."""
     if samples.known is None:
         return {"label_precision": None, "label_recall": None, "removed_noise": None}
@@ -182,7 +183,7 @@ def _against_truth(state: NDArray[np.int8], samples: Samples) -> dict[str, float
     }
 
 
-def _theory(samples: Samples, rounds: int) -> dict[str, float] | None:
+def _theory(samples: RunSamples, rounds: int) -> dict[str, float] | None:
     """LP_k and LR_k of a memorising network under the realised T and prior."""
     if samples.known is None:
         return None

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from trainer.unreadable import whole_lines
+from trainer.records.unreadable import whole_lines
 
 MOST = 1000  # listed in report.json; the logs have all
 

@@ -1,0 +1,96 @@
+"""A step replayed from CUDA graphs is the step as it is written. `make test-gpu` runs these on a GPU."""
+
+import pytest
+import torch
+
+from tests.support.fast_steps import KINDS, batch_at, furthest, position, task_of, told
+from trainer.distributed.world import World
+from trainer.training.checkpoint import Checkpointer, find_newest_checkpoint
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.usefixtures("exact_kernels"),
+]
+WORLD = World(0, 1, torch.device("cuda", 0), 1)
+STEPS = 50
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rate_kept_rows_and_weights_change_after_the_recording(kind, optimizer):
+    """50 steps: a warm-up, a milestone, n(e) falling to a half, rows of C coming, lost rows, an empty batch, NaN."""
+    eager = told(task_of(kind, WORLD, optimizer), range(STEPS))
+    replayed = told(task_of(kind, WORLD, optimizer, graphs=True), range(STEPS))
+    assert replayed.chosen == eager.chosen
+    assert replayed.counts == eager.counts
+    assert eager.counts["guard"] == {"skipped": 1, "in_a_row": 0}
+    for ours, theirs in zip(replayed.values, eager.values, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6, nan_ok=True)
+    assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
+    if kind != "standard":
+        assert len({values["kept"] for values in eager.values}) > 6  # n(e) did change
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_and_compiled_blocks_stay_close(kind):
+    """Other kernels, other rounding: the losses of the first steps agree to what bf16 resolves."""
+    form = {"precision": "bf16"}
+    eager = told(task_of(kind, WORLD, **form), range(10), torch.bfloat16)
+    fast = told(task_of(kind, WORLD, graphs=True, compile=True, **form), range(10), torch.bfloat16)
+    for ours, theirs in zip(fast.values, eager.values, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.03)
+
+
+@pytest.mark.parametrize("micro", [None, 8])
+@pytest.mark.parametrize("kind", ["standard", "eval_first"])
+def test_a_batch_in_parts_is_replayed_in_parts(kind, micro):
+    eager = told(task_of(kind, WORLD, micro=micro), range(12))
+    assert furthest(told(task_of(kind, WORLD, micro=micro, graphs=True), range(12)), eager) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_loaded_and_continued_after_the_recording(kind, tmp_path):
+    """Into the task that was recorded, which has gone on meanwhile, and into a new one: as if never stopped."""
+    is_safe_to_move = told(task_of(kind, WORLD, graphs=True), range(40))
+    task, keeper = task_of(kind, WORLD, graphs=True), Checkpointer(tmp_path)
+    told(task, range(20))
+    keeper.save(20, task.state())
+    told(task, range(20, 26))  # while it is being written
+    keeper.wait()
+    keeper.close()
+    _, saved = find_newest_checkpoint(tmp_path)
+    task.load(saved)
+    new = task_of(kind, WORLD, graphs=True)
+    new.load(saved)
+    for each in (task, new):
+        story = told(each, range(20, 40))
+        assert story.chosen == is_safe_to_move.chosen[20:]
+        assert story.values == is_safe_to_move.values[20:] or kind == "eval_first"  # NaN is unequal to itself
+        assert furthest(story, is_safe_to_move) == 0.0
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_steps_wait_for_nothing(kind, graphs):
+    task = task_of(kind, WORLD, graphs=graphs, precision="bf16")
+    steps = [(batch_at(step, task.device, torch.bfloat16), position(step)) for step in range(30, 51)]
+    task.step(*steps[0])  # records
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch, at in steps[1:]:
+            task.step(batch, at)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_rehearsal_draws_nothing():
+    """What a network draws (dropout) does not depend on how often its step was recorded."""
+    torch.manual_seed(0)
+    task = task_of("one_pass", WORLD, graphs=True)
+    task.step(batch_at(0, task.device), position(0))
+    recorded = torch.cuda.get_rng_state()
+    torch.manual_seed(0)
+    task.step(batch_at(1, task.device), position(1))
+    assert torch.equal(torch.cuda.get_rng_state(), recorded)

@@ -1,0 +1,152 @@
+"""`--vary`: runs side by side in one process are those that run alone, are stopped together, and fail alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.command_line import THREADS, TINY
+from trainer.incv.selection_index import SelectionIndex
+from trainer.records.run_directory import RunDirectory
+from trainer.training.checkpoint import find_newest_checkpoint
+
+METHODS = ("standard", "coteaching", "coteaching_incv")
+
+
+def weights(root: Path) -> dict[str, torch.Tensor]:
+    folders = [root / "methods" / method for method in METHODS] + sorted((root / "rounds").glob("*/fold*"))
+    return {
+        f"{f.name}/{n}": t for f in folders for n, t in find_newest_checkpoint(f / "checkpoints")[1].tensors.items()
+    }
+
+
+def assert_same_run(ours: Path, theirs: Path) -> None:
+    selections = [SelectionIndex.read(RunDirectory(root).selection).checksum() for root in (ours, theirs)]
+    assert selections[0] == selections[1]
+    a, b = weights(ours), weights(theirs)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+def test_seeds_side_by_side_are_the_runs_of_each_alone(incv, playground):
+    answer = incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2", "execution.folds=side_by_side")
+    assert answer.code == 0
+    assert len(set(roots(answer.out))) == 2
+    for seed, root in zip((1, 2), roots(answer.out), strict=True):
+        assert incv("run", "-c", TINY, THREADS, f"seed={seed}", "--run-dir", f"alone-{seed}").code == 0
+        assert_same_run(root, playground / f"alone-{seed}")
+        assert (root / "report.html").exists()
+    again = incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2")
+    assert again.code == 0
+    assert "incv: done before" in again.err
+
+
+def test_combinations_are_planned_each_for_itself(incv, playground):
+    out = incv("run", "-c", TINY, "--dry-run", "--vary", "seed=1,2", "--vary", "labels.ratio=0.2,0.4").out
+    headings = [line for line in out.splitlines() if line.startswith("seed=")]
+    assert headings == [f"seed={seed} labels.ratio={ratio}:" for seed in (1, 2) for ratio in ("0.2", "0.4")]
+    assert out.count("recipe tiny") == 4
+
+
+@pytest.mark.parametrize("what", ["run-dir", "stages", "splits"])
+def test_facts_are_printed_of_each_and_nothing_runs(incv, playground, what):
+    answer = incv("run", "-c", TINY, "--vary", "seed=0,1", f"--print-{what}")
+    assert answer.code == 0
+    alone = [incv("run", "-c", TINY, f"seed={seed}", f"--print-{what}").out for seed in (0, 1)]
+    assert answer.out == "".join(alone)
+    assert not (playground / "runs").exists()
+
+
+def test_what_a_run_prints_says_whose_it_is(incv, playground):
+    answer = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2")
+    said = [line for line in answer.err.splitlines() if "labels: done" in line]
+    assert [line.split()[0] for line in said] == ["seed=1:", "seed=2:"]
+    for root in roots(answer.out):  # in its own log there is no doubt
+        assert "\nlabels: done" in (root / "logs" / "rank-0000.log").read_text()
+
+
+def test_at_once_is_for_variants(incv, playground):
+    answer = incv("run", "-c", TINY, "--at-once", "2")
+    assert answer.code == 2
+    assert "add --vary" in answer.err
+
+
+def roots(out: str) -> list[Path]:
+    """The directories of the variants, as they are told at the end."""
+    return [Path(line.split()[1].rstrip(",")) for line in out.splitlines() if line.startswith("seed=")]
+
+
+def test_a_variant_that_cannot_run_does_not_keep_the_others_from_it(incv, playground):
+    assert incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2").code == 0
+    trained = incv("standard", "-c", TINY, THREADS, "--vary", "seed=1,3,2")  # seed 3 has no labels yet
+    assert trained.code != 0
+    assert "seed=3" in trained.err
+    for root, trains in zip(roots(trained.out), (True, False, True), strict=True):
+        assert (find_newest_checkpoint(root / "methods" / "standard" / "checkpoints") is not None) == trains
+
+
+@pytest.mark.parametrize("said", ["seed", "seed=", "seed=1,1", "=1,2"])
+def test_what_cannot_be_varied_is_refused(incv, playground, said):
+    answer = incv("run", "-c", TINY, "--vary", said)
+    assert answer.code == 2
+    assert "seed=0,1,2" in answer.err
+
+
+def test_how_to_run_cannot_be_varied(incv, playground):
+    answer = incv("run", "-c", TINY, "--vary", "execution.threads=1,2")
+    assert answer.code == 2
+    assert "vary result keys" in answer.err
+
+
+def test_redo_redoes_each_variant_in_its_own_directory(incv, playground):
+    first = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2")
+    again = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2", "--redo", "labels")
+    assert again.code == 0
+    assert roots(again.out) == roots(first.out)
+    assert all(root.exists() for root in roots(again.out))
+    assert not (playground / "runs" / "tiny").exists()
+
+
+def test_a_signal_keeps_variants_that_wait_from_beginning(playground):
+    command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2", "--at-once", "1"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(TINY).parents[1])}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
+    limit = time.monotonic() + 120
+    while not list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 75
+    assert "seed=2: not begun" in error
+    assert len(list(playground.glob("runs/*/manifest.json"))) == 1
+
+
+def test_one_directory_for_several_variants_is_refused(incv, playground):
+    answer = incv("run", "-c", TINY, "--vary", "seed=1,2", "--run-dir", "here")
+    assert answer.code == 2
+    assert "--run-dir" in answer.err
+
+
+def test_a_signal_stops_all_and_the_same_command_goes_on(playground):
+    command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(TINY).parents[1])}
+    with (playground / "log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL, env=environ)
+        limit = time.monotonic() + 120
+        while len(list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl"))) < 2 and time.monotonic() < limit:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75
+    stopped = sorted(playground.glob("runs/*/stopped.json"))
+    assert len(stopped) == 2
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    for seed, root in zip((1, 2), roots(done.stdout), strict=True):
+        alone = [*command[:-2], f"seed={seed}", "--run-dir", f"alone-{seed}"]
+        subprocess.run(alone, env=environ, capture_output=True, timeout=200, check=True)
+        assert_same_run(playground / root, playground / f"alone-{seed}")

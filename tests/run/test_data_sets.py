@@ -1,0 +1,64 @@
+"""The packed splits of a recipe: packed as its keys say, and never another pack in their place."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shards.errors import ConfigError, DataError
+from shards.sample_index import SampleIndex
+from trainer.config.schema import DataConfig
+from trainer.distributed.stop import StopRequest
+from trainer.run.data_sets import open_split
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ROOT/train/<class>/<image>.jpg: three classes of two."""
+    root = tmp_path_factory.mktemp("images")
+    for row in range(6):
+        folder = root / "train" / f"class{row // 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(row).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "JPEG")
+        (folder / f"{row}.jpg").write_bytes(stream.getvalue())
+    return root
+
+
+def _open(root: Path, shards: Path, **keys: Any) -> SampleIndex:
+    config = DataConfig(source="image_folder", root=str(root), shards=str(shards), **keys)
+    return open_split("data.train", config, 1, StopRequest())
+
+
+def test_the_keys_of_a_recipe_reach_the_shards(root, tmp_path):
+    index = _open(root, tmp_path / "out", resize=10, classes=2)
+    assert (len(index), index.num_classes, index.dataset.resize) == (4, 2, 10)
+    assert index.height.tolist() == [10] * 4
+    assert _open(root, tmp_path / "out", resize=10, classes=2).checksum == index.checksum
+    assert _open(root, tmp_path / "out", resize=10).checksum == index.checksum  # null: as the folder has it
+
+
+@pytest.mark.parametrize(
+    ("packed", "asked", "words"),
+    [
+        ({"resize": 10}, {}, r"packed with resize 10; the recipe asks for null: change data\.train\.resize"),
+        ({}, {"resize": 10}, "packed with resize null; the recipe asks for 10"),
+        ({"resize": 10}, {"resize": 12}, "resize 10; the recipe asks for 12"),
+        ({"classes": 2}, {"classes": 3}, "classes 2; the recipe asks for 3"),
+        ({}, {"split": "val"}, "split train; the recipe asks for val"),
+        ({}, {"subset": "google"}, "subset ''; the recipe asks for google"),
+    ],
+)
+def test_a_folder_packed_otherwise_is_refused(root, tmp_path, packed, asked, words):
+    _open(root, tmp_path / "out", **packed)
+    with pytest.raises(DataError, match=words):
+        _open(root, tmp_path / "out", **asked)
+
+
+def test_errors_of_packing_name_the_keys_of_the_recipe(root, tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.train\.subset google"):
+        _open(root, tmp_path / "out", subset="google")

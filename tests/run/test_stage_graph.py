@@ -1,0 +1,377 @@
+"""The stage graph: which keys redo which stage, and what the record of a run makes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.errors import ConfigError, DataError
+from trainer.config.recipe_file import load_recipe
+from trainer.config.schema import ExecutionConfig, Recipe
+from trainer.records.manifest import Manifest
+from trainer.records.run_directory import RunDirectory
+from trainer.run.stage_graph import (
+    STAGES,
+    StageLedger,
+    inputs_of,
+    keys_hash,
+    outputs_of,
+    require_stages,
+    result_keys,
+    stage_keys,
+    stages_of,
+)
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FACTS = {"data.train.checksum": "aaaa", "data.eval.test.checksum": "bbbb"}
+METHODS = ("standard", "coteaching", "coteaching_incv")
+FOLLOWERS = {"evaluate", "export", "report"}  # of every method
+
+
+def tiny(*overrides: str) -> Recipe:
+    return load_recipe(RECIPES / "tiny.yaml", overrides)
+
+
+def hashes(recipe: Recipe, facts: dict[str, Any] = FACTS) -> dict[str, str]:
+    return {stage: keys_hash(keys) for stage, keys in stage_keys(recipe, facts).items()}
+
+
+def changed_stages(*overrides: str, base: tuple[str, ...] = ()) -> set[str]:
+    """The stages whose hash an override changes."""
+    before, after = hashes(tiny(*base)), hashes(tiny(*base, *overrides))
+    assert before.keys() == after.keys()
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+def holders(recipe: Recipe, key: str) -> set[str]:
+    return {stage for stage, keys in stage_keys(recipe, FACTS).items() if key in keys}
+
+
+# --- result keys and execution keys
+
+
+def dotted(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {key: leaf for name, inner in value.items() for key, leaf in dotted(inner, f"{prefix}{name}.").items()}
+    return {prefix.rstrip("."): value}
+
+
+def is_execution(key: str) -> bool:
+    """Those of DESIGN contract 13; the checksum of the index stands for the data, that of the file for the file."""
+    return (
+        key.startswith("execution.")
+        or key.endswith((".shards", ".root"))
+        or key in ("labels.file", "batch.micro", "data.max_unreadable")
+    )
+
+
+def test_result_keys_are_all_keys_but_the_execution_keys():
+    recipe = tiny("model.options={width: 3}")
+    every = dotted(recipe.model_dump(mode="json", by_alias=True))
+    expected = {key: value for key, value in every.items() if not is_execution(key)}
+    assert len(every) > len(expected) > 30
+    assert dotted(result_keys(recipe)) == expected
+
+
+def test_every_result_key_belongs_to_a_stage():
+    """A key that no stage reads could be changed without anything being redone."""
+    recipe = tiny()
+    held = set().union(*stage_keys(recipe, FACTS).values())
+    assert set(result_keys(recipe)) | set(FACTS) == held
+
+
+@pytest.mark.parametrize("name", ExecutionConfig.model_fields)
+def test_no_execution_key_is_in_a_hash(name):
+    recipe = tiny()
+    other = recipe.model_copy(update={"execution": recipe.execution.model_copy(update={name: "something else"})})
+    assert other != recipe
+    assert hashes(other) == hashes(recipe)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "execution.workers=7",
+        "execution.checkpoint_every=1",
+        "data.train.shards=elsewhere",
+        "data.train.root=/raw",
+        "data.eval.test.shards=elsewhere",
+        "data.eval.test.root=/raw",
+    ],
+)
+def test_where_and_how_fast_changes_no_hash(override):
+    assert tiny(override) != tiny()
+    assert changed_stages(override) == set()
+
+
+def test_a_label_file_counts_by_its_content_not_its_path():
+    base = ("labels.noise=none", "labels.ratio=0")
+    assert changed_stages("labels.file=/a.csv", base=base) == set()
+    recipe = tiny(*base, "labels.file=/a.csv")
+    before = hashes(recipe, {**FACTS, "labels.file_checksum": "1"})
+    after = hashes(recipe, {**FACTS, "labels.file_checksum": "2"})
+    assert {stage for stage in before if before[stage] != after[stage]} == set(STAGES) - {"pack"}
+
+
+def test_other_data_redo_what_reads_them():
+    before = hashes(tiny())
+    after = hashes(tiny(), {**FACTS, "data.train.checksum": "cccc"})
+    assert {stage for stage in before if before[stage] != after[stage]} == set(STAGES) - {"pack"}
+    after = hashes(tiny(), {**FACTS, "data.eval.test.checksum": "cccc"})
+    assert {stage for stage in before if before[stage] != after[stage]} == {"evaluate", "report"}
+
+
+# --- which key belongs to which stage
+
+
+@pytest.mark.parametrize(
+    ("override", "redone"),
+    [
+        ("seed=1", set(STAGES) - {"pack"}),
+        ("labels.ratio=0.2", set(STAGES) - {"pack"}),
+        ("data.train.limit=200", set(STAGES) - {"pack"}),
+        ("model.name=cifar_resnet20", {"incv", *METHODS, *FOLLOWERS}),
+        ("batch.global=16", {"incv", *METHODS, *FOLLOWERS}),
+        ("incv.rounds=3", {"incv", "coteaching_incv", *FOLLOWERS}),
+        ("incv.optimizer.learning_rate=0.1", {"incv", "coteaching_incv", *FOLLOWERS}),
+        ("standard.epochs=6", {"standard", *FOLLOWERS}),
+        ("coteaching.epochs=6", {"coteaching", "coteaching_incv", *FOLLOWERS}),
+        ("coteaching.rank=eval_first", {"coteaching", "coteaching_incv", *FOLLOWERS}),
+        ("coteaching.forget_rate=0.4", {"coteaching", *FOLLOWERS}),
+        ("coteaching.noise_of_selected=0.1", {"coteaching_incv", *FOLLOWERS}),
+        ("coteaching.warmup_epochs=1", {"coteaching_incv", *FOLLOWERS}),
+        ("data.eval.test.limit=50", {"evaluate", "report"}),
+    ],
+)
+def test_a_key_redoes_the_stages_that_read_it_and_those_that_follow(override, redone):
+    assert changed_stages(override) == redone
+
+
+def test_which_method_holds_which_key_of_coteaching():
+    recipe = tiny()
+    methods_and_before = {"pack", "labels", "incv", *METHODS}
+    assert holders(recipe, "coteaching.epochs") & methods_and_before == {"coteaching", "coteaching_incv"}
+    assert holders(recipe, "coteaching.forget_rate") & methods_and_before == {"coteaching"}
+    assert holders(recipe, "coteaching.noise_of_selected") & methods_and_before == {"coteaching_incv"}
+    assert "evaluate" in holders(recipe, "coteaching.epochs")
+
+
+def test_coteaching_follows_from_incv_only_where_it_reads_the_estimate():
+    assert "coteaching" not in changed_stages("incv.epochs=6")
+    assert "coteaching" in changed_stages("incv.epochs=6", base=("coteaching.forget_rate=estimate",))
+    assert inputs_of("coteaching", tiny()) == ["labels"]
+    assert inputs_of("coteaching", tiny("coteaching.forget_rate=estimate")) == ["labels", "incv"]
+
+
+def test_packing_reads_no_result_key():
+    assert stage_keys(tiny(), FACTS)["pack"] == {}
+
+
+# --- the graph
+
+VARIANTS = {
+    "all": (),
+    "estimate": ("coteaching.forget_rate=estimate",),
+    "one method": ("methods=[standard]",),
+    "one method, no incv": ("methods=[standard]", "incv=null"),
+    "methods out of order": ("methods=[coteaching_incv, standard]",),
+    "no evaluation": ("data.eval={}",),
+}
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_inputs_come_before_the_stages_that_read_them(overrides):
+    recipe = tiny(*overrides)
+    stages = stages_of(recipe)
+    assert stages == [stage for stage in STAGES if stage in stages]
+    for stage in stages:
+        for needed in inputs_of(stage, recipe):
+            assert needed in stages, f"{stage} needs {needed}"
+            assert STAGES.index(needed) < STAGES.index(stage), f"{stage} needs {needed}"
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_a_stage_holds_all_keys_of_its_inputs(overrides):
+    """What redoes an input redoes the stage."""
+    recipe = tiny(*overrides)
+    keys = stage_keys(recipe, FACTS)
+    for stage in keys:
+        for needed in inputs_of(stage, recipe):
+            assert keys[needed].items() <= keys[stage].items()
+
+
+def test_stages_follow_the_recipe():
+    assert stages_of(tiny()) == list(STAGES)
+    assert stages_of(tiny("methods=[standard]", "incv=null")) == [
+        "pack",
+        "labels",
+        "standard",
+        "evaluate",
+        "export",
+        "report",
+    ]
+    assert "evaluate" not in stages_of(tiny("data.eval={}"))
+    demo = load_recipe(RECIPES / "demo.yaml")
+    assert stages_of(demo) == [stage for stage in STAGES if stage not in METHODS or stage in demo.methods]
+
+
+# --- the record of a run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def book(run: RunDirectory, *overrides: str) -> StageLedger:
+    return StageLedger(tiny(*overrides), FACTS, run, Manifest(run))
+
+
+def run_eagerly(run: RunDirectory, *stages: str) -> None:
+    """Stages recorded as done, with files that stand for their outputs."""
+    one = book(run)
+    for stage in stages:
+        one.begin(stage)
+        for output in outputs_of(stage, run):
+            if output.suffix:
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.write_text(stage)
+            else:
+                (output / "checkpoints" / "step-0000000002").mkdir(parents=True)
+                (output / "metrics.jsonl").write_text('{"step": 2}\n')
+        one.finish(stage, 1.5, done=True)
+
+
+def test_a_stage_is_to_do_then_half_done_then_done(run):
+    assert book(run).status("incv").state == "to do"
+    book(run).begin("incv")
+    assert book(run).status("incv").state == "half done"
+    going_on = book(run)
+    going_on.finish("incv", 2.0, done=False)
+    assert book(run).status("incv").state == "half done"
+    going_on.finish("incv", 3.0, done=True)
+    assert book(run).status("incv").state == "done"
+    assert Manifest(run).stages["incv"]["seconds"] == 5.0  # of both attempts
+
+
+def test_other_result_keys_change_a_stage_and_other_execution_keys_do_not(run):
+    run_eagerly(run, "labels", "standard")
+    assert book(run, "execution.workers=9").status("standard").state == "done"
+    assert book(run, "coteaching.epochs=9").status("standard").state == "done"
+    status = book(run, "standard.epochs=9").status("standard")
+    assert status.state == "changed"
+    assert status.changes == ("standard.epochs (5 -> 9)",)
+    assert book(run, "standard.epochs=9").status("labels").state == "done"
+
+
+def test_the_report_is_always_made_anew(run):
+    run_eagerly(run, "report")
+    assert book(run).status("report").state == "to do"
+
+
+def test_a_change_of_a_finished_stage_is_refused_by_key_and_stages(run):
+    run_eagerly(run, "labels", "incv", "standard", "coteaching_incv")
+    book(run).require_unchanged([])
+    with pytest.raises(ConfigError) as refusal:
+        book(run, "incv.rounds=5").require_unchanged([])
+    message = str(refusal.value)
+    assert "incv.rounds (2 -> 5)" in message
+    assert "redone: incv, coteaching_incv." in message
+    assert "`--redo incv`" in message
+    assert "standard" not in message
+    with pytest.raises(ConfigError, match="--redo standard"):
+        book(run, "incv.rounds=5", "standard.epochs=1").require_unchanged(["incv"])
+
+
+def test_a_method_more_is_refused_once_all_were_evaluated(run):
+    run_eagerly(run, "labels", "incv", "evaluate")
+    with pytest.raises(ConfigError, match=r"methods \(.*redone: evaluate\."):
+        book(run, "methods=[standard, coteaching_incv]").require_unchanged([])
+
+
+def test_asking_for_the_redo_of_a_stage_allows_its_followers_too(run):
+    run_eagerly(run, "labels", "incv", "standard", "coteaching_incv", "evaluate")
+    book(run, "incv.rounds=5").require_unchanged(["incv"])
+    book(run, "seed=5").require_unchanged(["labels"])
+
+
+def test_redo_moves_the_stage_and_its_followers_to_old(run):
+    run_eagerly(run, "labels", "incv", "standard", "coteaching", "coteaching_incv", "evaluate")
+    book(run, "incv.rounds=5").redo(["incv"])
+    assert set(Manifest(run).stages) == {"labels", "standard", "coteaching"}
+    for gone in (run.selection, run.incv, run.rounds, run.method("coteaching_incv"), run.evaluation):
+        assert not gone.exists()
+    assert run.labels.exists()
+    assert run.method("standard").exists()
+    (kept,) = run.old.iterdir()
+    assert (kept / "selection.parquet").read_text() == "incv"
+    assert (kept / "methods" / "coteaching_incv" / "checkpoints").is_dir()
+    assert (kept / "evaluation.json").exists()
+
+
+def test_redo_goes_on_with_what_an_interrupted_redo_began(run):
+    run_eagerly(run, "labels", "standard")
+    book(run).redo(["standard"])
+    old = set(run.old.rglob("*"))
+    run_eagerly(run, "labels", "standard")
+    book(run).begin("standard")  # half done, with these very keys and a checkpoint
+    book(run).redo(["standard"])
+    assert run.method("standard").exists()
+    assert set(run.old.rglob("*")) == old
+    assert book(run).status("standard").state == "half done"
+
+
+def test_redo_of_a_half_done_stage_begins_it_anew(run):
+    run_eagerly(run, "labels", "standard")
+    book(run).begin("standard")
+    book(run).redo(["standard"])
+    assert not run.method("standard").exists()
+    assert book(run).status("standard").state == "to do"
+
+
+def test_redo_does_not_go_on_where_the_checkpoints_are_lost(run):
+    run_eagerly(run, "labels", "standard")
+    one = book(run)
+    one.begin("standard")
+    (run.method("standard") / "checkpoints" / "step-0000000002").rmdir()
+    one.redo(["standard"])
+    assert book(run).status("standard").state == "to do"
+    assert not run.method("standard").exists()
+    assert len(list(run.old.rglob("metrics.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("redo", "only", "says"),
+    [
+        (["incvv"], None, "--redo incvv"),
+        (["labels", "coteaching"], None, "--redo coteaching"),
+        (["pack"], None, "--redo pack"),
+        ([], "coteaching", "incv coteaching"),
+    ],
+    ids=["no stage", "not of this recipe", "packing", "as a command"],
+)
+def test_a_stage_that_the_recipe_has_not_is_refused_with_those_it_has(redo, only, says):
+    recipe = tiny("methods=[standard, coteaching_incv]")
+    with pytest.raises(ConfigError, match=rf"{says}.*labels, incv, standard, coteaching_incv, evaluate"):
+        require_stages(redo, only, recipe)
+    require_stages(["labels", "report"], "incv", recipe)
+
+
+def test_a_stage_needs_its_inputs(run):
+    with pytest.raises(ConfigError, match=r"coteaching_incv needs incv.*`incv incv`"):
+        book(run).require_inputs("coteaching_incv")
+    run_eagerly(run, "labels", "incv")
+    book(run).require_inputs("coteaching_incv")
+    book(run).begin("incv")
+    with pytest.raises(ConfigError, match="needs incv"):
+        book(run).require_inputs("coteaching_incv")
+
+
+def test_a_finished_stage_needs_its_files(run):
+    run_eagerly(run, "incv", "labels")
+    book(run).require_outputs("incv")
+    run.selection.unlink()
+    with pytest.raises(DataError, match=r"selection\.parquet is missing.*--redo incv"):
+        book(run).require_outputs("incv")
+    run.true_labels.unlink()  # not every data set has them
+    book(run).require_outputs("labels")

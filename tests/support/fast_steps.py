@@ -1,0 +1,95 @@
+"""Trainings of a small network with BatchNorm whose every step differs: rate, n(e), weights, lost rows, NaN."""
+
+import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config.schema import OptimizerConfig
+from trainer.distributed.world import World
+from trainer.loading.batch import Batch
+from trainer.loading.sample_order import StepIds
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
+from trainer.methods.standard import StandardTask
+from trainer.methods.task import BaseTask, TaskSettings
+from trainer.models.factory import create_model
+from trainer.models.twin import TwinModel
+
+ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
+KINDS = ("standard", "one_pass", "eval_first")
+OPTIMIZERS = {
+    "adam": OptimizerConfig(learning_rate=1e-3, milestones=((4, 3e-4),), warmup_epochs=1, weight_decay=1e-3),
+    "sgd": OptimizerConfig(kind="sgd", learning_rate=0.05, milestones=((4, 0.01),), weight_decay=1e-3, clip=2.0),
+}
+EMPTY, POISONED, SHORT = 13, 17, 24
+"""Steps in which nothing can be read, a pixel is NaN, the batch is a short last one."""
+
+
+def task_of(kind: str, world: World, optimizer: str = "sgd", **form: object) -> BaseTask:
+    """form: of Setting (graphs, compile, precision, micro)."""
+    setting = TaskSettings(OPTIMIZERS[optimizer], PER_EPOCH, world, **form)
+    networks = [create_model("cifar_resnet20", CLASSES, seed) for seed in (1, 2)]
+    if kind == "standard":
+        return StandardTask(networks[0], setting)
+    return CoteachingTask(TwinModel(*networks), setting, ForgetSchedule(ROWS, 0.5, 6), kind)
+
+
+def position(step: int) -> StepIds:
+    """From the fifth epoch on, rows of C too."""
+    epoch = step // PER_EPOCH
+    selected = ROWS - 9 if step == SHORT else ROWS
+    candidates = (CANDIDATES if step != SHORT else CANDIDATES // 2) if epoch >= 5 else 0
+    return StepIds(step, epoch, np.arange(selected), np.arange(1000, 1000 + candidates))
+
+
+def batch_at(step: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Batch:
+    at = position(step)
+    shape = ROWS + (CANDIDATES if at.epoch >= 5 else 0)
+    real = len(at.selected) + len(at.candidates)
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.full((shape,), -1)
+    ids[:real] = torch.from_numpy(np.concatenate([at.selected, at.candidates]))
+    images = torch.randn(shape, 3, 32, 32, generator=generator)
+    weights = (ids >= 0).float()
+    weights[step % real] = 0.0  # an unreadable row
+    if step == EMPTY:
+        weights.zero_()
+    if step == POISONED:
+        images[3, 0, 5, 5] = torch.nan
+    labels = torch.randint(CLASSES, (shape,), generator=generator)
+    images = images.to(device, dtype).contiguous(memory_format=torch.channels_last)
+    return Batch(ids.to(device), images, labels.to(device), weights.to(device))
+
+
+@dataclass
+class Story:
+    """What was seen of a training, step by step."""
+
+    values: list[dict[str, float]] = field(default_factory=list)
+    chosen: list[list[list[int]]] = field(default_factory=list)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    counts: dict[str, object] = field(default_factory=dict)
+
+
+def told(task: BaseTask, steps: range, dtype: torch.dtype = torch.float32) -> Story:
+    story = Story()
+    for step in steps:
+        values = task.step(batch_at(step, task.device, dtype), position(step))
+        story.values.append({name: float(value) for name, value in values.items()})
+        story.chosen.append([ids.tolist() for ids in task.chosen or ()])
+    state = task.state()
+    story.state = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
+    story.counts = copy.deepcopy(state.values)
+    return story
+
+
+def furthest(a: Story, b: Story) -> float:
+    """The largest difference of a number of the two final states; they hold the same names."""
+    assert a.state.keys() == b.state.keys()
+    return max(float((a.state[name].double() - b.state[name].double()).abs().max()) for name in a.state)
+
+
+def parameters(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in module.parameters()]

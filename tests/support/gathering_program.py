@@ -1,0 +1,194 @@
+"""`torchrun ... gathering_program.py FOLDER`: ranks talk to each other; each writes what it heard to rank<r>.json."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shards.errors import DataError
+from trainer.config.schema import ExecutionConfig, OptimizerConfig
+from trainer.distributed.process_group import join_world, leave_world
+from trainer.distributed.watchdog import WorldError
+from trainer.distributed.world import World
+from trainer.incv.gathering import gather_predictions
+from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, merged
+from trainer.methods.standard import StandardTask
+from trainer.methods.task import TaskSettings
+from trainer.training.checkpoint import (
+    Checkpointer,
+    gather_rank_state,
+    local_rank_state,
+    random_state,
+    read_checkpoint,
+    step_folder,
+)
+
+COLUMNS = tuple(Predictions.__dataclass_fields__)
+ODD_FLOATS = np.array([0x7FC01234, 0x7F800001, 0xFFC00001, 0x80000000, 0x7F800000, 1], np.uint32).view(np.float32)
+"""NaNs with something in them, one of them signalling, -0.0, infinity and the smallest number above 0."""
+SPLITS = 12
+
+
+def rows(ids: np.ndarray, seed: int) -> Predictions:
+    """Made up, the same for the same ids and seed; every bit of the floats may be set."""
+    draws = np.random.default_rng(seed)
+    count = len(ids)
+
+    def floats() -> np.ndarray:
+        bits = draws.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
+        bits[: len(ODD_FLOATS)] = ODD_FLOATS[:count]
+        return bits
+
+    return Predictions(
+        sample_id=ids,
+        fold=draws.integers(0, 2, count, dtype=np.int8),
+        predicted=draws.integers(-1, 1000, count, dtype=np.int32),
+        agrees=draws.integers(0, 2, count).astype(bool),
+        loss=floats(),
+        given_probability=floats(),
+        predicted_probability=floats(),
+        status=draws.integers(0, 3, count, dtype=np.int8),
+    )
+
+
+def same_bits(a: Predictions, b: Predictions) -> bool:
+    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in COLUMNS) and all(
+        getattr(a, name).dtype == getattr(b, name).dtype for name in COLUMNS
+    )
+
+
+def random_split(world: World, seed: int) -> bool:
+    """Whether predictions dealt out at random come together bit for bit, on this rank, sorted by sample_id."""
+    draws = np.random.default_rng(seed)
+    ids = np.sort(draws.choice(5000, size=int(draws.integers(1, 400)), replace=False)).astype(np.int64)
+    whole = rows(ids, seed)
+    owner = draws.integers(0, world.size, len(ids))
+    if seed % 4 == 0:
+        owner[:] = seed % world.size  # everything from one rank, nothing from the others
+    mine = whole.rows(owner == world.rank)
+    expected = draws.permutation(ids)
+    return same_bits(gather_predictions(world, mine, expected), merged([whole], expected))
+
+
+def refusal(world: World, part: Predictions, expected: np.ndarray) -> str:
+    try:
+        gather_predictions(world, part, expected)
+    except DataError as error:
+        return str(error)
+    return "accepted"
+
+
+def refusals(world: World) -> dict[str, str]:
+    """Rank 0 has the ids 0-9, rank 1 the ids 10-19, the others nothing; then one thing is wrong."""
+    ids = np.arange(20, dtype=np.int64)
+    right = {0: rows(ids[:10], 0), 1: rows(ids[10:], 1)}.get(world.rank, EMPTY_PREDICTIONS)
+    second, last = world.rank == 1, world.rank == world.size - 1
+    twice = np.repeat(ids[10:], np.where(ids[10:] == 13, 2, 1))
+    parts = {
+        "nothing wrong": right,
+        "missing": right.rows(right.sample_id != 13),
+        "twice by one": rows(twice, 1) if second else right,
+        "twice by one instead of another": rows(np.where(ids[10:] == 14, 13, ids[10:]), 1) if second else right,
+        "by two": rows(ids[3:4], 2) if last else right,
+        "foreign": rows(np.array([7_000]), 2) if last else right,
+        "negative": rows(np.array([-1]), 2) if last else right,
+        "nobody has any": EMPTY_PREDICTIONS,
+    }
+    return {name: refusal(world, part, ids) for name, part in parts.items()}
+
+
+def heard(world: World) -> dict[str, Any]:
+    """What the world's own ways of speaking give on this rank."""
+    rank = float(world.rank)
+    mean = world.all_reduce_mean([torch.tensor([rank, 1 / 3]), torch.tensor([[2 * rank]], dtype=torch.float64)])
+    return {
+        "size": world.size,
+        "rank": world.rank,
+        "sum": world.all_reduce(torch.tensor([1, 10**world.rank])).tolist(),
+        "mean": [tensor.tolist() for tensor in mean],
+        "mean of equals": torch.equal(mean[0][1], torch.tensor(1 / 3)),
+        "gathered": [
+            tensor.tolist() for tensor in world.all_gather(torch.tensor([rank, -rank], dtype=torch.float16))
+        ],
+        "gathered by first": _lists(world.gather_to_rank0(torch.tensor([world.rank, 7], dtype=torch.uint8))),
+        "shared": world.broadcast_from_rank0(lambda: {"from": world.rank}),
+        "told": world.all_gather_strings(f"I am {world.rank}"),
+        "met, none wished": world.barrier(),
+        "met, last wished": world.barrier(world.rank == world.size - 1),
+        "different": _words_of(lambda: world.require_equal(str(world.rank), "the number"), WorldError),
+        "agreed": _agreed(world),
+    }
+
+
+def _lists(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor.tolist()
+
+
+def task_in(world: World) -> StandardTask:
+    """Its network has BatchNorm, whose statistics are of two types."""
+    network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(20).double())
+    return StandardTask(network, TaskSettings(OptimizerConfig(kind="sgd", learning_rate=0.1), 5, world))
+
+
+def statistics_of(task: StandardTask) -> dict[str, list[float]]:
+    return {name: tensor.tolist() for name, tensor in task.module.named_buffers() if tensor.is_floating_point()}
+
+
+def kept(world: World, folder: Path) -> dict[str, Any]:
+    """Statistics and draws that are each rank's own, saved by all and loaded again."""
+    torch.manual_seed(world.rank)
+    task, again = task_in(world), task_in(world)
+    for buffer in task.module.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_()
+    state, draws = task.state(), random_state(world.device)["random.cpu"]
+    entries = sorted(state.tensors)
+    state.tensors.update(gather_rank_state(world, "random.cpu", draws))
+    if world.is_rank0:
+        Checkpointer(folder).save(1, state, wait=True)
+    world.barrier()
+    found = read_checkpoint(step_folder(folder, 1))
+    again.load(found)
+    own = local_rank_state(world, "random.cpu", found.tensors)
+    return {
+        "entries": entries,
+        "statistics": statistics_of(task),
+        "loaded": statistics_of(again),
+        "same draws": own is not None and torch.equal(own, draws),
+    }
+
+
+def _words_of(do: Callable[[], object], kind: type[Exception]) -> str:
+    try:
+        do()
+    except kind as error:
+        return str(error)
+    return ""
+
+
+def _agreed(world: World) -> list[bool]:
+    """The last rank wishes to stop before its third step; all know it after that very step."""
+    wishes = iter([None, None, "SIGTERM" if world.rank == world.size - 1 else None, None])
+    agreement = world.agreement(lambda: next(wishes))
+    found = []
+    for _ in range(4):
+        agreement.post()
+        found.append(agreement.result())
+    return found
+
+
+if __name__ == "__main__":
+    joined = join_world(ExecutionConfig(threads=1, timeout=20.0, lost_after=15.0))
+    report = {
+        "heard": heard(joined),
+        "splits": [random_split(joined, seed) for seed in range(SPLITS)],
+        "refusals": refusals(joined),
+        "kept": kept(joined, Path(sys.argv[1], "checkpoints")),
+    }
+    Path(sys.argv[1], f"rank{joined.rank}.json").write_text(json.dumps(report))
+    leave_world(joined)

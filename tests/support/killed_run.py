@@ -1,0 +1,114 @@
+"""`python killed_run.py POINT -- run -c ...`: the command `incv`, which kills itself with SIGKILL at POINT.
+
+The product has no test hooks; this wraps one of its functions before it starts. What a kill -9 from outside
+would do at that very moment, this does: no handler, no `finally`, no flush.
+"""
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import trainer.methods.predict
+import trainer.run.stages
+import trainer.training.checkpoint
+from trainer.cli import main
+from trainer.incv.folds import FoldTask
+from trainer.methods.coteaching import CoteachingTask
+from trainer.methods.standard import StandardTask
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()  # in another thread than the one the kernel takes first: do nothing more
+    raise AssertionError("killed, and still here")
+
+
+def in_fold_training() -> None:
+    """In the middle of the second fold of round 1: the first fold has 25 steps."""
+    step, calls = StandardTask.step, itertools.count(1)
+
+    def killed(self: StandardTask, batch: Any, at: Any) -> Any:
+        if isinstance(self, FoldTask) and next(calls) == 38:
+            die()
+        return step(self, batch, at)
+
+    StandardTask.step = killed  # type: ignore[method-assign]
+
+
+def in_predict_pass() -> None:
+    """At the second batch of the first predict pass that follows a finished fold training."""
+    round_network, iterate_forward = FoldTask.round_network, trainer.methods.predict.iterate_forward
+    trained = []
+
+    def noted(self: FoldTask) -> Any:
+        trained.append(self)
+        return round_network(self)
+
+    def killed(*arguments: Any) -> Iterator[Any]:
+        for number, batch in enumerate(iterate_forward(*arguments)):
+            if trained and number == 1:
+                die()
+            yield batch
+
+    FoldTask.round_network = noted  # type: ignore[method-assign]
+    trainer.methods.predict.iterate_forward = killed
+
+
+def in_checkpoint_write() -> None:
+    """With the files of coteaching_incv's first checkpoint after step 0 half written."""
+    whole_folder = trainer.training.checkpoint.whole_folder
+
+    @contextmanager
+    def killed(path: Path) -> Iterator[Path]:
+        with whole_folder(path) as temporary:
+            yield temporary
+            if "coteaching_incv" in path.parts and path.name != "step-0000000000":
+                for file in temporary.iterdir():
+                    os.truncate(file, file.stat().st_size // 2)
+                die()
+
+    trainer.training.checkpoint.whole_folder = killed
+
+
+def in_coteaching() -> None:
+    step, calls = CoteachingTask.step, itertools.count(1)
+
+    def killed(self: CoteachingTask, batch: Any, at: Any) -> Any:
+        if next(calls) == 13:
+            die()
+        return step(self, batch, at)
+
+    CoteachingTask.step = killed  # type: ignore[method-assign]
+
+
+def in_evaluation() -> None:
+    """In the second method's pass."""
+    count_hits, calls = trainer.run.stages.count_hits, itertools.count(1)
+
+    def killed(passes: Any) -> Any:
+        if next(calls) == 2:
+            next(iter(passes))
+            die()
+        return count_hits(passes)
+
+    trainer.run.stages.count_hits = killed
+
+
+POINTS: dict[str, Callable[[], None]] = {
+    "fold_training": in_fold_training,
+    "predict_pass": in_predict_pass,
+    "checkpoint_write": in_checkpoint_write,
+    "coteaching": in_coteaching,
+    "evaluation": in_evaluation,
+}
+
+if __name__ == "__main__":
+    point, separator, *arguments = sys.argv[1:]
+    assert separator == "--", __doc__
+    POINTS[point]()
+    sys.exit(main(arguments))

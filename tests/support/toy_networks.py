@@ -1,0 +1,85 @@
+"""Networks small enough to follow by hand, and batches of numbers for them."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config.schema import OptimizerConfig, Precision
+from trainer.distributed.world import SINGLE_PROCESS
+from trainer.loading.batch import Batch
+from trainer.loading.sample_order import StepIds
+from trainer.methods.task import TaskSettings
+
+CPU = torch.device("cpu")
+RATE = 0.1
+SGD = OptimizerConfig(kind="sgd", momentum=0.0, learning_rate=RATE)
+CLASSES = 4
+
+
+def setting(
+    optimizer: OptimizerConfig = SGD,
+    precision: Precision = "fp32",
+    micro: int | None = None,
+    steps_per_epoch: int = 5,
+) -> TaskSettings:
+    """One process on the CPU."""
+    return TaskSettings(optimizer, steps_per_epoch, SINGLE_PROCESS, precision, micro)
+
+
+def linear(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES))
+
+
+def normed(seed: int) -> nn.Module:
+    """With BatchNorm, away from its initial statistics so that train and eval mode differ."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(20, CLASSES))
+    network[1].running_mean.normal_()
+    network[1].running_var.uniform_(0.5, 2.0)
+    return network
+
+
+def batch_of(rows: int, real: int | None = None, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    real = rows if real is None else real
+    return Batch(
+        ids=torch.where(torch.arange(rows) < real, torch.arange(rows), -1),
+        images=torch.randn(rows, 3, 2, 2, generator=generator),
+        labels=torch.randint(CLASSES, (rows,), generator=generator),
+        weights=(torch.arange(rows) < real).float(),
+    )
+
+
+def step_at(selected: int, candidates: int = 0, epoch: int = 0, step: int = 0) -> StepIds:
+    return StepIds(step, epoch, np.arange(selected), np.arange(1000, 1000 + candidates))
+
+
+def losses_of(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """-log softmax at the label, written out: [rows]."""
+    logits = network(images)
+    return logits.logsumexp(1) - logits[torch.arange(len(labels)), labels]
+
+
+def easiest(losses: torch.Tensor, keep: int, among: range | None = None) -> list[int]:
+    values = losses.tolist()
+    return sorted(among or range(len(values)), key=lambda row: (values[row], row))[:keep]
+
+
+def after_one_step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> nn.Module:
+    """A copy of the network after one step of SGD on the mean loss of these rows, in train mode."""
+    trained = copy.deepcopy(network).train()
+    losses_of(trained, images, labels).mean().backward()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter -= RATE * parameter.grad
+    return trained
+
+
+def assert_same_network(network: nn.Module, expected: nn.Module, atol: float = 1e-6) -> None:
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(
+            network.state_dict()[name], tensor, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )

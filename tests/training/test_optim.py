@@ -1,0 +1,177 @@
+"""Schedules at every epoch boundary, and both optimisers against steps computed by hand."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from trainer.config.recipe_file import load_recipe
+from trainer.models.factory import create_model
+from trainer.training.optim import learning_rate_at, make_optimizer, set_learning_rate
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A piecewise constant learning rate."""
+
+    base: float
+    """Learning rate from the first step on."""
+    milestones: tuple[tuple[int, float], ...]
+    """(epochs done, learning rate from there on), in rising order of epochs."""
+
+
+# Supp. A of the paper. "After 20 epochs" is taken literally: epochs 0..19 run at the rate before.
+PAPER_SCHEDULES: dict[str, Schedule] = {
+    # Adam, 50 epochs a round: halved after 20 and 30, "finally takes the value 1e-4 after 40"
+    "cifar10_incv": Schedule(1e-3, ((20, 5e-4), (30, 2.5e-4), (40, 1e-4))),
+    # Adam, 200 epochs: a tenth after 80, 120 and 160, half after 180
+    "cifar10_main": Schedule(1e-3, ((80, 1e-4), (120, 1e-5), (160, 1e-6), (180, 5e-7))),
+    # SGD, 50 epochs a round: halved after 20 and 30, 0.01 after 40
+    "webvision_incv": Schedule(0.1, ((20, 0.05), (30, 0.025), (40, 0.01))),
+    # SGD, 120 epochs: a tenth after 40 and 80
+    "webvision_main": Schedule(0.1, ((40, 0.01), (80, 0.001))),
+}
+
+
+STEPS_PER_EPOCH = 7
+
+# (name, first epoch, one past the last epoch, rate), from Supp. A
+PAPER_RATES = [
+    ("cifar10_incv", 0, 20, 1e-3),
+    ("cifar10_incv", 20, 30, 5e-4),
+    ("cifar10_incv", 30, 40, 2.5e-4),
+    ("cifar10_incv", 40, 50, 1e-4),
+    ("cifar10_main", 0, 80, 1e-3),
+    ("cifar10_main", 80, 120, 1e-4),
+    ("cifar10_main", 120, 160, 1e-5),
+    ("cifar10_main", 160, 180, 1e-6),
+    ("cifar10_main", 180, 200, 5e-7),
+    ("webvision_incv", 0, 20, 0.1),
+    ("webvision_incv", 20, 30, 0.05),
+    ("webvision_incv", 30, 40, 0.025),
+    ("webvision_incv", 40, 50, 0.01),
+    ("webvision_main", 0, 40, 0.1),
+    ("webvision_main", 40, 80, 0.01),
+    ("webvision_main", 80, 120, 0.001),
+]
+
+
+@pytest.mark.parametrize(("name", "first", "end", "rate"), PAPER_RATES)
+def test_paper_schedules_at_their_boundaries(name, first, end, rate):
+    schedule = PAPER_SCHEDULES[name]
+    for step in (first * STEPS_PER_EPOCH, end * STEPS_PER_EPOCH - 1):
+        assert learning_rate_at(step, STEPS_PER_EPOCH, schedule.base, schedule.milestones) == rate
+
+
+@given(st.integers(0, 10_000), st.integers(1, 50), st.permutations([(2, 0.5), (5, 0.1), (9, 0.01)]))
+def test_the_last_milestone_passed_holds_in_any_order_of_writing(step, steps_per_epoch, milestones):
+    epoch = step // steps_per_epoch
+    expected = 1.0 if epoch < 2 else 0.5 if epoch < 5 else 0.1 if epoch < 9 else 0.01
+    assert learning_rate_at(step, steps_per_epoch, 1.0, milestones) == expected
+
+
+def test_warm_up_climbs_linearly_to_the_base_rate():
+    rates = [learning_rate_at(step, 4, 0.8, [(3, 0.08)], warmup_epochs=2) for step in range(14)]
+    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8, 0.08, 0.08])
+    assert learning_rate_at(0, 4, 0.8, [], warmup_epochs=0.5) == pytest.approx(0.4)
+    assert learning_rate_at(0, 4, 0.8, [], warmup_epochs=0.0) == 0.8
+
+
+def test_impossible_steps_are_refused():
+    with pytest.raises(ValueError, match="step -1"):
+        learning_rate_at(-1, 4, 0.1, [])
+    with pytest.raises(ValueError, match="0 steps an epoch"):
+        learning_rate_at(0, 0, 0.1, [])
+
+
+class Quadratic(nn.Module):
+    """Three float64 weights w and the loss Σ aw²/2, whose gradient is aw."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+        self.a = torch.tensor([0.3, 1.0, -4.0], dtype=torch.float64)
+
+    def forward(self):
+        return (self.a * self.w**2).sum() / 2
+
+
+def two_steps(model, optimizer, rates):
+    for rate in rates:
+        set_learning_rate(optimizer, rate)
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    return model.w.detach().numpy()
+
+
+RATES, DECAY = (0.1, 0.05), 0.01
+
+
+def test_adam_steps_by_hand_with_l2_in_the_gradient():
+    model = Quadratic()
+    w, a = model.w.detach().numpy().copy(), model.a.numpy()
+    m = v = np.zeros(3)
+    for t, rate in enumerate(RATES, start=1):
+        gradient = a * w + DECAY * w
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        w = w - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    reached = two_steps(model, make_optimizer(model, "adam", DECAY), RATES)
+    np.testing.assert_allclose(reached, w, rtol=1e-12)
+
+    other = Quadratic()
+    decoupled = two_steps(other, torch.optim.AdamW(other.parameters(), weight_decay=DECAY), RATES)
+    assert np.abs(reached - decoupled).max() > 1e-4
+
+
+def test_sgd_steps_by_hand():
+    model = Quadratic()
+    w, a = model.w.detach().numpy().copy(), model.a.numpy()
+    velocity = np.zeros(3)
+    for rate in RATES:
+        velocity = 0.8 * velocity + (a * w + DECAY * w)
+        w = w - rate * velocity
+    reached = two_steps(model, make_optimizer(model, "sgd", DECAY, momentum=0.8), RATES)
+    np.testing.assert_allclose(reached, w, rtol=1e-12)
+
+
+def test_the_decay_scope_reaches_the_optimiser():
+    model = create_model("cifar_resnet20", 10, seed=0)
+    optimizer = make_optimizer(model, "adam", 2e-4, decay_scope="residual_convs", lr=0.5)
+    assert [(group["weight_decay"], group["lr"]) for group in optimizer.param_groups] == [
+        (2e-4, 0.5),
+        (0.0, 0.5),
+    ]
+    set_learning_rate(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def test_a_tensor_rate_is_changed_in_place():
+    optimizer = make_optimizer(Quadratic(), "adam", 0.0)
+    rate = optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    set_learning_rate(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.25
+
+
+def test_an_unknown_optimiser_is_refused():
+    with pytest.raises(ValueError, match="'adamw'"):
+        make_optimizer(Quadratic(), "adamw", 0.0)
+
+
+@pytest.mark.parametrize("name", ["sym20", "sym50", "sym80", "asym40"])
+def test_the_cifar10_recipes_have_the_papers_schedules(name):
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"cifar10_{name}.yaml")
+    sections = {"cifar10_incv": [recipe.incv], "cifar10_main": [recipe.standard, recipe.coteaching]}
+    for schedule, trainings in sections.items():
+        for training in trainings:
+            found = training.optimizer
+            assert (found.kind, found.learning_rate) == ("adam", PAPER_SCHEDULES[schedule].base)
+            assert found.milestones == PAPER_SCHEDULES[schedule].milestones
+    assert (recipe.incv.epochs, recipe.standard.epochs, recipe.coteaching.epochs) == (50, 200, 200)

@@ -1,0 +1,171 @@
+"""Reading a recipe: safe YAML, `a.b=c` overrides, strict keys; every error names the key and its neighbours."""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from shards.errors import ConfigError
+from trainer.config.schema import Recipe
+
+_MOST_VALUES = 2_000_000  # a given noise matrix of 1000 classes is one million
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader for which `1e-3` is a number, as people mean it, and a key written twice is an error."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
+    list("-+0123456789."),
+)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe with its overrides applied, checked; raises ConfigError."""
+    try:
+        return _load(path, overrides)
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from None
+
+
+def _load(path: Path, overrides: Sequence[str]) -> Recipe:
+    try:
+        content = _parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the recipe {path}: {why}; `incv ls` lists recipes") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a recipe: it must be a mapping of keys to values")
+    for override in overrides:
+        _apply(content, override)
+    return check_recipe(content, str(path))
+
+
+def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """PyYAML lets the last of two equal keys win in silence."""
+    seen = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key.value!r} is written twice", key.start_mark
+            )
+        seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_twins)
+
+
+def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
+    _require_plain(content, origin)
+    try:
+        # Through JSON: strict types, yet YAML's lists may become tuples.
+        return Recipe.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        raise ConfigError(_explained(error, origin)) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{origin}: {error}") from error
+
+
+def _require_plain(content: dict[str, Any], origin: str) -> None:
+    """YAML also knows dates, endless numbers, and aliases that unfold without end; no recipe needs them."""
+    waiting: list[tuple[str, Any]] = [("", content)]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{key}.{name}".removeprefix("."), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, inner) for inner in value]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{origin}: `{key}`: {value} is not a finite number")
+        elif not isinstance(value, str | int | float | bool | None):
+            kind = type(value).__name__
+            raise ConfigError(f"{origin}: `{key}`: {value!s} is a {kind}, which no key takes; quote it")
+    raise ConfigError(f"{origin} unfolds to more than {_MOST_VALUES:,} values; a recipe has some hundreds")
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """Every key with its value, defaults included."""
+    content: str = yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+    return content
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form a.b=c")
+    *parents, last = key.split(".")
+    section = content
+    for parent in parents:
+        if section.get(parent) is None:
+            section[parent] = {}
+        section = section[parent]
+        if not isinstance(section, dict):
+            raise ConfigError(f"override {override!r}: `{parent}` holds a value, not a section")
+    try:
+        section[last] = _parse(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from error
+
+
+def _explained(error: ValidationError, origin: str) -> str:
+    lines = []
+    for problem in error.errors():
+        path = [str(part) for part in problem["loc"] if not _is_union_member(str(part))]
+        key = ".".join(path)
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key `{key}`{_near(path)}")
+        elif problem["type"] == "missing":
+            lines.append(f"missing key `{key}`")
+        elif problem["type"] == "value_error":
+            lines.append(str(problem["ctx"]["error"]))
+        else:
+            given = json.dumps(problem["input"])
+            lines.append(f"`{key}`: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {given[:80]}")
+    return f"{origin}: " + "\n  ".join(dict.fromkeys(lines))
+
+
+def _is_union_member(part: str) -> bool:
+    """Pydantic adds the tried member of a union to the location (`float`, `literal['from_noise']`)."""
+    return part in {"float", "int", "str"} or part.startswith(("literal[", "constrained-", "function-"))
+
+
+def _near(path: Sequence[str]) -> str:
+    """Near matches among the section's keys, else among all keys of a recipe."""
+    every = list(all_keys(Recipe))
+    prefix = ".".join(path[:-1])
+    siblings = [key for key in every if key.rpartition(".")[0] == prefix]
+    by_last = {key.rpartition(".")[2]: key for key in reversed(every)}
+    beside = {key.rpartition(".")[2]: key for key in siblings}
+    matches = [beside[name] for name in difflib.get_close_matches(path[-1], beside, n=3, cutoff=0.6)]
+    matches += [by_last[name] for name in difflib.get_close_matches(path[-1], by_last, n=2, cutoff=0.75)]
+    if matches:
+        return "; did you mean " + " or ".join(f"`{match}`" for match in dict.fromkeys(matches)) + "?"
+    here = ", ".join(key.rpartition(".")[2] for key in siblings)
+    return f"; keys here: {here}" if here else ""
+
+
+def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key a recipe may have, dotted."""
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from all_keys(inner, f"{key}.")

@@ -1,0 +1,38 @@
+"""Variants of one recipe: seeds or noise settings, each a run of its own."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.errors import ConfigError
+from trainer.config.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of them: what was said to make it, and where it runs."""
+
+    said: tuple[str, ...]
+    recipe: Recipe
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.said)
+
+
+def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
+    """`seed=0,1` and `labels.ratio=0.2,0.5` as the overrides of each of four variants; one where nothing varies."""
+    every = []
+    for one in vary:
+        key, equals, values = one.partition("=")
+        if key.startswith("execution."):
+            raise ConfigError(
+                f"--vary {key}: how to run is the same for all that run in one process; vary result keys"
+            )
+        found = [value for value in values.split(",") if value]
+        if not equals or not key or len(set(found)) < len(found) or not found:
+            raise ConfigError(f"--vary {one!r}: say a key and its values, each once, as in seed=0,1,2")
+        every.append([f"{key}={value}" for value in found])
+    return list(itertools.product(*every))

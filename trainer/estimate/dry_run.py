@@ -1,0 +1,121 @@
+"""What a run would do: stages, their state, how much work each is, and how long it would take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from shards.errors import InputError
+from shards.pack import require_ours
+from shards.sample_index import SampleIndex
+from trainer.config.schema import METHODS, DataConfig, Recipe
+from trainer.distributed.process_group import select_device
+from trainer.distributed.world import SINGLE_PROCESS
+from trainer.estimate.asked import Asked, counted_split, estimated
+from trainer.incv.noise_estimates import uses_best_epoch
+from trainer.loading.image_set import limited_ids
+from trainer.records.manifest import Manifest
+from trainer.records.run_directory import RunDirectory
+from trainer.run.data_sets import check_matches_recipe, source_of
+from trainer.run.preflight import preflight, require_rows_of_one_pass
+from trainer.run.runner import checksum_keys
+from trainer.run.stage_graph import StageLedger, require_stages, stages_of
+
+Made = TypeVar("Made")
+
+
+def describe_plan(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), asked: Asked | None = None) -> str:
+    """The plan as text, with what would keep it from running; reads shards and run directory, writes nothing."""
+    splits = {"train": recipe.data.train, **recipe.data.eval}
+    indices = {split: _packed(config) for split, config in splits.items()}
+    keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
+    states, obstacles = _states(recipe, RunDirectory(root), indices, redo)
+    train = indices["train"]
+    samples = len(limited_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
+    lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
+    for stage in stages_of(recipe):
+        lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
+    device, no_device = _tried(lambda: select_device(recipe.execution))
+    world = replace(SINGLE_PROCESS, device=device or SINGLE_PROCESS.device)
+    obstacles += no_device + _refusals(lambda: require_rows_of_one_pass(recipe, world.size))
+    if train is not None:
+        obstacles += _refusals(lambda: preflight(recipe, train, world))
+    counted = {}
+    for split, index in indices.items():
+        source = None
+        if index is None:
+            source, refusals = _tried(partial(source_of, keys[split], splits[split]))
+            obstacles += refusals + _refusals(partial(require_ours, Path(splits[split].shards)))
+        else:
+            obstacles += _refusals(partial(check_matches_recipe, keys[split], splits[split], index))
+        counted[split] = counted_split(splits[split], index, source)
+    lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
+    return "\n".join([*lines, "", estimated(recipe, counted, asked or Asked())])
+
+
+def _tried(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
+    """What it gives, or why a run would refuse."""
+    try:
+        return make(), []
+    except InputError as error:
+        return None, [str(error)]
+
+
+def _refusals(check: Callable[[], object]) -> list[str]:
+    return _tried(check)[1]
+
+
+def _packed(config: DataConfig) -> SampleIndex | None:
+    folder = Path(config.shards)
+    return SampleIndex.load(folder) if (folder / "dataset.json").exists() else None
+
+
+def _states(
+    recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None], redo: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The state of each stage, and why this directory would refuse the recipe."""
+    states = dict.fromkeys(stages_of(recipe), "to do")
+    states |= {"pack": "to do" if None in indices.values() else "done", "report": "made anew"}
+    obstacles = _refusals(run.require_ours)
+    train = indices["train"]
+    if not run.manifest.exists() or train is None or obstacles:
+        return states, obstacles
+    present = {name: index for name, index in indices.items() if index is not None and name != "train"}
+    book = StageLedger(recipe, checksum_keys(recipe, train, present), run, Manifest(run))
+    states |= {stage: book.status(stage).state for stage in states if stage not in ("pack", "report")}
+    states |= {stage: "redo" for stage in book.with_followers(redo) if stage != "report"}
+    return states, _refusals(lambda: require_stages(redo, None, recipe)) or _refusals(
+        lambda: book.require_unchanged(redo)
+    )
+
+
+def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
+    if stage == "pack":
+        missing = [name for name, index in indices.items() if index is None]
+        return f"pack {', '.join(missing)}" if missing else "the shards are there"
+    if stage == "labels":
+        ratio = f" {recipe.labels.ratio:g}" if recipe.labels.noise in ("symmetric", "asymmetric") else ""
+        return f"file {recipe.labels.file}" if recipe.labels.file else f"noise {recipe.labels.noise}{ratio}"
+    if stage == "incv" and recipe.incv is not None:
+        each_epoch = uses_best_epoch(recipe.incv, 0, None)
+        extra = ", a predict pass an epoch while the best epoch judges" if each_epoch else ""
+        steps = _steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
+        rounds, epochs = recipe.incv.rounds, recipe.incv.epochs
+        return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} a fold of round 1{extra}"
+    if stage in METHODS:
+        config = recipe.standard if stage == "standard" else recipe.coteaching
+        assert config is not None
+        networks = "1 network" if stage == "standard" else "2 networks"
+        most = "at most " if stage == "coteaching_incv" and samples is not None else ""
+        return f"{networks}, {config.epochs} epochs, {most}{_steps(samples, recipe.batch.global_, config.epochs)}"
+    if stage == "evaluate":
+        return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.eval)}"
+    return ""
+
+
+def _steps(samples: int | None, batch: int, epochs: int, share: float = 1.0) -> str:
+    """Steps over `share` of the samples (a fold of round 1 trains on half of them)."""
+    if samples is None:
+        return "as many steps as the samples give"
+    return f"{-(-round(samples * share) // batch) * epochs:,} steps"

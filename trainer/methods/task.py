@@ -1,0 +1,332 @@
+"""What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shards.errors import ConfigError
+from trainer.acceleration.compile import compile_blocks
+from trainer.acceleration.compile_cache import CompiledCache, default_folder
+from trainer.acceleration.cuda_graphs import (
+    GraphedStep,
+    Inputs,
+    PhaseTimer,
+    StaticSizes,
+    StepProgram,
+    SyncPoint,
+    Values,
+    run_eagerly,
+)
+from trainer.acceleration.policy import choose_acceleration
+from trainer.acceleration.streams import CaptureError, ExclusiveStream
+from trainer.config.schema import OptimizerConfig, Precision, Recipe
+from trainer.distributed.flat_tensors import flatten_bytes
+from trainer.distributed.world import World
+from trainer.loading.batch import Batch
+from trainer.loading.sample_order import StepIds, TrainingPlan
+from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
+from trainer.methods.micro_batches import micro_batches
+from trainer.methods.networks import list_networks, to_device
+from trainer.models.twin import TwinModel
+from trainer.training.checkpoint import (
+    TrainState,
+    gather_rank_state,
+    load_module,
+    load_random_state,
+    local_rank_state,
+    module_state,
+    random_state,
+)
+from trainer.training.engines import make_engine
+from trainer.training.finite_guard import FiniteGuard
+from trainer.training.optim import learning_rate_at, make_optimizer
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SMALLEST_SCALE = 1.0
+_BUFFERS = "buffers"
+"""Of each rank, in a checkpoint of several."""
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+    """Weights are cast anew each time: what one CUDA graph has cast, another could not keep."""
+    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST, cache_enabled=False)
+
+
+def image_type(precision: Precision) -> torch.dtype:
+    """What images are loaded as: the type in which autocast would give them to the first layer anyway."""
+    return _AUTOCAST.get(precision, torch.float32)
+
+
+def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of each row, in fp32 whatever the precision (fp64 for a network in fp64): [rows]."""
+    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Where and how a module is trained."""
+
+    optimizer: OptimizerConfig
+    steps_per_epoch: int
+    world: World
+    precision: Precision = "fp32"
+    micro: int | None = None
+    """Most rows of a forward with gradient; None: all rows of the batch."""
+    exact: bool = True
+    """Whether a resumed training must be bit for bit the undisturbed one (CPUs, and `execution.deterministic`)."""
+    allow_accelerate: bool = False
+    """Whether accelerate, where it launched us, drives the module; not in a fold's group, which it cannot know."""
+    sync_batchnorm: bool = False
+    graphs: bool = False
+    """Replay CUDA graphs of the step instead of launching its kernels one by one."""
+    require_graphs: bool = False
+    """Raise where a step cannot be recorded, instead of going on eagerly."""
+    compile: bool = False
+    """Compile the networks' blocks."""
+    compile_cache: Path | None = None
+    """Folder in which they are kept; None: nowhere."""
+    timer: PhaseTimer | None = None
+
+
+def build_task_settings(
+    recipe: Recipe,
+    optimizer: OptimizerConfig,
+    plan: TrainingPlan,
+    world: World,
+    allow_accelerate: bool = False,
+    timer: PhaseTimer | None = None,
+) -> TaskSettings:
+    """What a recipe says of a training by `plan` in `world`."""
+    acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
+    return TaskSettings(
+        optimizer,
+        plan.steps_per_epoch,
+        world,
+        recipe.precision,
+        recipe.batch.micro,
+        exact=world.device.type == "cpu" or recipe.execution.deterministic,
+        allow_accelerate=allow_accelerate,
+        sync_batchnorm=recipe.model.sync_batchnorm,
+        graphs=acceleration.graphs,
+        require_graphs=recipe.execution.graphs is True,
+        compile=acceleration.compile,
+        compile_cache=default_folder() if acceleration.compile else None,
+        timer=timer,
+    )
+
+
+class BaseTask(ABC):
+    """A module under training; methods say what a step reads (`inputs`) and what it does with that (`work`).
+
+    A step is `begin_step`, then `forward` and `backward` for each part of the batch, then `update`: all on the
+    device, without a look at any number, so that it can be recorded and replayed.
+    """
+
+    def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
+        self.world, self.device, self.precision = setting.world, setting.world.device, setting.precision
+        self.module = _placed(module, setting)
+        # Held here for as long as the module uses it: no other training may be given the same stream.
+        self._side_stream: ExclusiveStream | None = None
+        if isinstance(self.module, TwinModel) and setting.graphs:
+            self._side_stream = ExclusiveStream(self.device)
+            self.module.side_stream = self._side_stream.stream
+        self._micro = setting.micro
+        self._schedule, self._steps_per_epoch = setting.optimizer, setting.steps_per_epoch
+        optimizer = make_optimizer(
+            self.module,
+            setting.optimizer.kind,
+            setting.optimizer.weight_decay,
+            setting.optimizer.momentum,
+            setting.optimizer.decay_scope,
+            setting.optimizer.learning_rate,
+        )
+        self._engine = make_engine(
+            self.module, optimizer, self.world, setting.exact, setting.allow_accelerate, setting.graphs
+        )
+        self._guard = FiniteGuard(self.device)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self._buffers = batchnorm_statistics(self.module)
+        self._live = list(self._buffers.values())
+        self._memory = BufferSnapshot(self.module)
+        self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
+        self._timer = setting.timer
+        self._graphed_step = (
+            GraphedStep(self.compute_step, self.world, self.without_effects, self._timer) if setting.graphs else None
+        )
+        self._require_graphs = setting.require_graphs
+        self._compiles = setting.compile
+        self._compiled = _cache_of(self, setting)
+        self.learning_rate = setting.optimizer.learning_rate
+        self._last: tuple[torch.Tensor, Values] | None = None
+
+    def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
+        """What the work of a step reads, on the device, shapes fixed; and sizes it is written for."""
+        return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}, ()
+
+    @abstractmethod
+    def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
+        """A step; returns scalars to be averaged into the metrics, COUNTED among them."""
+
+    def step(self, batch: Batch, at: StepIds) -> Values:
+        """One update; the values it returns are overwritten by the next one."""
+        schedule = self._schedule
+        self.learning_rate = learning_rate_at(
+            at.step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
+        )
+        self._engine.set_rate(self.learning_rate)
+        inputs, fixed = self.inputs(batch, at)
+        with self._compile_context((fixed, batch.images.shape), at):
+            values = self._run_step(inputs, fixed)
+        self._last = batch.ids, values
+        return {name: value for name, value in values.items() if value.dim() == 0}
+
+    def has_transient_shape(self, at: StepIds) -> bool:
+        """Whether the shape of this step will be gone after an epoch: not worth a compilation."""
+        return False
+
+    def _compile_context(self, shapes: tuple[object, ...], at: StepIds) -> AbstractContextManager[None]:
+        if not self._compiles:
+            return nullcontext()
+        if self.has_transient_shape(at):
+            return torch.compiler.set_stance("force_eager")
+        return self._compiled.kept(shapes) if self._compiled is not None else nullcontext()
+
+    def _run_step(self, inputs: Inputs, fixed: StaticSizes) -> Values:
+        if self._graphed_step is not None:
+            try:
+                return self._graphed_step(inputs, fixed)
+            except CaptureError as error:
+                if self._require_graphs:
+                    raise ConfigError(
+                        f"execution.graphs is true, and this network's step cannot be recorded ({error}): set it to "
+                        "auto"
+                    ) from error
+                print(f"warning: the step cannot be recorded and runs eagerly ({error})", file=sys.stderr)
+                self._graphed_step = None
+        return run_eagerly(self.compute_step(inputs, fixed), self.world, self._timer)
+
+    @property
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of the last step, for methods of two networks: this rank's sample_ids that were easy for a, and for b."""
+        if self._last is None or "chosen_a" not in self._last[1]:
+            return None
+        ids, values = self._last
+        of_a, of_b = values["chosen_a"], values["chosen_b"]
+        return ids[of_a[of_a >= 0]], ids[of_b[of_b >= 0]]
+
+    def parts(self, rows: int) -> list[slice]:
+        return micro_batches(rows, self._micro)
+
+    def begin_step(self) -> None:
+        """Before the forward: BatchNorm learns in it, and must forget a batch that is not finite."""
+        self._memory.keep()
+        self._engine.zero_grad()
+
+    def forward(self, *images: torch.Tensor, last: bool = True) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Logits, of a forward in train mode that gradients go back through."""
+        with autocast(self.device, self.precision):
+            logits: torch.Tensor | tuple[torch.Tensor, ...] = self._engine.forward(*images, last=last)
+        return logits
+
+    def backward(self, share: torch.Tensor, last: bool = True) -> None:
+        """Add the gradients of one part's share of the loss of all ranks to those of the parts before it."""
+        self._engine.backward(self._scaler.scale(share), last)
+
+    def reduce_gradients(self, *totals: torch.Tensor) -> Generator[SyncPoint, None, torch.Tensor]:
+        """Gradients and these scalars, of all ranks: [scalars]."""
+        sums = torch.stack([total.to(totals[0].dtype) for total in totals])
+        yield SyncPoint("backward", (*self._engine.unreduced_gradients(), sums))
+        return sums
+
+    def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
+        """One optimiser step, unless the loss or a gradient is not finite, or no row counted.
+
+        loss: of all rows of all ranks, so that all ranks decide alike; counted: bool [].
+        """
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self._engine.optimizer)
+        if self._schedule.clip is not None:
+            self._engine.clip(self._schedule.clip, list_networks(self.module))
+        finite = self._engine.gradients_finite() & torch.isfinite(loss.detach())
+        real = counted & self._for_real
+        ok = finite & real
+        self._engine.step(ok)
+        self._memory.restore_unless(ok)
+        self._guard.note(finite, real, self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE)
+        if self._scaler.is_enabled():
+            self._scaler.update()
+
+    @contextmanager
+    def without_effects(self) -> Iterator[None]:
+        """Steps in here change no weight, no moment, no statistic, no counter and no random draw."""
+        draws = random_state(self.device)
+        self._for_real.fill_(False)
+        try:
+            yield
+        finally:
+            self._for_real.fill_(True)
+            load_random_state(draws, self.device)
+
+    def close(self) -> None:
+        """Let the memory and the streams of recorded steps go; the module stays."""
+        self._graphed_step = None
+        if isinstance(self.module, TwinModel):
+            self.module.side_stream = self._side_stream = None
+        self._engine.zero_grad()
+
+    def require_finite(self) -> None:
+        """Raises where training has diverged; waits for the device."""
+        self._guard.require_finite()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Ranks that saw different rows agree on BatchNorm's statistics."""
+        if self.world.rank_group is not None and self._live:
+            torch._foreach_copy_(self._live, self.world.all_reduce_mean(self._live))
+
+    def state(self) -> TrainState:
+        """Weights with the mean of all ranks' statistics, and each rank's own to go on with."""
+        tensors = module_state(self.module, "model.")
+        if self.world.size > 1 and self._buffers:
+            tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
+            names = [f"model.{name}" for name in self._buffers]
+            tensors |= dict(zip(names, self.world.all_reduce_mean(self._live), strict=True))
+        tensors |= self._engine.moments()
+        return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
+
+    def load(self, state: TrainState) -> None:
+        """In place: what a CUDA graph has recorded is where it was."""
+        load_module(self.module, state.tensors, "model.")
+        own = local_rank_state(self.world, _BUFFERS, state.tensors)
+        if own is not None:  # in a world of another size they stay the mean, which the model has
+            load_statistics(self._live, own)
+        self._engine.sync_weights()
+        self._engine.load_moments(state.tensors)
+        self._guard.load(state.values["guard"])
+        if self._scaler.is_enabled() and state.values.get("scaler"):
+            self._scaler.load_state_dict(state.values["scaler"])
+
+
+def _placed(module: nn.Module, setting: TaskSettings) -> nn.Module:
+    """The module on its device, in the layout and form it is fastest in."""
+    world = setting.world
+    if setting.sync_batchnorm and world.rank_group is not None:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
+    module = to_device(module, world.device)
+    if setting.compile:
+        for network in list_networks(module):
+            compile_blocks(network)
+    return module
+
+
+def _cache_of(task: BaseTask, setting: TaskSettings) -> CompiledCache | None:
+    if not setting.compile or setting.compile_cache is None:
+        return None
+    kind = f"{type(task).__name__} {setting.precision} {setting.micro}"
+    return CompiledCache(setting.compile_cache, task.module, kind, task.device, setting.world.is_rank0)

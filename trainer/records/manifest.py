@@ -1,0 +1,172 @@
+"""manifest.json: every start of a run, what it resumed from, how many steps it executed, which stages are done."""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shards.durable import disk_errors, is_leftover, read_json, write_json
+from trainer.records.run_directory import RunDirectory
+
+if TYPE_CHECKING:  # world imports torch, which commands that only read a manifest need not wait for
+    from trainer.distributed.world import World
+
+_PACKAGES = ("incv", "torch", "torchvision", "timm", "numpy", "pyarrow", "pillow")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Manifest:
+    """The record of a run; each change is durable before the call returns."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self.content: dict[str, Any] = {"recipe": None, "dataset": None, "stages": {}, "starts": []}
+        if run.manifest.exists():
+            self.content = read_json(run.manifest)
+
+    @property
+    def stages(self) -> dict[str, Any]:
+        stages: dict[str, Any] = self.content["stages"]
+        return stages
+
+    @property
+    def start(self) -> dict[str, Any]:
+        start: dict[str, Any] = self.content["starts"][-1]
+        return start
+
+    def save(self) -> None:
+        write_json(self._run.manifest, self.content)
+
+    def begin(self, recipe: str, world: "World", batchnorm_rows: Mapping[str, int], code: str) -> "StartLog":
+        """Record this start; what starts that were killed had noted is taken over first.
+
+        code: hash of the program that runs.
+        """
+        for number, earlier in enumerate(self.content["starts"]):
+            earlier.update(self._notes(number).read())
+        self.content["recipe"] = recipe
+        start = {
+            "time": now(),
+            "command": " ".join(sys.argv),
+            "versions": installed_versions(_PACKAGES),
+            "code": code,
+            "machine": platform.machine(),
+            "launcher": world.launcher,
+            "device": str(world.device),
+            "threads": world.threads,
+            "world": world.size,
+            "batchnorm_rows": dict(batchnorm_rows),
+            "resumed_from": None,
+            "resumed": {},
+            "steps_executed": {},
+            "ended": None,
+        }
+        self._warn_of_changes(start)
+        self.content["starts"].append(start)
+        self.save()
+        return self._notes(len(self.content["starts"]) - 1)
+
+    def _warn_of_changes(self, start: dict[str, Any]) -> None:
+        """A run that goes on with other programs than it began with may not be the one it would have been."""
+        if not self.content["starts"]:
+            return
+        before = self.content["starts"][-1]
+        names = sorted(before["versions"].keys() | start["versions"].keys())
+        changes = [
+            f"{name} {before['versions'].get(name)} -> {start['versions'].get(name)}"
+            for name in names
+            if before["versions"].get(name) != start["versions"].get(name)
+        ]
+        if before.get("code", start["code"]) != start["code"]:
+            changes.append("incv's own code")
+        if changes:
+            print(f"warning: changed since this run's last start: {'; '.join(changes)}", file=sys.stderr)
+
+    def end(self, how: str) -> None:
+        self.start["ended"] = how
+        if how == "finished":
+            self.content["redo"] = None
+        self.start.update(self._notes(len(self.content["starts"]) - 1).read())
+        self.save()
+
+    def _notes(self, start: int) -> "StartLog":
+        return StartLog(self._run, start)
+
+
+class StartLog:
+    """What the trainings of a start note down, each in files of its own: several ranks may be at it at once."""
+
+    def __init__(self, run: RunDirectory, number: int) -> None:
+        self.number = number
+        self._folder = run.logs / f"start-{number:04d}"
+
+    def counter(self, training: str) -> "StepCounter":
+        """Counts the executed steps of one training (`incv/0/1`, `standard`) in this start."""
+        return StepCounter(self._made("steps") / training.replace("/", "."))
+
+    def resumed(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
+        """Something of an earlier start goes on here."""
+        name = stage if round_ is None else f"{stage}.{round_}.{fold}"
+        point = {"stage": stage, "round": round_, "fold": fold, "step": step}
+        file = self._made("resumed") / name
+        if not file.exists():
+            write_json(file, {"at": time.time_ns(), "point": point})
+
+    def _made(self, kind: str) -> Path:
+        folder = self._folder / kind
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def read(self) -> dict[str, Any]:
+        """For the manifest: steps executed and points resumed from, by training; the first of these by itself."""
+        steps = {file.name.replace(".", "/"): int(file.read_text() or 0) for file in self._files("steps")}
+        notes = {file.name.replace(".", "/"): read_json(file) for file in self._files("resumed")}
+        first = min(notes.values(), key=lambda note: note["at"])["point"] if notes else None
+        resumed = {training: note["point"]["step"] for training, note in notes.items()}
+        return {"steps_executed": steps, "resumed_from": first, "resumed": resumed}
+
+    def _files(self, kind: str) -> list[Path]:
+        folder = self._folder / kind
+        return sorted(file for file in folder.iterdir() if not is_leftover(file)) if folder.exists() else []
+
+
+class StepCounter:
+    """A number in a file, written in place after every step, so that even a kill -9 leaves the true count."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = int(path.read_text() or 0) if path.exists() else 0
+        with disk_errors(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._write()
+
+    def add(self) -> None:
+        self._count += 1
+        self._write()
+
+    def _write(self) -> None:
+        with disk_errors(self._path):
+            os.pwrite(self._descriptor, b"%020d" % self._count, 0)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of Python, and of those of `packages` that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,199 @@
+"""Where the time of trainings goes, as `--profile` measures it, and the files that tell."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from shards.durable import read_json, write_json
+from shards.errors import InputError
+from trainer.config.schema import STAGES
+
+FILE = "profile.json"
+"""In each training's folder its own entries, one a start; in the run directory those of all trainings."""
+PHASES = ("data_wait", "forward", "backward", "optimiser", "exchange", "predict", "checkpoint", "warm_up")
+_NOT_IN_ALL = ("exchange", "predict")
+_PHASE_OF = {"start": "forward"}  # what precedes the first forward: the rate, the inputs, the count of rows
+_NO_PHASE, _ELSEWHERE = "other", "elsewhere"
+_MOST_PENDING = 200
+
+Item = TypeVar("Item")
+
+
+class _Timeline(Protocol):
+    """Seconds between marks, added up by the name of the later mark."""
+
+    seconds: dict[str, float]
+
+    def mark(self, name: str) -> None: ...
+
+    def settle(self) -> None:
+        """Count the marks that have come to pass; nobody waits."""
+        ...
+
+
+class _HostTimeline:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def mark(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def settle(self) -> None:
+        """All are counted."""
+
+
+class _DeviceTimeline:
+    """Time as the GPU spends it. A host that runs ahead is never waited for, nor made to wait."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._pending: deque[tuple[str, torch.cuda.Event]] = deque()
+        self._last: torch.cuda.Event | None = None
+        self._spare: list[torch.cuda.Event] = []
+        self.mark(_NO_PHASE)
+
+    def mark(self, name: str) -> None:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._pending.append((name, event))
+        if len(self._pending) > _MOST_PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            name, event = self._pending.popleft()
+            if self._last is not None:
+                self.seconds[name] = self.seconds.get(name, 0.0) + self._last.elapsed_time(event) / 1000
+                self._spare.append(self._last)
+            self._last = event
+
+
+class Stopwatch:
+    """One training in one start. The loop tells it of batches and steps; as the step's Clock it hears of phases."""
+
+    def __init__(self, device: torch.device, start: int) -> None:
+        self._device, self._start = device, start
+        self._before: list[dict[str, Any]] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """The training begins here."""
+        self._began, self._steps = time.perf_counter(), 0
+        self._timeline: _Timeline = _DeviceTimeline() if self._device.type == "cuda" else _HostTimeline()
+
+    def mark(self, done: str) -> None:
+        """The first batch and the first step of a start, with all that is made ready in them, are counted apart."""
+        self._timeline.mark(_PHASE_OF.get(done, done) if self._steps else "warm_up")
+
+    def ask(self) -> None:
+        """A batch is asked for: what comes before is no wait for it."""
+        self._timeline.mark(_NO_PHASE)
+
+    def end_step(self) -> None:
+        self.mark(_NO_PHASE)
+        self._steps += 1
+
+    @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """What is done in here, between steps, is that phase."""
+        self._timeline.mark(_NO_PHASE)
+        try:
+            yield
+        finally:
+            self._timeline.mark(phase)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Other trainings of this process have their turn in here."""
+        self._timeline.mark(_NO_PHASE)
+        yield
+        self._timeline.mark(_ELSEWHERE)
+
+    def write(self, folder: Path, stage: str, round_: int | None, fold: int | None) -> None:
+        """Put what was measured so far beside the entries of earlier starts; no failure in here ends a training."""
+        if not self._steps:
+            return
+        where = {"stage": stage, "round": round_, "fold": fold, "start": self._start}
+        try:
+            if self._before is None:
+                self._before = [entry for entry in read_entries(folder / FILE) if entry.get("start") != self._start]
+            write_json(folder / FILE, [*self._before, where | self._measured()])
+        except (InputError, OSError, RuntimeError) as error:
+            print(f"warning: the profile of {stage} was not written: {error}", file=sys.stderr)
+
+    def _measured(self) -> dict[str, Any]:
+        self._timeline.settle()
+        wall, found = time.perf_counter() - self._began, self._timeline.seconds
+        on_gpu = self._device.type == "cuda"
+        if not on_gpu:  # a GPU works on for a training while the host has turned to another one
+            wall -= found.get(_ELSEWHERE, 0.0)
+        seconds = {name: found.get(name, 0.0) for name in PHASES if name in found or name not in _NOT_IN_ALL}
+        seconds["other"] = max(wall - sum(seconds.values()), 0.0)
+        return {
+            "device": torch.cuda.get_device_name(self._device) if on_gpu else "CPU",
+            "steps": self._steps,
+            "wall_s": round(wall, 6),
+            "seconds": {name: round(value, 6) for name, value in seconds.items()},
+        }
+
+
+def time_data_wait(batches: Iterator[Item], watch: Stopwatch | None) -> Iterator[Item]:
+    """The batches; the time until each comes is data wait, on a GPU only so far as the GPU stands idle for it."""
+    return batches if watch is None else _awaited(batches, watch)
+
+
+def _awaited(batches: Iterator[Item], watch: Stopwatch) -> Iterator[Item]:
+    watch.ask()
+    for batch in batches:
+        watch.mark("data_wait")
+        yield batch
+        watch.ask()
+
+
+class Profile:
+    """The stopwatches of a start, by the names of trainings."""
+
+    def __init__(self, device: torch.device, start: int) -> None:
+        self._device, self._start = device, start
+        self._watches: dict[str, Stopwatch] = {}
+
+    def of(self, training: str) -> Stopwatch:
+        if training not in self._watches:
+            self._watches[training] = Stopwatch(self._device, self._start)
+        return self._watches[training]
+
+
+def merge_profiles(root: Path) -> None:
+    """Put the entries of all trainings that lie in a run directory into its profile.json; for one rank."""
+    files = [*(root / "rounds").glob(f"*/fold*/{FILE}"), *(root / "methods").glob(f"*/{FILE}")]
+    entries = sorted((entry for file in files for entry in read_entries(file)), key=_order)
+    if not entries and not (root / FILE).exists():
+        return
+    try:
+        write_json(root / FILE, entries)
+    except (InputError, OSError) as error:
+        print(f"warning: {root / FILE} was not written: {error}", file=sys.stderr)
+
+
+def _order(entry: dict[str, Any]) -> tuple[int, ...]:
+    stage = entry.get("stage")
+    numbers = [entry.get(key) or 0 for key in ("round", "fold", "start")]
+    return STAGES.index(stage) if stage in STAGES else len(STAGES), *numbers
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file; none where it is missing or not ours."""
+    try:
+        content = read_json(path) if path.exists() else []
+    except InputError:
+        return []
+    return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []

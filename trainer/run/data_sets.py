@@ -1,0 +1,119 @@
+"""The packed splits of a recipe: found and checked, or packed from their sources."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shards.errors import DataError, InputError
+from shards.pack import pack
+from shards.sample_index import SampleIndex
+from shards.sources import Source, open_source
+from shards.verify import require_verified
+from trainer.config.schema import DataConfig, Recipe
+from trainer.distributed.stop import StopRequest
+
+_WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
+
+
+def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
+    """The split's index; packs it where its folder does not exist, checks it where it does.
+
+    key: where the recipe says it, `data.train` or `data.eval.NAME`, for the errors.
+    """
+    folder = Path(config.shards)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{key}.shards = {folder} is a file, not a folder of shards")
+    if (folder / "dataset.json").exists():
+        index = require_verified(folder, workers)
+    else:
+        print(f"packing {config.source} {config.split} into {folder}", file=sys.stderr)
+        index = _packed(key, config, workers, stop)
+    check_matches_recipe(key, config, index)
+    return index
+
+
+def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> None:
+    """A folder that was packed otherwise than the recipe says is never used instead."""
+    dataset = index.dataset
+    pairs = {
+        "source": (dataset.source, config.source),
+        "split": (dataset.split, config.split),
+        "resize": (dataset.resize, config.resize),
+        "subset": (dataset.subset, ("all" if dataset.subset else "") if config.subset is None else config.subset),
+        # null: all classes of the source, however many those are
+        "classes": (index.num_classes, index.num_classes if config.classes is None else config.classes),
+    }
+    for name, (found, asked) in pairs.items():
+        if found != asked:
+            raise DataError(
+                f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_said(found)}; "
+                f"the recipe asks for {_said(asked)}: "
+                f"change {key}.{name}, or {key}.shards to another folder"
+            )
+
+
+def _said(value: object) -> str:
+    return "null" if value is None else str(value) or "''"
+
+
+def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
+    source = source_of(key, config)
+    with _words_of_a_recipe(key):
+        index = pack(
+            source,
+            Path(config.shards),
+            1 if len(source) < _WORTH_PROCESSES else workers,
+            stop=stop.requested,
+            resize=config.resize,
+        )
+    assert index is not None, "only a task of an array returns without an index"
+    return index
+
+
+def source_of(key: str, config: DataConfig) -> Source:
+    with _words_of_a_recipe(key):
+        root = Path(config.root) if config.root else None
+        return open_source(config.source, root, config.split, subset=config.subset, classes=config.classes)
+
+
+@contextmanager
+def _words_of_a_recipe(key: str) -> Iterator[None]:
+    """Errors of packing speak of the flags of `incv shards pack`; a recipe has keys instead."""
+    flags = {f"--{name}": f"{key}.{name}" for name in ("root", "split", "subset", "classes", "resize")}
+    flags["--out"] = f"{key}.shards"
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for flag, name in flags.items():
+            said = said.replace(flag, name)
+        raise type(error)(said) from error
+
+
+def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+    """The training split and the evaluation sets, all with the same classes."""
+    workers = recipe.execution.workers
+    train = open_split("data.train", recipe.data.train, workers, stop)
+    sets = {name: open_split(f"data.eval.{name}", config, workers, stop) for name, config in recipe.data.eval.items()}
+    for name, index in sets.items():
+        if index.class_names != train.class_names:
+            raise DataError(
+                f"evaluation set {name} ({index.folder}) has other classes than the training set ({train.folder})"
+            )
+    return train, sets
+
+
+def load_packed_splits(recipe: Recipe) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+    """The same on a rank that comes second: what the first has packed or checked, as this node sees it."""
+    return _seen(recipe.data.train), {name: _seen(config) for name, config in recipe.data.eval.items()}
+
+
+def _seen(config: DataConfig) -> SampleIndex:
+    folder = Path(config.shards)
+    if not (folder / "dataset.json").exists():
+        raise DataError(
+            f"this node does not see the shards in {folder}: put them on storage that every node mounts, or stage "
+            "them on each node first (`incv shards download`)"
+        )
+    return SampleIndex.load(folder)

@@ -1,0 +1,54 @@
+"""Top-1 and top-5 by exact integer counts: of each network, and of the mean of their probabilities."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from trainer.distributed.world import World
+from trainer.loading.batch import Batch
+
+_TOP = 5
+
+
+def hits(scores: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """How many real rows have their label first, and among the first five: int64 [2]. scores: [rows, classes]."""
+    first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
+    # A network that answers NaN has hit nothing.
+    first &= torch.isfinite(scores).all(dim=1, keepdim=True) & real[:, None]
+    return torch.stack([first[:, 0].sum(), first.any(dim=1).sum()])
+
+
+def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, Any]:
+    """Counts over a forward pass; an image that cannot be read counts as missed by everyone.
+
+    They are counted on the device, and read when all is done: nothing waits between two batches.
+    """
+    sums: torch.Tensor | None = None
+    for batch, logits in passes:
+        there, real = batch.ids >= 0, batch.weights > 0
+        judges = list(logits)
+        if len(logits) > 1:
+            judges.append(torch.stack([scores.softmax(dim=1) for scores in logits]).mean(dim=0))
+        counted = torch.stack([there.sum(), (there & ~real).sum()])
+        counted = torch.cat([counted, *(hits(scores, batch.labels, real) for scores in judges)])
+        sums = counted if sums is None else sums + counted
+    total, unreadable, *hit = sums.tolist() if sums is not None else (0, 0)
+    pairs = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
+    ensemble = pairs.pop() if len(pairs) > 1 else None
+    return {"count": total, "unreadable": unreadable, "networks": pairs, "ensemble": ensemble}
+
+
+def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:
+    """The counts of all ranks together. networks: how many were evaluated; a rank without a sample cannot know."""
+    own = counted["networks"] or [{"top1": 0, "top5": 0}] * networks
+    pairs = [*own, counted["ensemble"] or {"top1": 0, "top5": 0}]
+    numbers = [counted["count"], counted["unreadable"], *(pair[top] for pair in pairs for top in ("top1", "top5"))]
+    count, unreadable, *hit = world.all_reduce(torch.tensor(numbers)).tolist()
+    *each, ensemble = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
+    return {
+        "count": count,
+        "unreadable": unreadable,
+        "networks": each,
+        "ensemble": ensemble if networks > 1 else None,
+    }

@@ -1,0 +1,50 @@
+"""Trained networks as folders: weights as safetensors and a description, in the form timm itself writes.
+
+`load_network(FOLDER)` loads any of them; `timm.create_model("local-dir:FOLDER", pretrained=True)` those of timm.
+"""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+
+from shards.durable import read_json, whole_folder
+from trainer.config.schema import Recipe
+from trainer.models.factory import create_model
+from trainer.training.tensor_file import write_tensors
+
+
+def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, ...], folder: Path) -> None:
+    """model.safetensors and config.json in timm's own format."""
+    size = recipe.image.size
+    description = {
+        "architecture": recipe.model.name,
+        "num_classes": len(class_names),
+        "model_args": recipe.model.options,
+        "label_names": list(class_names),
+        "pretrained_cfg": {
+            "input_size": [3, size, size],
+            "mean": list(recipe.image.mean),
+            "std": list(recipe.image.std),
+            "num_classes": len(class_names),
+            "crop_pct": size / recipe.image.resize if recipe.image.resize else 1.0,
+            "interpolation": "bilinear",
+            "label_names": list(class_names),
+        },
+    }
+    with whole_folder(folder) as temporary:
+        weights = {name: tensor.cpu() for name, tensor in network.state_dict().items()}
+        write_tensors(temporary / "model.safetensors", weights, {"format": "pt"})
+        (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def load_network(folder: Path | str) -> nn.Module:
+    """An exported network, in eval mode, on the CPU."""
+    folder = Path(folder)
+    description = read_json(folder / "config.json")
+    network = create_model(
+        description["architecture"], description["num_classes"], seed=0, **description["model_args"]
+    )
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    return network.eval()

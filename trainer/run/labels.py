@@ -1,0 +1,89 @@
+"""The labels a run trains on: the source's, a label file's, or the source's corrupted. Shards never change."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from shards.durable import read_parquet, write_parquet
+from shards.errors import ConfigError, DataError
+from shards.sample_index import SampleIndex
+from trainer.config.schema import LabelsConfig
+from trainer.loading.sample_order import Ids, stream_of, uniforms
+from trainer.run.label_file import read_label_file
+from trainer.theory import asymmetric_transition, check_transition, symmetric_transition
+
+Labels = npt.NDArray[np.int64]
+
+
+def build_transition(config: LabelsConfig, classes: int) -> npt.NDArray[np.float64] | None:
+    """T of the corruption, [classes, classes]; None for no corruption."""
+    if config.noise == "none":
+        return None
+    if classes < 2:
+        raise ConfigError(f"labels.noise: {config.noise} needs at least 2 classes, the data set has {classes}")
+    if config.noise == "symmetric":
+        return symmetric_transition(config.ratio, classes)
+    if config.noise == "asymmetric":
+        return asymmetric_transition(config.ratio, classes)
+    matrix = np.asarray(config.matrix, np.float64) if _is_rectangular(config.matrix) else np.empty((0, 0))
+    if matrix.shape != (classes, classes):
+        raise ConfigError(f"labels.matrix must have {classes} rows of {classes} numbers, one a class")
+    try:
+        check_transition(matrix)
+    except ValueError as error:
+        raise ConfigError(f"labels.matrix: {error}") from None
+    return matrix
+
+
+def _is_rectangular(matrix: tuple[tuple[float, ...], ...] | None) -> bool:
+    return bool(matrix) and len({len(row) for row in matrix or ()}) == 1
+
+
+def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:
+    """Draw each label anew from its class's row of T; a sample's draw depends on its id and the seed alone."""
+    upper = np.cumsum(transition, axis=1)
+    upper[:, -1] = 1.0
+    draw = uniforms(stream, 0, ids, "label")
+    drawn = np.empty(len(labels), np.int64)
+    by_class = np.argsort(labels, kind="stable")  # class by class: [samples, classes] at once would not fit
+    ends = np.cumsum(np.bincount(labels, minlength=len(transition)))
+    for label, rows in enumerate(np.split(by_class, ends[:-1])):
+        drawn[rows] = np.searchsorted(upper[label], draw[rows], side="right")
+    return drawn
+
+
+def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -> tuple[Labels, Labels | None]:
+    """The labels to train on and the true ones (None where unknown), for `ids`."""
+    source = index.label[ids].astype(np.int64)
+    labels = source
+    if config.file is not None:
+        labels = read_label_file(Path(config.file), index)[ids]
+    transition = build_transition(config, index.num_classes)
+    if transition is not None:
+        stream = stream_of(seed if config.seed is None else config.seed, "labels")
+        labels = corrupt_labels(source, ids, transition, stream)
+    return labels, source if config.truth_is_known else None
+
+
+def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
+    missing = np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)
+    if len(missing):
+        names = ", ".join(f"{label} ({class_names[label]})" for label in missing[:5])
+        raise DataError(
+            f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one label in the run"
+        )
+
+
+def write_labels(path: Path, ids: Ids, labels: Labels) -> None:
+    write_parquet(path, pa.table({"sample_id": ids, "label": labels.astype(np.int32)}))
+
+
+def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
+    """The run's ids, and its labels as a dense array over sample_id (-1 where the run has none)."""
+    table = read_parquet(path, "table of labels")
+    ids = table["sample_id"].to_numpy().astype(np.int64)
+    dense = np.full(samples, -1, np.int64)
+    dense[ids] = table["label"].to_numpy()
+    return ids, dense

@@ -1,0 +1,135 @@
+"""Find at once what would otherwise end a run hours later."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from shards.errors import ConfigError, DataError
+from shards.sample_index import SampleIndex
+from trainer.acceleration.policy import check_acceleration
+from trainer.config.schema import Recipe
+from trainer.distributed.world import World
+from trainer.incv.rounds import folds_side_by_side
+from trainer.loading.image_set import limited_ids, require_loader
+from trainer.loading.sample_order import Ids
+from trainer.methods.networks import TWO_NETWORKS, build_module
+from trainer.run.labels import Labels, make_labels, require_every_class
+from trainer.training.engines.deepspeed import deepspeed_stage
+from trainer.training.optim import make_optimizer
+
+
+@dataclass(frozen=True)
+class RunLabels:
+    """The samples of a run, ascending, with their labels in the same order."""
+
+    ids: Ids
+    given: Labels
+    true: Labels | None
+    """None where nobody knows."""
+
+
+def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
+    """Labels, network and optimisers of the recipe fit this data set and these ranks, or an error says why not."""
+    require_rows_of_one_pass(recipe, world.size)
+    _check_ranks(recipe, world)
+    check_acceleration(recipe, world)
+    ids = limited_ids(index, recipe.data.train.limit)
+    require_loader(index, ids, recipe.image, recipe.execution)
+    labels = _checked_labels(recipe, index, ids)
+    _check_incv(recipe, index, len(ids))
+    _check_network(recipe, index.num_classes)
+    return labels
+
+
+def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
+    """The recipe's loader can load the evaluation sets too."""
+    for name, index in indices.items():
+        require_loader(index, limited_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
+
+
+def require_rows_of_one_pass(recipe: Recipe, world: int) -> None:
+    """Co-teaching in one pass cannot cut its batch: it chooses among all rows before the first backward."""
+    micro, config, batch = recipe.batch.micro, recipe.coteaching, recipe.batch.global_
+    pairs = [method for method in recipe.methods if method in TWO_NETWORKS]
+    if micro is None or config is None or config.rank != "one_pass" or not pairs:
+        return
+    # How large C will be is not known yet: it adds at most half of the rows of S.
+    candidates = batch // 2 if "coteaching_incv" in pairs else 0
+    rows = -(-batch // world) + -(-candidates // world)
+    if micro < rows:
+        raise ConfigError(
+            f"batch.micro = {micro}, and coteaching.rank: one_pass holds up to {rows} rows of a step on a GPU at "
+            f"once: set coteaching.rank: eval_first, or batch.micro to null or at least {rows}"
+        )
+
+
+def _check_ranks(recipe: Recipe, world: World) -> None:
+    """What only a run over several processes, or by a certain engine, can get wrong."""
+    if world.size > recipe.batch.global_:
+        raise ConfigError(
+            f"{world.size} processes share batch.global = {recipe.batch.global_} rows, so some would have none: "
+            "start fewer processes, or raise batch.global"
+        )
+    if recipe.incv is not None:
+        folds_side_by_side(recipe.execution, world)
+    if recipe.model.sync_batchnorm and world.device.type != "cuda":
+        raise ConfigError("model.sync_batchnorm works on GPUs only: set it to false")
+    if world.launcher != "accelerate" or deepspeed_stage(os.environ) is None:
+        return
+    clipped = [section for section in (recipe.standard, recipe.coteaching) if section and section.optimizer.clip]
+    if clipped:
+        raise ConfigError(
+            "optimizer.clip limits each network's gradient by itself, and DeepSpeed keeps gradients in pieces that "
+            "mix networks: set optimizer.clip to null, or start without DeepSpeed"
+        )
+    if recipe.precision == "fp16":
+        raise ConfigError(
+            "precision: fp16 needs a loss scale, which DeepSpeed would not know: use bf16, or no DeepSpeed"
+        )
+
+
+def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
+    if len(ids) < recipe.batch.global_:
+        raise DataError(
+            f"the data set has {len(ids)} training samples, fewer than batch.global = {recipe.batch.global_}: "
+            "lower batch.global, or use more samples (data.train.limit)"
+        )
+    given, true = make_labels(recipe.labels, recipe.seed, index, ids)
+    require_every_class(given, index.class_names)
+    return RunLabels(ids, given, true)
+
+
+def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
+    if recipe.incv is None:
+        return
+    if samples < 2:
+        raise DataError("the data set has 1 usable sample: one half of round 1 would be empty. INCV needs 2 or more")
+    if recipe.incv.agree_top_k >= index.num_classes:
+        raise ConfigError(
+            f"incv.agree_top_k = {recipe.incv.agree_top_k} of {index.num_classes} classes: every label would agree; "
+            "choose a smaller number"
+        )
+
+
+def _check_network(recipe: Recipe, classes: int) -> None:
+    """Build it, give it one picture of the recipe's size, and each optimiser its parameters."""
+    network = build_module(recipe, "standard", classes).eval()
+    picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
+    try:
+        with torch.no_grad():
+            logits = network(picture)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"model {recipe.model.name} cannot take RGB images of image.size = {recipe.image.size}: {error}"
+        ) from error
+    if tuple(logits.shape) != (1, classes):
+        raise ConfigError(
+            f"model {recipe.model.name} gives an output of shape {tuple(logits.shape)}, not one score for each of "
+            f"the {classes} classes: choose another, or change model.options"
+        )
+    for section in (recipe.incv, recipe.standard, recipe.coteaching):
+        if section is not None:
+            optimizer = section.optimizer
+            make_optimizer(network, optimizer.kind, optimizer.weight_decay, decay_scope=optimizer.decay_scope)

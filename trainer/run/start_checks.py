@@ -1,0 +1,99 @@
+"""Before the first stage: every rank runs the same code and recipe on the same data, and sees the same directory."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import shards
+import trainer
+from shards.errors import ConfigError
+from shards.sample_index import SampleIndex
+from trainer.config.recipe_file import recipe_yaml
+from trainer.config.schema import Recipe
+from trainer.distributed.launch import hostname
+from trainer.distributed.process_group import select_backend
+from trainer.distributed.world import World
+from trainer.records.manifest import installed_versions
+from trainer.records.run_directory import RunDirectory
+from trainer.training.engines.deepspeed import deepspeed_stage
+
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "accelerate", "deepspeed", "nvidia-dali-cuda130")
+_PATIENCE = 15.0  # seconds; a network file system may show a new file late
+
+
+def code_hash() -> str:
+    """Of every module of ours that could run."""
+    digest = hashlib.sha256()
+    for package in (shards, trainer):
+        folder = Path(package.__path__[0])
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
+    """Raises on the first rank where another has other code, another recipe or other data."""
+    if world.rank_group is None:
+        return
+    facts = {
+        "recipe": hashlib.sha256(recipe_yaml(recipe).encode()).hexdigest()[:16],
+        "code of incv": code_hash(),
+        "kind of device": f"{world.device.type}, {select_backend(recipe.execution, world.device)}",
+        "launcher": f"{world.launcher}, ZeRO {deepspeed_stage(os.environ)}",
+        **{f"version of {name}": text for name, text in installed_versions(_PACKAGES).items()},
+        **{f"data in {index.folder}": index.checksum[:16] for index in indices.values()},
+    }
+    told = [json.loads(each) for each in world.all_gather_strings(json.dumps({"host": hostname(), "facts": facts}))]
+
+    def compare() -> None:
+        for rank, other in enumerate(told):
+            for what in {**facts, **other["facts"]}:
+                ours, theirs = facts.get(what, "none"), other["facts"].get(what, "none")
+                if theirs != ours:
+                    raise ConfigError(
+                        f"rank {rank} ({other['host']}) and rank 0 ({told[0]['host']}) differ in the {what}: "
+                        f"{theirs} and {ours}. Install the same versions and start every node with the same arguments"
+                    )
+
+    world.broadcast_from_rank0(compare)
+
+
+def require_common_directory(world: World, run: RunDirectory) -> None:
+    """Raises on the first rank, which has taken the directory, where another node does not see it."""
+    if world.rank_group is None:
+        return
+    token = run.root / ".seen-by-all"
+
+    def write() -> str:
+        said = f"{time.time_ns()}"
+        token.write_text(said)
+        return said
+
+    said = world.broadcast_from_rank0(write)
+    seen = [json.loads(each) for each in world.all_gather_strings(json.dumps([hostname(), _sees(token, said)]))]
+
+    def compare() -> None:
+        token.unlink(missing_ok=True)
+        blind = sorted({name for name, sees in seen if not sees})
+        if blind:
+            raise ConfigError(
+                f"{', '.join(blind)} does not see the run directory {run.root.absolute()} of {seen[0][0]}: choose a "
+                "--run-dir on storage that every node mounts"
+            )
+
+    world.broadcast_from_rank0(compare)
+
+
+def _sees(token: Path, said: str) -> bool:
+    limit = time.monotonic() + _PATIENCE
+    while time.monotonic() < limit:
+        try:
+            if token.read_text() == said:
+                return True
+        except OSError:
+            pass
+        time.sleep(0.05)
+    return False

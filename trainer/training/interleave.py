@@ -1,0 +1,133 @@
+"""Several trainings in one process, a step of each in turn: small networks leave a GPU room for more than one."""
+
+import sys
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Generic, TextIO, TypeVar
+
+import torch
+
+from trainer.distributed.stop import Stopped
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+"""A training as steps; its result when it has ended."""
+
+
+def run_to_end(steps: Steps[Result]) -> Result:
+    """All steps of one."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+@dataclass(frozen=True)
+class _ProcessState:
+    """What a process has only one of, and every training uses as if it were its own: random draws, output."""
+
+    draws: torch.Tensor
+    gpu_draws: torch.Generator | None
+    """The very state, no copy: graphs read the one they were recorded with, while other lanes draw."""
+    outputs: tuple[TextIO, TextIO]
+
+    @classmethod
+    def now(cls, device: torch.device) -> "_ProcessState":
+        generator = _generator_of(device)
+        state = None if generator is None else generator.graphsafe_get_state()
+        return cls(torch.get_rng_state(), state, (sys.stdout, sys.stderr))
+
+    def copy(self) -> "_ProcessState":
+        return replace(self, gpu_draws=None if self.gpu_draws is None else self.gpu_draws.clone_state())
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.draws)
+        generator = _generator_of(device)
+        if generator is not None and self.gpu_draws is not None:
+            generator.graphsafe_set_state(self.gpu_draws)
+        sys.stdout, sys.stderr = self.outputs
+
+
+def _generator_of(device: torch.device) -> torch.Generator | None:
+    """The one that everything on a GPU draws from."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.init()  # there are none before
+    return torch.cuda.default_generators[device.index or 0]
+
+
+@dataclass
+class _Lane(Generic[Result]):
+    """One of the trainings: its stream, its surface, and how it ended."""
+
+    steps: Steps[Result]
+    device: torch.device
+    process_state: _ProcessState
+    stream: torch.cuda.Stream | None = None
+    ended: list[Result] = field(default_factory=list)
+    stopped: Stopped | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.ended and self.stopped is None
+
+    def advance(self) -> None:
+        with self._own_process_state():
+            try:
+                next(self.steps)
+            except StopIteration as end:
+                self.ended.append(end.value)
+            except Stopped as stopped:
+                self.stopped = stopped
+
+    def close(self) -> None:
+        with self._own_process_state():
+            self.steps.close()
+
+    @contextmanager
+    def _own_process_state(self) -> Iterator[None]:
+        before = _ProcessState.now(self.device)
+        self.process_state.restore(self.device)
+        try:
+            with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
+                yield
+        finally:
+            self.process_state = _ProcessState.now(self.device)
+            before.restore(self.device)
+
+
+def interleave(
+    trainings: Sequence[Steps[Result]], device: torch.device, at_once: int | None = None
+) -> Steps[list[Result]]:
+    """The results of all, each what it would be alone; on a GPU every training has a stream of its own.
+
+    at_once: most that are under way together; None: all. A stop is asked of all of them: each saves where it is, then
+    the first one's Stopped is raised.
+    """
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in trainings]
+    process_state = _ProcessState.now(device)
+    lanes = [
+        _Lane(steps, device, process_state.copy(), stream) for steps, stream in zip(trainings, streams, strict=True)
+    ]
+    waiting = deque(lanes)
+    under_way: list[_Lane[Result]] = []
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < (at_once or len(lanes)):
+                under_way.append(waiting.popleft())
+            for lane in under_way:
+                lane.advance()
+            under_way = [lane for lane in under_way if lane.goes_on]
+            if under_way:
+                yield
+    finally:
+        for lane in lanes:
+            lane.close()
+    for lane in lanes:
+        if lane.stopped is not None:
+            raise lane.stopped
+    return [lane.ended[0] for lane in lanes]

@@ -1,0 +1,312 @@
+"""The one loop: fetch, task step, log, checkpoint, stop."""
+
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from shards.errors import DataError
+from shards.progress import Progress
+from trainer.config.schema import ExecutionConfig
+from trainer.distributed.stop import Stopped, StopRequest
+from trainer.distributed.world import World
+from trainer.loading.batch import Batch, Batches
+from trainer.loading.sample_order import StepIds, TrainingPlan, mix64
+from trainer.records.heartbeat import Heartbeat
+from trainer.records.manifest import StartLog
+from trainer.records.metrics import MetricsLog
+from trainer.records.profile import Profile, Stopwatch, time_data_wait
+from trainer.records.trace import Trace
+from trainer.training.checkpoint import (
+    Checkpointer,
+    TrainState,
+    find_newest_checkpoint,
+    gather_rank_state,
+    load_random_state,
+    local_rank_state,
+    random_state,
+    read_checkpoint,
+    step_folder,
+)
+
+_SHARE_AT_STAKE = 5  # a checkpoint at least every fifth of a training
+
+
+class Task(Protocol):
+    """A training method: networks, loss, optimiser and state; the loop only calls it."""
+
+    learning_rate: float
+    """That of the last step."""
+
+    @property
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of the last step, for methods of two networks: this rank's sample_ids that were easy for each."""
+        ...
+
+    def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
+        """One update; returns scalars for the metrics, which the next step overwrites. Nobody waits for it."""
+        ...
+
+    def require_finite(self) -> None:
+        """Raises where training has diverged."""
+        ...
+
+    def end_epoch(self, epoch: int) -> None: ...
+
+    def close(self) -> None:
+        """The training is over."""
+        ...
+
+    def state(self) -> TrainState: ...
+
+    def load(self, state: TrainState) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Where a training stands in the run: its name, its stage, its folder."""
+
+    stage: str
+    folder: Path
+    round: int | None = None
+    fold: int | None = None
+    identity: str | None = None
+    """Hash of the result keys it is trained by; a checkpoint of another one is not its own."""
+
+    @property
+    def name(self) -> str:
+        return self.stage if self.round is None else f"{self.stage}/{self.round}/{self.fold}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every loop of a start shares."""
+
+    world: World
+    """All ranks, or those of a fold's group."""
+    execution: ExecutionConfig
+    start_log: StartLog
+    stop: StopRequest
+    heartbeat: Heartbeat
+    trace: Trace | None = None
+    profile: Profile | None = None
+
+    def watch(self, training: str) -> Stopwatch | None:
+        """What measures a training, where that was asked for."""
+        return None if self.profile is None else self.profile.of(training)
+
+    def time_phase(self, phase: str, training: str) -> AbstractContextManager[None]:
+        """The training's time in here is that of `phase`, for whoever has asked where it goes."""
+        watch = self.watch(training)
+        return nullcontext() if watch is None else watch.within(phase)
+
+
+def checkpoint_interval(total_steps: int, checkpoint_every: int) -> int:
+    return min(checkpoint_every, max(1, total_steps // _SHARE_AT_STAKE))
+
+
+def train(
+    training: TrainingJob,
+    task: Task,
+    plan: TrainingPlan,
+    batches_from: Callable[[int], Batches],
+    ctx: RunContext,
+) -> None:
+    """Run `task` over the plan from its newest checkpoint, or from the start, to the end; all ranks together."""
+    for _ in iterate_training(training, task, plan, batches_from, ctx):
+        pass
+
+
+def iterate_training(
+    training: TrainingJob,
+    task: Task,
+    plan: TrainingPlan,
+    batches_from: Callable[[int], Batches],
+    ctx: RunContext,
+) -> Generator[None, None, None]:
+    """`train`, a step at a time: for whoever runs several trainings side by side."""
+    records = _TrainingRecords(training, task, plan, ctx)
+    interval = checkpoint_interval(plan.total_steps, ctx.execution.checkpoint_every)
+    stop_consensus = ctx.world.stop_consensus(ctx.stop.reason)
+    watch = ctx.watch(training.name)
+    try:
+        if watch is not None:
+            watch.begin()
+        first = records.begin()
+        with (
+            Progress(training.name, plan.total_steps, first, "steps") as progress,
+            closing(batches_from(first)) as batches,
+        ):
+            for at, batch in zip(plan.steps(first), time_data_wait(batches, watch), strict=True):
+                ctx.heartbeat.at(training.name, at.step, plan.total_steps)
+                stop_consensus.post()
+                records.metrics.add(task.step(batch, at))
+                if watch is not None:
+                    watch.end_step()
+                if ctx.trace is not None:
+                    ctx.trace.step(training.name, at.step, batch, task.chosen)
+                done = at.step + 1
+                records.count(at.step == first)
+                finished = done == plan.total_steps
+                # The first step too: from then on a run without a checkpoint is known to have lost something.
+                due = done == 1 or finished or done % ctx.execution.log_every == 0
+                note = records.log(done) if due else ""
+                progress.advance(1, note)
+                if done % plan.steps_per_epoch == 0:
+                    records.end_epoch(done)
+                if stop_consensus.result() and not finished:
+                    records.save(done, wait=True)
+                    raise Stopped(training.name, done, ctx.stop.agreed_reason())
+                if finished or done % interval == 0:
+                    records.save(done)
+                with nullcontext() if watch is None else watch.aside():
+                    yield
+        records.wait()
+    finally:
+        records.close()
+        task.close()
+
+
+class _TrainingRecords:
+    """What a training leaves behind and comes back to: checkpoints and metrics, written by the first rank."""
+
+    def __init__(self, training: TrainingJob, task: Task, plan: TrainingPlan, ctx: RunContext) -> None:
+        self._training, self._task, self._plan, self._ctx = training, task, plan, ctx
+        self._writes = ctx.world.is_rank0
+        self._checkpoints = Checkpointer(training.checkpoints)
+        self._counter = ctx.start_log.counter(training.name) if self._writes else None
+        self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
+
+    def begin(self) -> int:
+        """Load the newest checkpoint, or make the one of step 0; returns the step to go on with."""
+        with self._for_checkpoints():
+            resumed = self._loaded()
+        if resumed is None:
+            self.save(0, wait=True)
+            return 0
+        step, epoch_ended = resumed
+        if self._writes:
+            self.metrics.cut_back(step)
+            self._ctx.start_log.resumed(self._training.stage, self._training.round, self._training.fold, step)
+            if 0 < step < self._plan.total_steps:
+                print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
+        if not epoch_ended:
+            self.end_epoch(step)
+        return step
+
+    def _loaded(self) -> tuple[int, bool] | None:
+        """Put everything back as the newest checkpoint has it: its step, and whether its epoch was ended."""
+        world = self._ctx.world
+        found: list[TrainState] = []
+        step = world.broadcast_from_rank0(lambda: self._newest(found))
+        if step is None:
+            return None
+        state = found[0] if found else read_checkpoint(step_folder(self._training.checkpoints, step))
+        self._require_own(step, state)
+        self._task.load(state)
+        self._load_random(step, state)
+        self.metrics.load(state.values["metrics"], world.device)
+        return int(step), state.values["epoch_ended"]
+
+    def _newest(self, found: list[TrainState]) -> int | None:
+        """The step to go on from; its state, which the first rank has read to be sure of it, into `found`."""
+        newest = find_newest_checkpoint(self._training.checkpoints)
+        if newest is None:
+            self._refuse_to_start_over()
+            return None
+        found.append(newest[1])
+        return newest[0]
+
+    def _require_own(self, step: int, state: TrainState) -> None:
+        saved, own = state.values.get("identity"), self._training.identity
+        if saved is not None and own is not None and saved != own:
+            raise DataError(
+                f"{step_folder(self._training.checkpoints, step)} is a checkpoint of another recipe than the one "
+                f"that trains {self._training.name} here: put the right one back, choose another --run-dir, or begin "
+                f"the stage again with `--redo {self._training.stage}`"
+            )
+
+    def _load_random(self, step: int, state: TrainState) -> None:
+        """Each rank's own; in a world of another size, draws that depend on the step and the rank alone."""
+        world = self._ctx.world
+        own = {name: local_rank_state(world, name, state.tensors) for name in random_state(world.device)}
+        saved = {name: tensor for name, tensor in own.items() if tensor is not None}
+        if "random.cpu" in saved:
+            load_random_state(saved, world.device)
+        else:
+            torch.manual_seed(int(mix64(self._plan.stream, step, world.rank)))
+
+    def _refuse_to_start_over(self) -> None:
+        if self.metrics.has_lines():
+            folder, checkpoints = self._training.folder, self._training.checkpoints
+            raise DataError(
+                f"{self._training.name} has logged progress in {folder / 'metrics.jsonl'}, but {checkpoints} holds "
+                "no readable checkpoint: its progress is lost. Put the checkpoints back, or begin the stage again "
+                f"with `--redo {self._training.stage}`"
+            )
+
+    def count(self, is_rank0: bool) -> None:
+        """A step was made; after the first of this start, ranks that wait long for each other have lost someone."""
+        if self._counter is not None:
+            self._counter.add()
+        if is_rank0:
+            self._ctx.world.set_timeout(self._ctx.execution.timeout)
+
+    def log(self, done: int) -> str:
+        self._task.require_finite()
+        epoch = round(done / self._plan.steps_per_epoch, 3)
+        return self.metrics.write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
+
+    def end_epoch(self, done: int) -> None:
+        """A stop in here keeps the epoch's steps; the next start ends the epoch first."""
+        try:
+            self._task.end_epoch(done // self._plan.steps_per_epoch - 1)
+        except Stopped as stopped:
+            self.save(done, wait=True, epoch_ended=False)
+            raise Stopped(self._training.name, done, stopped.reason) from None
+
+    def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
+        """All ranks tell what is theirs alone; the first writes."""
+        world = self._ctx.world
+        with self._for_checkpoints():
+            state = self._task.state()
+            for name, own in random_state(world.device).items():
+                state.tensors.update(gather_rank_state(world, name, own))
+            state.values.update(
+                metrics=self.metrics.state(),
+                epoch_ended=epoch_ended,
+                identity=self._training.identity,
+            )
+            if self._writes:
+                self._checkpoints.save(step, state, wait)
+        if self._writes:
+            self._tell_profile()
+
+    def _for_checkpoints(self) -> AbstractContextManager[None]:
+        return self._ctx.time_phase("checkpoint", self._training.name)
+
+    def _tell_profile(self) -> None:
+        """With every checkpoint too: a kill then takes no more of it than of the training."""
+        training = self._training
+        watch = self._ctx.watch(training.name)
+        if watch is not None:
+            watch.write(training.folder, training.stage, training.round, training.fold)
+
+    def wait(self) -> None:
+        with self._for_checkpoints():
+            self._checkpoints.wait()
+
+    def close(self) -> None:
+        if self._counter is not None:
+            self._counter.close()
+        self._checkpoints.close()
+        if self._writes:
+            self._tell_profile()

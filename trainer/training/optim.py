@@ -1,0 +1,113 @@
+"""Learning rates as a pure function of the step, and the paper's two optimisers."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from trainer.models.factory import DecayScope, weight_decay_groups
+
+OptimizerKind = Literal["adam", "sgd"]
+
+
+def learning_rate_at(
+    step: int,
+    steps_per_epoch: int,
+    base: float,
+    milestones: Sequence[tuple[int, float]],
+    warmup_epochs: float = 0.0,
+) -> float:
+    """Learning rate of the optimiser step number `step`, counted from 0.
+
+    A milestone (epoch, rate) holds from step epoch * steps_per_epoch on; its rate is absolute, not a factor.
+    A warm-up of w steps climbs linearly: step s < w runs at (s+1)/w of the rate it would have without.
+    """
+    if step < 0 or steps_per_epoch < 1:
+        raise ValueError(f"step {step} of {steps_per_epoch} steps an epoch: need step >= 0 and at least 1 step")
+    rate = base
+    for epoch, milestone_rate in sorted(milestones):
+        if step >= epoch * steps_per_epoch:
+            rate = milestone_rate
+    warmup_steps = round(warmup_epochs * steps_per_epoch)
+    return rate * (step + 1) / warmup_steps if step < warmup_steps else rate
+
+
+def make_optimizer(
+    model: nn.Module,
+    kind: OptimizerKind,
+    weight_decay: float,
+    momentum: float = 0.9,
+    decay_scope: DecayScope = "all",
+    lr: float = 1e-3,
+) -> torch.optim.Optimizer:
+    """Adam or SGD with momentum; in both, weight decay is an L2 term in the gradient, g + weight_decay * w.
+
+    So never AdamW: the paper's l2 regulariser passes through Adam's moments. `momentum` is SGD's alone.
+    `lr` is the rate until the first `set_learning_rate`; on a GPU it is kept there, where a CUDA graph can read it.
+    """
+    groups = weight_decay_groups(model, weight_decay, decay_scope)
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    rate = torch.tensor(lr, device=device) if on_gpu else lr
+    # Fused: one kernel for many weights, and the only form that can leave a step out without asking the host. Not on
+    # a CPU: what it makes of a weight depends there on the place in the tensor, and ZeRO lays them out differently.
+    if kind == "adam":
+        return torch.optim.Adam(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=on_gpu)
+    raise ValueError(f"unknown optimiser {kind!r}; choose 'adam' or 'sgd'")
+
+
+def step_if(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
+    """A step where `ok` (bool []) is true, none where not; weights and moments then keep every bit."""
+    if optimizer.defaults["fused"]:
+        # What torch's own loss scaler tells its fused optimisers.
+        optimizer.grad_scale, optimizer.found_inf = None, (~ok).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(ok):
+        optimizer.step()
+
+
+def init_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Create the moments that a first step would create, at zero: a CUDA graph needs them to have a place."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if state:
+                continue
+            if isinstance(optimizer, torch.optim.Adam):
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            elif group["momentum"] != 0:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every parameter group the rate `lr`; in place if a tensor, as a CUDA graph has captured it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def moments_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's moments as `optimizer.<parameter>.<name>`; rates are a function of the step."""
+    return {
+        f"optimizer.{parameter}.{name}": torch.as_tensor(value)
+        for parameter, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+        if value is not None
+    }
+
+
+def load_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Into the moments that are there, in place; those that were not saved (before a first step) are zero."""
+    if not optimizer.state:
+        init_moments(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for name, moment in optimizer.state[parameter].items():
+            saved = tensors.get(f"optimizer.{number}.{name}")
+            moment.zero_() if saved is None else moment.copy_(saved)
