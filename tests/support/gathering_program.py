@@ -16,7 +16,7 @@ from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
 from trainer.incv.gathering import gather_predictions
-from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, merged
+from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, merge_predictions
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.training.checkpoint import (
@@ -72,7 +72,7 @@ def random_split(world: World, seed: int) -> bool:
         owner[:] = seed % world.size  # everything from one rank, nothing from the others
     mine = whole.rows(owner == world.rank)
     expected = draws.permutation(ids)
-    return same_bits(gather_predictions(world, mine, expected), merged([whole], expected))
+    return same_bits(gather_predictions(world, mine, expected), merge_predictions([whole], expected))
 
 
 def refusal(world: World, part: Predictions, expected: np.ndarray) -> str:
