@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.support.command_line import REPOSITORY, Answer, unchanged
-from trainer.config.recipe_file import check_recipe, load_recipe, recipe_yaml
+from trainer.config.recipe_file import recipe_yaml
+from trainer.run.recipe import check_recipe, load_recipe
 from trainer.run.stage_graph import result_keys, stages_of
 
 Incv = Callable[..., Answer]

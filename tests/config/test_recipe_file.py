@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from shards.errors import ConfigError
-from trainer.config.recipe_file import all_keys, check_recipe, load_recipe, recipe_yaml
+from trainer.config.recipe_file import all_keys, recipe_yaml
 from trainer.config.schema import Recipe
+from trainer.run.recipe import check_recipe, load_recipe
 
 RECIPE = """
 seed: 3

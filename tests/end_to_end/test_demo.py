@@ -6,8 +6,8 @@ import pytest
 
 from shards.durable import read_json
 from trainer.cli import main, recipe_path
-from trainer.config.recipe_file import load_recipe
 from trainer.report import write_report
+from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 SHARDS = ("data.train.shards={0}/train", "data.eval.test.shards={0}/test")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from shards.errors import ConfigError, DataError
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
+from trainer.run.recipe import load_recipe
 from trainer.run.stage_graph import (
     STAGES,
     StageLedger,
