@@ -175,7 +175,7 @@ def _run(parsed: argparse.Namespace) -> int:
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
     from trainer.estimate.asked import Asked
     from trainer.estimate.dry_run import describe_plan
-    from trainer.run.runner import RunOptions, run_recipe
+    from trainer.run.runner import run_recipe
 
     if parsed.dry_run:
         for one in variants:
@@ -185,9 +185,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.vary:
         return _run_side_by_side(variants, path.stem, parsed)
     (one,) = variants
-    code = run_recipe(
-        RunOptions(one.recipe, path.stem, RunDirectory(one.root), parsed.redo, parsed.stage, parsed.profile)
-    )
+    code = run_recipe(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile)
     _tell(one.root, code, parsed.stage)
     return code
 

@@ -17,8 +17,8 @@ import pytest
 import trainer.methods.predict
 from shards.durable import read_json
 from tests.support import processes
-from trainer.config.schema import STAGES
 from trainer.records.run_directory import RunDirectory
+from trainer.run.stage_graph import all_stages
 
 # What asks, and the training that is running when it does.
 REQUESTS = {
@@ -27,6 +27,7 @@ REQUESTS = {
     "SIGUSR2": "methods/standard",
     "STOP file": "methods/coteaching",
 }
+STAGES = all_stages()
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
 def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:
     """Fill the unset keys of sections that inherit from another; keys that only the heir knows move to it.
 
-    A recipe may therefore set a key of `coteaching_incv` under `coteaching:`, as older recipes do.
+    A recipe may therefore write a key of the heir in the section that it inherits, as recipes did before the heir had
+    a section of its own.
     """
     filled = dict(content)
     for method in usable_methods():
@@ -67,14 +68,12 @@ def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:
         if method.inherits is None or not isinstance(source, dict):
             continue
         known = _keys_of(method.section)
-        listed = isinstance(content.get("methods"), list) and method.name in content["methods"]
-        own = content.get(method.name)
-        if listed or isinstance(own, dict):
-            shared = {key: value for key, value in source.items() if key in known}
-            filled[method.name] = _merge(shared, own if isinstance(own, dict) else {})
-        if own is not None and not isinstance(own, dict):
-            filled[method.name] = own  # the schema says what is wrong with it
         only_heirs = known - _keys_of(get_method(method.inherits).section)
+        own = content.get(method.name)
+        listed = isinstance(content.get("methods"), list) and method.name in content["methods"]
+        if isinstance(own, dict) or (own is None and (listed or only_heirs & source.keys())):
+            shared = {key: value for key, value in source.items() if key in known}
+            filled[method.name] = _merge(shared, own or {})
         filled[method.inherits] = {key: value for key, value in source.items() if key not in only_heirs}
     return filled
 

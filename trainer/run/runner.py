@@ -56,13 +56,20 @@ class RunOptions:
     """Whether to measure where the time of trainings goes."""
 
 
-def run_recipe(options: RunOptions) -> int:
-    """Run all stages, or `options.only` one; returns the exit code of the command. Every rank calls it.
+def run_recipe(
+    recipe: Recipe,
+    name: str,
+    root: Path,
+    redo: Sequence[str] = (),
+    only: str | None = None,
+    profile: bool = False,
+) -> int:
+    """Run all stages, or `only` one, in the directory `root`; returns the command's exit code. Every rank calls it.
 
     Nothing is written to the run directory before recipe, shards and labels are known to be good. A stopped packing
     raises PackStopped.
     """
-    return run_to_end(iterate_run(options))
+    return run_to_end(iterate_run(RunOptions(recipe, name, RunDirectory(root), redo, only, profile)))
 
 
 def iterate_run(options: RunOptions) -> Steps[int]:
