@@ -95,7 +95,7 @@ THE_PAPERS: dict[str, tuple[object, str]] = {
     "coteaching.optimizer.milestones": ([[40, 0.01], [80, 0.001]], "divided by 10 after 40, and 80 epochs"),
     "standard.epochs": (120, "we train the networks for 120 epochs"),
     "coteaching.epochs": (120, "we train the networks for 120 epochs"),
-    "coteaching.warmup_epochs": (20, "we set the warm-up epoch as E0 = 20"),
+    "coteaching_incv.warmup_epochs": (20, "we set the warm-up epoch as E0 = 20"),
     "coteaching.ramp_epochs": (10, "section 5.3: n(e) = |B_S| (1 - noise of S * min(e / 10, 1))"),
 }
 LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not written
@@ -143,6 +143,7 @@ def test_a_web_recipe_hides_no_result_key_behind_a_default(name: str) -> None:
     path = REPOSITORY / "recipes" / f"{name}.yaml"
     written = {key for key, _, _ in leaves(yaml.compose(path.read_text()))}
     recipe = load_recipe(path)
+    written |= {key.replace("coteaching.", "coteaching_incv.") for key in written}  # which inherits them
     hidden = (set(result_keys(recipe)) | set(default_keys(recipe))) - written
     assert [key for key in hidden if not any(fnmatch.fnmatchcase(key, left) for left in LEFT_TO_DEFAULTS)] == []
 

@@ -225,8 +225,8 @@ def test_keys_of_a_word_or_a_number(recipe, override, section, key, value):
 )
 def test_such_a_key_is_named_without_the_members_of_its_union(recipe, override, told):
     message = refused(recipe, override)
-    key = override.partition("=")[0]
-    assert f"`{key}`: " in message
+    key = override.partition("=")[0].rpartition(".")[2]
+    assert f".{key}`: " in message
     assert told in message
     assert "literal[" not in message
     assert "constrained" not in message
@@ -257,9 +257,26 @@ def test_values_that_do(recipe):
     assert load_recipe(recipe, ["labels={file: x.csv}"]).labels.file == "x.csv"
     matrix = load_recipe(recipe, ["labels={noise: matrix, matrix: [[0.9, 0.1], [0, 1]]}"]).labels.matrix
     assert matrix == ((0.9, 0.1), (0.0, 1.0))
-    alone = load_recipe(recipe, ["incv=null", "methods=[standard, coteaching]"])
-    assert not alone.needs_incv
-    assert load_recipe(recipe).needs_incv
+    assert load_recipe(recipe, ["incv=null", "methods=[standard, coteaching]"]).incv is None
+
+
+def test_a_section_that_inherits_takes_the_keys_it_leaves_unset(recipe):
+    both = ["methods=[coteaching, coteaching_incv]", "coteaching.rank=one_pass", "coteaching.ramp_epochs=7"]
+    own = ["coteaching_incv.rank=eval_first", "coteaching_incv.optimizer.learning_rate=0.5"]
+    loaded = load_recipe(recipe, [*both, "coteaching.optimizer.kind=sgd", *own])
+    assert (loaded.section("coteaching").rank, loaded.section("coteaching_incv").rank) == ("one_pass", "eval_first")
+    assert loaded.section("coteaching_incv").ramp_epochs == 7
+    optimizer = loaded.section("coteaching_incv").optimizer
+    assert (optimizer.kind, optimizer.learning_rate) == ("sgd", 0.5)
+    assert loaded.section("coteaching").optimizer.learning_rate == 0.001
+    assert not hasattr(loaded.section("coteaching"), "warmup_epochs")
+
+
+def test_the_true_ratio_is_that_of_the_labels_and_needs_one(recipe):
+    overrides = ["methods=[coteaching]", "coteaching.forget_rate=true_ratio"]
+    loaded = load_recipe(recipe, [*overrides, "labels={noise: symmetric, ratio: 0.2}"])
+    assert loaded.section("coteaching").forget_rate == "true_ratio"
+    assert "coteaching.forget_rate" in refused(recipe, *overrides, "labels={noise: none}")
 
 
 @pytest.mark.parametrize(
@@ -358,4 +375,4 @@ def test_aliases_that_unfold_without_end_are_refused(recipe):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     recipe.write_text("\n".join(lines))
-    assert "unfolds" in refused(recipe)
+    assert "values" in refused(recipe)

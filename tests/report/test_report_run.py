@@ -282,7 +282,7 @@ def test_verdict_and_summary_table(make_run: Make) -> None:
     report = write_report(RunDirectory(make_run()))
     assert verdict(report) == (
         "41.5 % of the 597 labels are wrong; INCV kept 356 with 95.5 % precision; "
-        "Co-teaching on them reaches 98.1 %, 5.1 points above standard training."
+        "INCV + Co-teaching reaches 98.1 %, 5.1 points above standard training."
     )
     table = summary_table(report)
     assert max(len(line) for line in table.splitlines()) <= 90

@@ -70,8 +70,7 @@ def test_result_keys_are_all_keys_but_the_execution_keys():
     every = dotted(recipe.model_dump(mode="json", by_alias=True))
     expected = {key: value for key, value in every.items() if not is_execution(key)}
     assert len(every) > len(expected) > 30
-    found = dotted(result_keys(recipe))
-    assert dotted(default_keys(recipe)) | found == expected
+    assert dotted(default_keys(recipe) | result_keys(recipe)) == expected
 
 
 def test_a_key_at_its_default_is_left_out_whether_written_or_not():
@@ -103,7 +102,9 @@ def test_keys_of_format_1_are_upgraded():
         f"coteaching_incv.{key.partition('.')[2]}": value for key, value in FORMAT_1.items() if key != "model.name"
     }
     defaults = {"coteaching_incv.rank", "coteaching_incv.optimizer.kind", "coteaching_incv.optimizer.warmup_epochs"}
-    own = {key: value for key, value in own.items() if key not in defaults and not key.endswith(".options")}
+    own = {
+        key: value for key, value in own.items() if key not in defaults and not key.endswith((".options", ".name"))
+    }
     assert upgraded == {**own, "model.name": "digits_cnn"}
     assert upgraded.items() <= stage_keys(tiny(), FACTS)["coteaching_incv"].items()
 
@@ -277,7 +278,7 @@ def book(run: RunDirectory, *overrides: str) -> StageLedger:
     return StageLedger(tiny(*overrides), FACTS, run, Manifest(run))
 
 
-def run_eagerly(run: RunDirectory, *stages: str) -> None:
+def carry_out(run: RunDirectory, *stages: str) -> None:
     """Stages recorded as done, with files that stand for their outputs."""
     one = book(run)
     for stage in stages:
@@ -305,7 +306,7 @@ def test_a_stage_is_to_do_then_half_done_then_done(run):
 
 
 def test_other_result_keys_change_a_stage_and_other_execution_keys_do_not(run):
-    run_eagerly(run, "labels", "standard")
+    carry_out(run, "labels", "standard")
     assert book(run, "execution.workers=9").status("standard").state == "done"
     assert book(run, "coteaching.epochs=9").status("standard").state == "done"
     status = book(run, "standard.epochs=9").status("standard")
@@ -315,12 +316,12 @@ def test_other_result_keys_change_a_stage_and_other_execution_keys_do_not(run):
 
 
 def test_the_report_is_always_made_anew(run):
-    run_eagerly(run, "report")
+    carry_out(run, "report")
     assert book(run).status("report").state == "to do"
 
 
 def test_a_change_of_a_finished_stage_is_refused_by_key_and_stages(run):
-    run_eagerly(run, "labels", "incv", "standard", "coteaching_incv")
+    carry_out(run, "labels", "incv", "standard", "coteaching_incv")
     book(run).require_unchanged([])
     with pytest.raises(ConfigError) as refusal:
         book(run, "incv.rounds=5").require_unchanged([])
@@ -334,19 +335,19 @@ def test_a_change_of_a_finished_stage_is_refused_by_key_and_stages(run):
 
 
 def test_a_method_more_is_refused_once_all_were_evaluated(run):
-    run_eagerly(run, "labels", "incv", "evaluate")
+    carry_out(run, "labels", "incv", "evaluate")
     with pytest.raises(ConfigError, match=r"methods \(.*redone: evaluate\."):
         book(run, "methods=[standard, coteaching_incv]").require_unchanged([])
 
 
 def test_asking_for_the_redo_of_a_stage_allows_its_followers_too(run):
-    run_eagerly(run, "labels", "incv", "standard", "coteaching_incv", "evaluate")
+    carry_out(run, "labels", "incv", "standard", "coteaching_incv", "evaluate")
     book(run, "incv.rounds=5").require_unchanged(["incv"])
     book(run, "seed=5").require_unchanged(["labels"])
 
 
 def test_redo_moves_the_stage_and_its_followers_to_old(run):
-    run_eagerly(run, "labels", "incv", "standard", "coteaching", "coteaching_incv", "evaluate")
+    carry_out(run, "labels", "incv", "standard", "coteaching", "coteaching_incv", "evaluate")
     book(run, "incv.rounds=5").redo(["incv"])
     assert set(Manifest(run).stages) == {"labels", "standard", "coteaching"}
     for gone in (run.selection, run.incv, run.rounds, run.method("coteaching_incv"), run.evaluation):
@@ -360,10 +361,10 @@ def test_redo_moves_the_stage_and_its_followers_to_old(run):
 
 
 def test_redo_goes_on_with_what_an_interrupted_redo_began(run):
-    run_eagerly(run, "labels", "standard")
+    carry_out(run, "labels", "standard")
     book(run).redo(["standard"])
     old = set(run.old.rglob("*"))
-    run_eagerly(run, "labels", "standard")
+    carry_out(run, "labels", "standard")
     book(run).begin("standard")  # half done, with these very keys and a checkpoint
     book(run).redo(["standard"])
     assert run.method("standard").exists()
@@ -372,7 +373,7 @@ def test_redo_goes_on_with_what_an_interrupted_redo_began(run):
 
 
 def test_redo_of_a_half_done_stage_begins_it_anew(run):
-    run_eagerly(run, "labels", "standard")
+    carry_out(run, "labels", "standard")
     book(run).begin("standard")
     book(run).redo(["standard"])
     assert not run.method("standard").exists()
@@ -380,7 +381,7 @@ def test_redo_of_a_half_done_stage_begins_it_anew(run):
 
 
 def test_redo_does_not_go_on_where_the_checkpoints_are_lost(run):
-    run_eagerly(run, "labels", "standard")
+    carry_out(run, "labels", "standard")
     one = book(run)
     one.begin("standard")
     (run.method("standard") / "checkpoints" / "step-0000000002").rmdir()
@@ -410,7 +411,7 @@ def test_a_stage_that_the_recipe_has_not_is_refused_with_those_it_has(redo, only
 def test_a_stage_needs_its_inputs(run):
     with pytest.raises(ConfigError, match=r"coteaching_incv needs incv.*`incv incv`"):
         book(run).require_inputs("coteaching_incv")
-    run_eagerly(run, "labels", "incv")
+    carry_out(run, "labels", "incv")
     book(run).require_inputs("coteaching_incv")
     book(run).begin("incv")
     with pytest.raises(ConfigError, match="needs incv"):
@@ -418,7 +419,7 @@ def test_a_stage_needs_its_inputs(run):
 
 
 def test_a_finished_stage_needs_its_files(run):
-    run_eagerly(run, "incv", "labels")
+    carry_out(run, "incv", "labels")
     book(run).require_outputs("incv")
     run.selection.unlink()
     with pytest.raises(DataError, match=r"selection\.parquet is missing.*--redo incv"):

@@ -54,7 +54,7 @@ def get_method(name: str) -> "Method":
     if name not in _installed():
         near = difflib.get_close_matches(name, method_names(), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"methods: unknown method {name!r}; {hint}registered: {', '.join(method_names())}")
+        raise ConfigError(f"`methods`: unknown method {name!r}; {hint}registered: {', '.join(method_names())}")
     entry = _installed()[name]
     try:
         loaded = entry.load()

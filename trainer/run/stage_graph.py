@@ -61,7 +61,10 @@ def inputs_of(stage: str, recipe: Recipe) -> list[str]:
     if stage == "incv":
         return ["labels"]
     if stage in recipe.methods:
-        return ["labels", "incv"] if get_method(stage).reads_incv(recipe) else ["labels"]
+        method = get_method(stage)
+        if method.reads_selection(recipe):
+            return ["incv"]
+        return ["labels", "incv"] if method.reads_incv(recipe) else ["labels"]
     if stage in ("evaluate", "export"):
         return list(recipe.methods)
     return [name for name in stages_of(recipe) if name not in ("pack", "export", "report")]

@@ -1,0 +1,71 @@
+"""One registry of methods: nothing outside trainer/methods knows a method's name."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shards.errors import ConfigError
+from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
+from trainer.run.recipe import load_recipe
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for package in ("trainer", "shards")
+    for path in sorted((REPOSITORY / package).rglob("*.py"))
+    if "methods" not in path.relative_to(REPOSITORY).parts
+]
+TEMPLATES = sorted((REPOSITORY / "trainer").rglob("*.html"))
+
+
+def words(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every string and every identifier of a syntax tree, with its line."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        match node:
+            case ast.Constant(value=str(text)):
+                yield line, text
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield line, name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
+                yield line, name
+
+
+def test_the_search_finds_names_of_every_kind():
+    text = "import a\ndef b(c): return d.e(f=1) + 'g'\nclass h: pass\n"
+    assert {word for _, word in words(ast.parse(text))} == set("abcdefgh")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_no_module_outside_methods_names_a_method(path):
+    found = [(line, word) for line, word in words(ast.parse(path.read_text())) if word in method_names()]
+    assert not found, f"{path}: {found}"
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_no_template_names_a_method(path):
+    quoted = re.findall(r"""["']([a-z_0-9]+)["']""", path.read_text())
+    assert not set(quoted) & set(method_names())
+
+
+def test_every_method_is_complete():
+    recipe = load_recipe(REPOSITORY / "recipes" / "tiny.yaml")
+    assert [method.name for method in usable_methods()] == list(method_names())
+    for method in methods_of(recipe):
+        assert method.networks in (1, 2)
+        assert isinstance(method.config(recipe), method.section)
+        assert method.inputs(recipe) <= {"labels", "selection", "noise_estimate"}
+    assert sum(method.is_reference for method in usable_methods()) == 1
+
+
+def test_methods_are_trained_in_the_order_of_the_registry_whatever_that_of_the_recipe():
+    recipe = load_recipe(REPOSITORY / "recipes" / "tiny.yaml", ["methods=[coteaching_incv, standard]"])
+    assert [method.name for method in methods_of(recipe)] == ["standard", "coteaching_incv"]
+
+
+def test_an_unknown_method_is_refused_with_a_near_match():
+    with pytest.raises(ConfigError, match="did you mean coteaching"):
+        get_method("coteachin")
