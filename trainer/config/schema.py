@@ -170,7 +170,7 @@ class IncvConfig(TrainingConfig):
     init: Literal["same", "fresh"] = "same"
     """same: all folds start from one set of weights (released code); fresh: each from its own (paper)."""
     round_network: Literal["released_rule", "best", "last"] = "last"
-    """Which epoch's network judges: see docs/architecture.md."""
+    """Which epoch's network judges: see docs/design-notes.md."""
     agree_top_k: Positive = 1
     """A sample agrees if its label is among the k likeliest."""
     noise_kind: Literal["symmetric", "asymmetric"] = "symmetric"

@@ -1,0 +1,70 @@
+"""The documentation names files, headings and functions that exist."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = sorted(
+    [
+        REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        REPOSITORY / "slurm" / "README.md",
+        REPOSITORY / "benchmarks" / "README.md",
+        *(REPOSITORY / "docs").glob("*.md"),
+    ]
+)
+_FOLDERS = r"(?:trainer|shards|docs|recipes|slurm|tests|benchmarks|\.ci|\.github)"
+# A path from the root of the repository: not the end of a longer one, such as data/shards/webvision.
+_PATH = re.compile(rf"(?<![\w./<>-]){_FOLDERS}/[\w./*-]*")
+_ROOT_FILE = re.compile(r"`(Makefile|pyproject\.toml|constraints\.txt|[A-Z]+\.(?:md|cff))`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_IMPORT = re.compile(r"^from (trainer[\w.]*|shards[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@each_page
+def test_paths_exist(page: Path) -> None:
+    text = page.read_text()
+    named = {path.rstrip(".,") for path in _PATH.findall(text)}
+    missing = {path for path in named if not list(REPOSITORY.glob(path))}
+    missing |= {name for name in _ROOT_FILE.findall(text) if not (REPOSITORY / name).exists()}
+    assert not missing, f"{page.name} names paths that do not exist"
+
+
+@each_page
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for link in _LINK.findall(_FENCE.sub("", page.read_text())):
+        if re.match(r"\w+:", link):
+            continue  # of the web
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert not broken, f"{page.name} has links that lead nowhere"
+
+
+@each_page
+def test_imports_in_examples_work(page: Path) -> None:
+    for module, names in _IMPORT.findall(page.read_text()):
+        for name in names.split(","):
+            assert hasattr(importlib.import_module(module), name.strip()), f"from {module} import {name}"
+
+
+def test_links_are_found() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    assert "docs/architecture.md" in _LINK.findall(readme)
+    assert "trainer/run/runner.py" in _PATH.findall((REPOSITORY / "docs" / "architecture.md").read_text())
+    assert "quick-start" in _anchors(REPOSITORY / "README.md")
