@@ -87,7 +87,7 @@ def made_up(ids: Any) -> Any:
 
 def _measured(job: Callable[[], Any], start_together: Callable[[], None]) -> tuple[Any, float, float]:
     """Result, seconds, and the highest resident memory during the job above that before it, in MB."""
-    gc.collect_predictions()
+    gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator kept would serve the job uncounted
     start_together()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here

@@ -212,7 +212,7 @@ def _peaks(make: Callable[[], Callable[[], None]], measure: Extent) -> list[floa
         step()
     peaks = [_peak(step, measure.steps) for _ in range(measure.runs)]
     del step
-    gc.collect_predictions()
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return peaks

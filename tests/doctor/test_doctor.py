@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.records.rank_log import rank_log
 
 from shards.errors import ConfigError
 from trainer.doctor.durable_point import NOTHING, durable_point
@@ -17,7 +18,6 @@ from trainer.doctor.examination import WIDTH, examine
 from trainer.doctor.ranks import Rank
 from trainer.doctor.verdict import hanging_ranks, spans
 from trainer.records.heartbeat import Heartbeat
-from trainer.records.rank_log import rank_log
 from trainer.training.checkpoint import Checkpointer, TrainState
 
 NOW = 1_800_000_000.0

@@ -1,0 +1,138 @@
+"""The same figure from two checkouts of this repository, run by run in alternation on one GPU.
+
+    python benchmarks/compare_trees.py OLD_TREE NEW_TREE [FIGURE ...] [--small] [--results FILE]
+
+Both trees run at once, each in its own process: they compile side by side, then take turns, one timed run
+of ours at a time while the other waits. `value` is the new tree's median, `reference` the old tree's.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+FIGURES = ("coteaching_step_b128", "single_step_b512", "end_to_end_b256", "predict_end_to_end")
+RUNS = 3
+_STEP_FIGURES = FIGURES[:2]
+
+
+def wait_for_turn() -> None:
+    print("ready", flush=True)
+    if sys.stdin.readline().strip() != "go":
+        sys.exit(0)
+
+
+def work(figure: str, small: bool) -> None:
+    """The worker, with one tree's `benchmarks/` and root first on the path: report images/s whenever told to go."""
+    import torch
+    from timing import _repeat, elapsed, synchronise, warmed_up
+
+    torch.backends.cudnn.benchmark = True
+
+    def take_turns(
+        ways: Mapping[str, Callable[[], object]], rows: Mapping[str, int], measure: Any
+    ) -> dict[str, list[float]]:
+        name = next(name for name in ways if name not in ("reference", "decoding", "forward"))
+        steps = warmed_up(name, ways[name], measure)
+        while True:
+            wait_for_turn()
+            seconds = elapsed(lambda: _repeat(ways[name], steps))
+            print(json.dumps(rows[name] * steps / seconds), flush=True)
+
+    def timed(batches: Any, task: Any, plan: Any, sizes: Any, found: dict[str, list[float]]) -> Any:
+        yield from islice(batches, sizes.lead_in)
+        for _ in itertools.count():
+            wait_for_turn()
+            yield from islice(batches, sizes.lead_in)  # uses up what was loaded ahead while waiting
+            synchronise()
+            began = time.perf_counter()
+            yield from islice(batches, sizes.steps)
+            synchronise()
+            print(json.dumps(sizes.batch * sizes.steps / (time.perf_counter() - began)), flush=True)
+
+    if figure in _STEP_FIGURES:
+        import step
+
+        step.rates = take_turns
+        step.FIGURES[figure](small)
+    else:
+        import end_to_end
+
+        end_to_end.rates, end_to_end._timed = take_turns, timed
+        sys.argv = ["end_to_end.py", figure, *(["--small"] if small else [])]
+        end_to_end.main()
+
+
+def start_worker(tree: Path, figure: str, small: bool) -> subprocess.Popen[str]:
+    paths = [tree / "benchmarks", tree, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, __file__, "--worker", figure, *(["--small"] if small else [])]
+    return subprocess.Popen(
+        command, env=environment, cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def read_line(worker: subprocess.Popen[str], wanted: Callable[[str], bool]) -> str:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if wanted(line.strip()):
+            return line.strip()
+    raise RuntimeError(f"a worker ended with {worker.wait()}")
+
+
+def is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
+
+
+def compare(trees: Mapping[str, Path], figure: str, small: bool) -> dict[str, list[float]]:
+    workers = {name: start_worker(tree, figure, small) for name, tree in trees.items()}
+    found: dict[str, list[float]] = {name: [] for name in trees}
+    try:
+        for worker in workers.values():
+            read_line(worker, lambda line: line == "ready")
+        for run in range(RUNS):
+            for name, worker in workers.items():
+                assert worker.stdin is not None
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+                found[name].append(float(read_line(worker, is_number)))
+                read_line(worker, lambda line: line == "ready")
+                print(f"{figure} run {run}: {name} {found[name][-1]:,.0f} images/s", file=sys.stderr, flush=True)
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2], "--small" in sys.argv)
+        return
+    from record import record_runs
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("figures", nargs="*", default=list(FIGURES))
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the script")
+    parser.add_argument("--results", type=Path, help="a file to append the lines to")
+    given = parser.parse_args()
+    for figure in given.figures:
+        found = compare({"old": given.old.resolve(), "new": given.new.resolve()}, figure, given.small)
+        line = record_runs(f"compare_{figure}", found["new"], found["old"], unit="images/s", note="old: reference")
+        print(json.dumps(line), flush=True)
+        if given.results is not None:
+            with given.results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
