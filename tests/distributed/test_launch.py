@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from shards.errors import ConfigError
-from trainer.distributed.launch import Launch, check_launcher_options, check_world_size, detect_launch, launched_at
+from trainer.distributed.launch import (
+    Launch,
+    check_launcher_options,
+    check_world_size,
+    detect_launch,
+    get_launch_time,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -65,7 +71,7 @@ def test_accelerate_that_was_asked_for_two_and_started_one() -> None:
 def test_srun() -> None:
     launch = detect_launch(SRUN)
     assert (launch.launcher, launch.rank, launch.size) == ("srun", 5, 8)
-    assert (launch.local_rank, launch.local_size, launch.address) == (1, 4, "n1")
+    assert (launch.local_rank, launch.local_size, launch.master_address) == (1, 4, "n1")
     assert not launch.stop_exits_zero
 
 
@@ -84,12 +90,12 @@ def test_torchrun_inside_of_srun_is_torchrun() -> None:
 
 def test_steps_and_jobs_of_a_node_have_ports_of_their_own() -> None:
     ports = [
-        detect_launch(SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).port
+        detect_launch(SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).master_port
         for job, step in (("17", "0"), ("17", "1"), ("18", "0"), ("19", "0"))
     ]
     assert len(set(ports)) == 4
     assert all(1024 < port < 65536 for port in ports)
-    assert detect_launch(SRUN | {"MASTER_PORT": "4242"}).port == 4242
+    assert detect_launch(SRUN | {"MASTER_PORT": "4242"}).master_port == 4242
 
 
 def test_srun_without_an_address_and_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,20 +150,20 @@ def test_other_settings_of_accelerate_that_nobody_would_obey(name: str, value: s
 
 
 def test_when_the_launcher_began() -> None:
-    assert launched_at({"INCV_LAUNCHED": "1700000000.5"}) == 1700000000.5
+    assert get_launch_time({"INCV_LAUNCHED": "1700000000.5"}) == 1700000000.5
     with pytest.raises(ConfigError, match="INCV_LAUNCHED is 'noon', not a Unix time"):
-        launched_at({"INCV_LAUNCHED": "noon"})
+        get_launch_time({"INCV_LAUNCHED": "noon"})
 
 
 def test_a_worker_of_an_agent_asks_when_the_agent_began() -> None:
     """This process is the agent of the one it starts: it began earlier, and that is what the worker says."""
-    program = "from trainer.distributed.launch import launched_at; print(launched_at())"
+    program = "from trainer.distributed.launch import get_launch_time; print(get_launch_time())"
     began = time.time()
     found = [
         float(subprocess.run([sys.executable, "-c", program], env=told, capture_output=True, check=True).stdout)
         for told in (os.environ | TORCHRUN, dict(os.environ))
     ]
-    assert found[0] == pytest.approx(launched_at({}), abs=0.05)
+    assert found[0] == pytest.approx(get_launch_time({}), abs=0.05)
     assert found[0] < began
     assert found[1] > began - 2.0  # the kernel's clock of process starts is coarse
     assert found[1] > found[0]

@@ -62,7 +62,7 @@ def begun(server: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
     def make(rank: int, wish: Callable[[], str | None] = lambda: None, **options: object) -> Watchdog:
         store = options.pop("store", None) or client(server)
         made = Watchdog(store, rank, HOSTS, wish=wish, **options)  # type: ignore[arg-type]
-        made.begin()
+        made.start()
         pulses.append(made)
         return made
 
@@ -170,13 +170,13 @@ def test_the_others_look_at_rank_0_alone(server: dist.TCPStore, begun: Make) -> 
 def test_alone_it_keeps_the_heartbeat_fresh() -> None:
     beats: list[float] = []
     watchdog = Watchdog()
-    watchdog.beat = lambda: beats.append(time.monotonic())
-    watchdog.begin()
+    watchdog.on_heartbeat = lambda: beats.append(time.monotonic())
+    watchdog.start()
     assert soon(lambda: len(beats) == 1)
     watchdog.fail("nobody hears it", 1)
     watchdog.raise_if_failed()
     assert watchdog.stop_reason is None
-    watchdog.end()
+    watchdog.stop()
 
 
 HUNG = """
@@ -185,9 +185,9 @@ import torch.distributed as dist
 from trainer.distributed import watchdog as pulse
 pulse._GRACE = 0.5
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
-watcher = pulse.Pulse(store, 1, ("n0", "n1"), lost_after=float(sys.argv[2]))
-watcher.last_words = lambda: print("last words", flush=True)
-watcher.begin()
+watcher = pulse.Watchdog(store, 1, ("n0", "n1"), lost_after=float(sys.argv[2]))
+watcher.on_exit = lambda: print("last words", flush=True)
+watcher.start()
 print("begun", flush=True)
 time.sleep(60)  # a main thread inside a collective, which does not look
 """

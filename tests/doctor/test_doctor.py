@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
-from trainer.doctor.durable_point import NOTHING, durable_point
+from trainer.doctor.durable_point import NO_DURABLE_POINT, describe_durable_point
 from trainer.doctor.examination import WIDTH, examine
 from trainer.doctor.ranks import Rank
-from trainer.doctor.verdict import hanging_ranks, spans
+from trainer.doctor.verdict import find_hanging_ranks, format_spans
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.rank_log import rank_log
 from trainer.training.checkpoint import Checkpointer, TrainState
@@ -36,8 +36,8 @@ def beat(root: Path, rank: int, world: int, where: str, step: int, **other: Any)
     """A file as `Heartbeat` writes it, with other times."""
     path = root / "logs" / f"heartbeat-rank{rank}.json"
     heartbeat = Heartbeat(path, rank, world, "torchrun")
-    heartbeat.at(where, step, 0 if where.startswith("waiting") else 400)
-    heartbeat.beat()
+    heartbeat.update(where, step, 0 if where.startswith("waiting") else 400)
+    heartbeat.write()
     content = (
         json.loads(path.read_text()) | {"moved": NOW - 1, "written": NOW - 2, "host": f"Node{rank // 8}"} | other
     )
@@ -281,7 +281,7 @@ def _rank(number: int, step: int, moved: float, where: str = "a") -> Rank:
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100), st.sampled_from("ab")), min_size=1, max_size=8))
 def test_some_standing_rank_is_always_named(standing: Sequence[tuple[int, float, str]]) -> None:
     ranks = [_rank(number, step, moved, where) for number, (step, moved, where) in enumerate(standing)]
-    hanging, sure = hanging_ranks(ranks)
+    hanging, sure = find_hanging_ranks(ranks)
     assert hanging
     assert sure or len(hanging) > 1
     by_step = {where: {rank.step for rank in ranks if rank.where == where} for where in "ab"}
@@ -290,17 +290,17 @@ def test_some_standing_rank_is_always_named(standing: Sequence[tuple[int, float,
 
 
 def test_numbers_in_spans() -> None:
-    assert spans([5, 0, 1, 2, 9, 8]) == "0-2, 5, 8-9"
+    assert format_spans([5, 0, 1, 2, 9, 8]) == "0-2, 5, 8-9"
 
 
 # --- the line of progress -----------------------------------------------------------------------------------
 
 
 def test_the_line_changes_with_each_durable_point_and_only_then(root: Path) -> None:
-    seen = [durable_point(root)]
+    seen = [describe_durable_point(root)]
 
     def changed() -> bool:
-        seen.append(durable_point(root))
+        seen.append(describe_durable_point(root))
         assert "\n" not in seen[-1]
         assert (seen[-1] != seen[-2]) == (seen[-1] not in seen[:-1])
         return seen[-1] != seen[-2]
@@ -340,5 +340,5 @@ def test_a_damaged_directory_has_a_line_too(root: Path) -> None:
     root.mkdir()
     (root / "manifest.json").write_text("{")
     (root / "evaluation.partial.json").write_text("[]")
-    assert durable_point(root) == NOTHING
-    assert durable_point(root / "manifest.json") == NOTHING
+    assert describe_durable_point(root) == NO_DURABLE_POINT
+    assert describe_durable_point(root / "manifest.json") == NO_DURABLE_POINT

@@ -23,14 +23,14 @@ class Launch:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    address: str | None = None
+    master_address: str | None = None
     """Host and port of rank 0; None: this process has no company and needs none."""
-    port: int = 0
+    master_port: int = 0
 
     @property
     def stop_exits_zero(self) -> bool:
         """Whether an agent would restart a worker that leaves with another code than 0."""
-        return self.launcher in ("torchrun", "accelerate") and self.address is not None
+        return self.launcher in ("torchrun", "accelerate") and self.master_address is not None
 
 
 def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch:
@@ -72,11 +72,11 @@ def _of_slurm(environ: Mapping[str, str]) -> Launch:
     rank, local = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID")
     every = _unfolded(environ.get("SLURM_STEP_TASKS_PER_NODE", str(local + 1)))
     here = every[min(_number(environ, "SLURM_NODEID"), len(every) - 1)] if "SLURM_NODEID" in environ else every[0]
-    address = environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    master_address = environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", ""))
     # Jobs that share a node must not share a port, nor two steps of a job.
     of_job = 20_000 + (_number(environ, "SLURM_JOB_ID") * 7 + _number(environ, "SLURM_STEP_ID")) % 20_000
     port = _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else of_job
-    return Launch("srun", rank, size, local, max(here, local + 1), address, port)
+    return Launch("srun", rank, size, local, max(here, local + 1), master_address, port)
 
 
 def _unfolded(counts: str) -> list[int]:
@@ -147,7 +147,7 @@ def check_launcher_options(precision: str, environ: Mapping[str, str] = os.envir
         )
 
 
-def launched_at(environ: Mapping[str, str] = os.environ) -> float:
+def get_launch_time(environ: Mapping[str, str] = os.environ) -> float:
     """Unix time at which the launcher started, not this worker: agents restart workers."""
     if "INCV_LAUNCHED" in environ:
         try:
@@ -158,7 +158,7 @@ def launched_at(environ: Mapping[str, str] = os.environ) -> float:
     return _started(process)
 
 
-def launch_id() -> str:
+def get_launch_id() -> str:
     """The launcher's process, by which workers that it starts again know that they are the same launch's."""
     parent = os.getppid()
     return f"{hostname()} {parent} {os.environ.get('INCV_LAUNCHED') or _started(parent)}"

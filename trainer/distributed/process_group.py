@@ -52,8 +52,8 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
         launch.launcher,
         launch.stop_exits_zero,
     )
-    if launch.address is None:
-        world.watchdog.begin()
+    if launch.master_address is None:
+        world.watchdog.start()
         return world
     return _join_ranks(world, launch, execution, stop or StopRequest())
 
@@ -76,8 +76,8 @@ def _join_ranks(world: World, launch: Launch, execution: ExecutionConfig, stop: 
         WORLD_SIZE=str(launch.size),
         LOCAL_RANK=str(launch.local_rank),
         LOCAL_WORLD_SIZE=str(launch.local_size),
-        MASTER_ADDR=str(launch.address),
-        MASTER_PORT=str(launch.port),
+        MASTER_ADDR=str(launch.master_address),
+        MASTER_PORT=str(launch.master_port),
     )
     try:
         store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=joining))
@@ -91,8 +91,8 @@ def _join_ranks(world: World, launch: Launch, execution: ExecutionConfig, stop: 
         places = [json.loads(found) for found in ours.multi_get([f"place/{rank}" for rank in range(world.size)])]
     except (RuntimeError, ValueError) as error:
         raise WorldError(
-            f"rank {launch.rank} of {launch.size} could not meet the others at {launch.address}:{launch.port}: "
-            f"{error}"
+            f"rank {launch.rank} of {launch.size} could not join the others at "
+            f"{launch.master_address}:{launch.master_port}: {error}"
         ) from error
     if backend != "gloo":
         _require_own_gpus(places)
@@ -100,7 +100,7 @@ def _join_ranks(world: World, launch: Launch, execution: ExecutionConfig, stop: 
     apart = dist.PrefixStore(f"{attempt}/incv", store.clone())
     wish = stop.local_reason if world.rank == 0 else stop.local_signal
     watchdog = Watchdog(apart, world.rank, [name for name, _ in places], execution.lost_after, wish)
-    watchdog.begin()
+    watchdog.start()
     stop.join(watchdog)
     world = replace(world, watchdog=watchdog)
     return replace(world, rank_group=RankGroup(dist.group.WORLD, ours, "world", _half(world, ours, long)))
@@ -154,7 +154,7 @@ def leave_world(world: World, code: int = 0, seconds: float = 10.0, in_peace: bo
     code: of the exit, should the store or the other ranks keep this process from it.
     """
     rank_group = world.rank_group
-    world.watchdog.end()
+    world.watchdog.stop()
     if rank_group is None or world.watchdog.store_unreachable:
         return
     timer = end_soon(code, _LONGEST_LEAVING)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 from weakref import WeakSet
 
-from trainer.distributed.launch import launched_at
+from trainer.distributed.launch import get_launch_time
 from trainer.distributed.watchdog import Watchdog
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -73,7 +73,7 @@ class StopRequest:
         mark = (found.st_ino, found.st_mtime_ns)
         if not self._looked:
             self._looked = True
-            self._old = mark if found.st_mtime < launched_at() - _ROUNDING else None
+            self._old = mark if found.st_mtime < get_launch_time() - _ROUNDING else None
         return mark != self._old
 
     def local_signal(self) -> str | None:
@@ -90,7 +90,7 @@ class StopRequest:
     def requested(self) -> bool:
         return self.reason() is not None
 
-    def agreed_reason(self) -> str:
+    def wait_for_reason(self) -> str:
         """The reason of a stop that the ranks have agreed on; another rank's may be on its way."""
         for _ in range(_LOOKS):
             if reason := self.reason():

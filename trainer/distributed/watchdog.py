@@ -71,7 +71,7 @@ class Watchdog:
         """wish: why this rank wants to stop; it may ask the disk."""
         self._store, self._rank, self._hosts, self._lost_after = store, rank, hosts, lost_after
         self._wish = wish
-        self.beat: Callable[[], None] = lambda: None
+        self.on_heartbeat: Callable[[], None] = lambda: None
         """Called every few seconds; it may ask the disk."""
         self.on_exit: Callable[[], None] = lambda: None
         """Called before a thread of this pulse ends the process."""
@@ -91,7 +91,7 @@ class Watchdog:
             name: threading.Thread(target=target, name=f"pulse-{name}", daemon=True) for name, target in work.items()
         }
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """All ranks call it together with the store, once `wish` can be asked."""
         self._threads["disk"].start()
         if self._store is not None:
@@ -101,7 +101,7 @@ class Watchdog:
             self._threads["talk"].start()
             self._threads["watch"].start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """No more signs of life: this rank is about to leave, and has told why."""
         self._ending.set()
         for name, thread in self._threads.items():
@@ -136,7 +136,7 @@ class Watchdog:
             with suppress(OSError):  # a network file system may fail for a while
                 self._wished = self._wish()
                 if time.monotonic() >= next_beat:
-                    self.beat()
+                    self.on_heartbeat()
                     next_beat = time.monotonic() + _SECONDS_BETWEEN_BEATS
             self._ending.wait(_PERIOD)
 

@@ -6,10 +6,10 @@ from trainer.config.schema import STAGES
 from trainer.doctor.ranks import read_mapping
 from trainer.records.run_directory import RunDirectory
 
-NOTHING = "no durable point yet"
+NO_DURABLE_POINT = "no durable point yet"
 
 
-def durable_point(root: Path) -> str:
+def describe_durable_point(root: Path) -> str:
     """Two calls answer alike unless a stage, a checkpoint, a predict pass or an evaluation became durable between.
 
     Times, starts and attempts are not in it: a run that is restarted again and again without getting on answers
@@ -26,7 +26,7 @@ def durable_point(root: Path) -> str:
         "evaluated": _evaluated(run),
     }
     said = [f"{name}: {' '.join(values)}" for name, values in parts.items() if values]
-    return "; ".join(said) or NOTHING
+    return "; ".join(said) or NO_DURABLE_POINT
 
 
 def _checkpoints(run: RunDirectory) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.doctor.ranks import Rank, RunRecord, read_run
-from trainer.doctor.verdict import duration, judge, spans
+from trainer.doctor.verdict import duration, format_spans, judge
 from trainer.records.run_directory import RunDirectory
 from trainer.report.unreadable import find_unreadable
 
@@ -82,7 +82,7 @@ def _row(group: Sequence[Rank], now: float) -> tuple[str, ...]:
 
 
 def _ranks(group: Sequence[Rank]) -> str:
-    text = spans(rank.number for rank in group)
+    text = format_spans(rank.number for rank in group)
     return text if len(text) <= _RANKS else f"{len(group)} ranks"
 
 

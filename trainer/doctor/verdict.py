@@ -38,7 +38,7 @@ def judge(run: RunRecord, now: float) -> Verdict:
 
 
 def _of_living(ranks: Sequence[Rank], now: float) -> Verdict:
-    hanging, sure = hanging_ranks(ranks)
+    hanging, sure = find_hanging_ranks(ranks)
     if hanging:
         said = _hang(hanging, now) if sure else _stand(hanging, now)
         first = ["A first step may take minutes."] if max(rank.step for rank in hanging) <= 1 else []
@@ -50,7 +50,7 @@ def _of_living(ranks: Sequence[Rank], now: float) -> Verdict:
     return Verdict([_well(ranks)], well=True)
 
 
-def hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
+def find_hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
     """The ranks that others wait for, and whether it is sure that each of them hangs.
 
     Of ranks that stand in one place of the run, those at an earlier step hang, or those that have stood for
@@ -193,7 +193,7 @@ def described(ranks: Sequence[Rank]) -> str:
 def named(ranks: Iterable[Rank]) -> str:
     """`rank 3`, `ranks 0-2, 5`."""
     numbers = [rank.number for rank in ranks]
-    return f"rank{'s' * (len(numbers) > 1)} {spans(numbers)}"
+    return f"rank{'s' * (len(numbers) > 1)} {format_spans(numbers)}"
 
 
 def _everyone(ranks: Sequence[Rank]) -> str:
@@ -204,7 +204,7 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]  # capitalize() would also change a host's name
 
 
-def spans(numbers: Iterable[int]) -> str:
+def format_spans(numbers: Iterable[int]) -> str:
     """0 1 2 5 -> 0-2, 5."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

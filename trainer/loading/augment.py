@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.loading.sample_order import Ids, uniforms
+from trainer.loading.sample_order import Ids, draw_uniforms
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def training_boxes(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """Random crop and flip of each sample in this epoch: boxes int32 [n, 4], flips bool [n]."""
     side = geometry.side(widths, heights, geometry.pad)
-    left = _offset(uniforms(stream, epoch, ids, "left"), widths + 2 * geometry.pad - side) - geometry.pad
-    top = _offset(uniforms(stream, epoch, ids, "top"), heights + 2 * geometry.pad - side) - geometry.pad
-    flips = (uniforms(stream, epoch, ids, "flip") < 0.5) & geometry.flip
+    left = _offset(draw_uniforms(stream, epoch, ids, "left"), widths + 2 * geometry.pad - side) - geometry.pad
+    top = _offset(draw_uniforms(stream, epoch, ids, "top"), heights + 2 * geometry.pad - side) - geometry.pad
+    flips = (draw_uniforms(stream, epoch, ids, "flip") < 0.5) & geometry.flip
     return np.stack([left, top, side, side], axis=1).astype(np.int32), flips
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from trainer.loading.sample_order import Ids
-from trainer.loading.transfer import on_device
+from trainer.loading.transfer import copy_to_device
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Loader(Protocol):
     def close(self) -> None: ...
 
 
-def assemble(
+def assemble_batch(
     request: BatchRequest,
     failed: npt.NDArray[np.int64],
     show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
@@ -87,8 +87,8 @@ def assemble(
     lost = failed[failed < real]
     weights[lost] = 0
     if not request.fill_with_images and len(lost):
-        images[on_device(images.device, lost)[0]] = 0
-    there = on_device(device, ids, request.labels[source], weights)
+        images[copy_to_device(images.device, lost)[0]] = 0
+    there = copy_to_device(device, ids, request.labels[source], weights)
     return Batch(
         ids=there[0],
         images=images,
@@ -99,11 +99,11 @@ def assemble(
     )
 
 
-def picked(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
     """These rows of the images; the very same tensor where they are all, in order."""
     if np.array_equal(rows, np.arange(len(images))):
         return images
-    return images[on_device(images.device, rows)[0]]
+    return images[copy_to_device(images.device, rows)[0]]
 
 
 def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -14,9 +14,9 @@ import torch
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
 from trainer.loading.pixels import Normalise, Pixels, cut, decode
-from trainer.loading.prefetch import Feeder
+from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
 _BATCHES_AHEAD = 2  # a worker, so that the network never waits for one slow image
@@ -43,7 +43,7 @@ class CpuLoader:
         if self._device.type == "cpu":
             yield from self._decoded(requests)
             return
-        with closing(Feeder(self._decoded(requests), self._device)) as feeder:
+        with closing(PrefetchThread(self._decoded(requests), self._device)) as feeder:
             yield from feeder
 
     def _decoded(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
@@ -57,7 +57,7 @@ class CpuLoader:
                 pictures, failed = decoding.result()
                 for following in islice(remaining, 1):
                     waiting.append((following, self._pool.submit(self._decode, following)))
-                yield assemble(request, failed, partial(self._show, pictures), self._device)
+                yield assemble_batch(request, failed, partial(self._show, pictures), self._device)
         finally:
             for _, decoding in waiting:
                 decoding.cancel()
@@ -73,7 +73,7 @@ class CpuLoader:
         return torch.from_numpy(pictures), failed
 
     def _show(self, pictures: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        shown = picked(pictures, rows)
+        shown = select_rows(pictures, rows)
         if self._normalise.fits_cpu:
             return shown.permute(0, 3, 1, 2)
         if self._device.type == "cuda":

@@ -16,11 +16,11 @@ import torch
 
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
 from trainer.loading.cpu_loader import decode_rows
-from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
+from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, EncodedBatch
 from trainer.loading.pixels import Normalise
-from trainer.loading.prefetch import Feeder
+from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
 _READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
@@ -67,7 +67,7 @@ class DaliLoader:
         self._said = False
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
-        with closing(Feeder(self._decoded(iter(requests)), self._device)) as feeder:
+        with closing(PrefetchThread(self._decoded(iter(requests)), self._device)) as feeder:
             yield from feeder
 
     def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
@@ -133,7 +133,7 @@ class DaliLoader:
         return [self._reader.read_or_none(sample) for sample in ids]
 
     def _batch(self, encoded: _Encoded, pixels: torch.Tensor) -> Batch:
-        return assemble(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
+        return assemble_batch(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
 
     def _slowly(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
         """What was under way when DALI met an image it cannot decode, one image at a time by the CPU's decoder."""
@@ -141,10 +141,10 @@ class DaliLoader:
             encoded = decoding.popleft()
             pixels, failed = decode_rows(encoded.request, encoded.images, self._geometry)
             show = partial(self._show, torch.from_numpy(pixels).to(self._device))
-            yield assemble(encoded.request, failed, show, self._device)
+            yield assemble_batch(encoded.request, failed, show, self._device)
 
     def _show(self, pixels: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        return self._normalise(picked(pixels, rows))
+        return self._normalise(select_rows(pixels, rows))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -153,8 +153,8 @@ class DaliLoader:
         self._reader.close()
 
 
-def _fed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[Fed]:
+def _fed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[EncodedBatch]:
     """What the pipeline is given; `decoding` remembers what is under way."""
     for encoded in group:
         decoding.append(encoded)
-        yield Fed(encoded.images, encoded.request.boxes, encoded.request.flips)
+        yield EncodedBatch(encoded.images, encoded.request.boxes, encoded.request.flips)

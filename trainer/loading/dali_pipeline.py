@@ -25,7 +25,7 @@ class DecodingFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Fed:
+class EncodedBatch:
     """A batch to decode; an image that is None is shown gray."""
 
     images: Sequence[bytes | None]
@@ -46,7 +46,7 @@ class DecodingPipeline:
         self._geometry, self._scales, self._device = geometry, scales, device
         self._gpu = device.type == "cuda"
         self._placeholder = _gray_jpeg(geometry.size)
-        self._source: Iterator[Fed] = iter(())
+        self._source: Iterator[EncodedBatch] = iter(())
         self._held: deque[list[np.ndarray]] = deque(maxlen=_BATCHES_IN_FLIGHT + 2)  # DALI decodes from these
         self._source_error: RuntimeError | None = None
         self._pipeline = self._built(threads)
@@ -55,7 +55,7 @@ class DecodingPipeline:
         """Let its threads and memory go now: it and its callback hold each other, which only the collector undoes."""
         del self._pipeline
 
-    def decode(self, source: Iterator[Fed]) -> Generator[torch.Tensor, None, None]:
+    def decode(self, source: Iterator[EncodedBatch]) -> Generator[torch.Tensor, None, None]:
         """For each batch of `source`, in order: uint8 [n, size, size, 3], ready on the device's current stream."""
         self._source = source
         try:

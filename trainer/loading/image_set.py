@@ -65,7 +65,7 @@ def open_image_set(
     """Choose the loader and open it. dtype: of the images; window: as in ShardReader."""
     geometry = _geometry(image)
     normalise = Normalise(image.mean, image.std, device, dtype)
-    kind = loader_kind(index, ids, image, execution, device)
+    kind = choose_loader(index, ids, image, execution, device)
     loader: Loader
     if kind == "resident":
         loader = ResidentLoader(index, ids, geometry, normalise, device)
@@ -82,11 +82,11 @@ def open_image_set(
     return ImageSet(index, ids, labels, geometry, loader)
 
 
-def loader_kind(
+def choose_loader(
     index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig, device: torch.device
 ) -> str:
     """`resident`, `dali` or `cpu`; auto keeps small sets on the device and decodes others on the GPU, if it can."""
-    require_loader(index, ids, image, execution)
+    check_loader(index, ids, image, execution)
     if execution.loader != "auto":
         return execution.loader
     if can_be_resident(index, ids, _geometry(image)):
@@ -94,7 +94,7 @@ def loader_kind(
     return "dali" if device.type == "cuda" and _dali_installed() and _dali_can_pad(image) else "cpu"
 
 
-def require_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
+def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
     """Raises where the loader that the recipe names cannot load these images."""
     if execution.loader == "resident" and not can_be_resident(index, ids, _geometry(image)):
         raise ConfigError(
@@ -119,7 +119,7 @@ def _geometry(image: ImageConfig) -> Geometry:
     return Geometry(image.size, image.resize, image.pad, image.flip, image.fill, image.chroma == "smooth")
 
 
-def limited_ids(index: SampleIndex, limit: int | None) -> Ids:
+def limit_ids(index: SampleIndex, limit: int | None) -> Ids:
     """The usable ids, or `limit` of them spread evenly over the source's classes, by hash within a class."""
     ids = index.usable_ids()
     if limit is None or limit >= len(ids):

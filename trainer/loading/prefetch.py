@@ -66,7 +66,7 @@ def _take_short_turns() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), _LONGEST_TURN))
 
 
-class Feeder:
+class PrefetchThread:
     """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry, centre_boxes, training_boxes
 from trainer.loading.batch import BatchRequest
-from trainer.loading.sample_order import Ids, TrainingPlan, deal
+from trainer.loading.sample_order import Ids, TrainingPlan, slice_for_rank
 
 
 def training_requests(
@@ -25,7 +25,9 @@ def training_requests(
     labels: dense int64 [samples], by sample_id.
     """
     for step in plan.steps(first_step):
-        own = np.concatenate([deal(step.selected, rank, world), deal(step.candidates, rank, world)])
+        own = np.concatenate(
+            [slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)]
+        )
         # A rank without a row of its own still shows real images to its BatchNorm, at weight 0.
         ids = own if len(own) else np.concatenate([step.selected, step.candidates])
         boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
@@ -51,7 +53,7 @@ def predict_requests(
 ) -> Iterable[BatchRequest]:
     """Every id once, on one of the ranks, in the order in which they lie in the shards, at the centre crop."""
     ids = np.sort(ids)
-    ids = deal(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
+    ids = slice_for_rank(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
     for first in range(0, len(ids), batch):
         part = ids[first : first + batch]
         yield BatchRequest(

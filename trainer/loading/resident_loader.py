@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch
 from trainer.loading.pixels import Normalise, decode
 from trainer.loading.prefetch import make_batches
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
-from trainer.loading.transfer import on_device
+from trainer.loading.transfer import copy_to_device
 
-MOST_BYTES = 2 * 1024**3
+MAX_RESIDENT_BYTES = 2 * 1024**3
 
 
 def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
@@ -31,7 +31,7 @@ def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
     same = bool((widths == widths[0]).all() and (heights == heights[0]).all())
     room = min(int(widths[0]), int(heights[0]))
     unscaled = geometry.resize is None and geometry.size <= room
-    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= MOST_BYTES
+    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= MAX_RESIDENT_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +90,11 @@ class ResidentLoader:
             return self._normalise(self._cut(stored[rows], request.boxes[rows], request.flips[rows]))
 
         assert self._pictures is not None
-        return assemble(request, np.flatnonzero(self._pictures.failed[stored]), show, self._device)
+        return assemble_batch(request, np.flatnonzero(self._pictures.failed[stored]), show, self._device)
 
     def _cut(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
         size, pad = self._geometry.size, self._geometry.pad
-        where, left, top, mirrored = on_device(
+        where, left, top, mirrored = copy_to_device(
             self._device, stored, boxes[:, 0].astype(np.int64) + pad, boxes[:, 1].astype(np.int64) + pad, flips
         )
         assert self._pictures is not None

@@ -60,12 +60,12 @@ def _word(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-def stream_of(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
+def derive_stream(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
     """The key of one training's draws; different stages, rounds and folds never share one."""
     return int(mix64(seed, _word(stage), round_, fold))
 
 
-def uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
+def draw_uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
     """One number in [0, 1) a sample for the purpose `what`; float64 [len(ids)]."""
     return (mix64(stream, epoch, _word(what), ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -106,7 +106,7 @@ def windowed_order(stream: int, epoch: int, ids: Ids, shards: npt.NDArray[np.int
     return order
 
 
-def deal(ids: Ids, rank: int, world: int) -> Ids:
+def slice_for_rank(ids: Ids, rank: int, world: int) -> Ids:
     """This rank's contiguous part of a step's global list; parts differ in length by at most one."""
     return ids[rank * len(ids) // world : (rank + 1) * len(ids) // world]
 
@@ -140,7 +140,7 @@ class Windows:
     """Shards that are open together."""
 
 
-def windows_of(order: OrderConfig, shards: npt.NDArray[np.integer]) -> Windows | None:
+def build_windows(order: OrderConfig, shards: npt.NDArray[np.integer]) -> Windows | None:
     """What the recipe says of the order, for samples that lie in these shards (dense, by sample_id)."""
     return Windows(shards, order.window) if order.kind == "windowed" else None
 

@@ -13,7 +13,7 @@ _SWEEP = 2**17  # a longer wish is cut to the device's read-ahead, often these 1
 _OPEN_SHARDS = 512  # well under the 1024 files that most systems allow a process
 
 
-class ChangedBytes(ValueError):
+class CorruptSample(ValueError):
     """A sample's bytes are not those that were packed."""
 
 
@@ -34,11 +34,11 @@ class ShardReader:
         self._lock = threading.Lock()
 
     def read(self, sample_id: int) -> bytes:
-        """The encoded image; raises ChangedBytes where it is not what was packed."""
+        """The encoded image; raises CorruptSample where it is not what was packed."""
         data = self.read_or_none(sample_id)
         if data is None:
             path = self._index.shard_path(int(self._index.shard[sample_id]))
-            raise ChangedBytes(f"sample {sample_id} in {path} is not what was packed: run `incv shards verify`")
+            raise CorruptSample(f"sample {sample_id} in {path} is not what was packed: run `incv shards verify`")
         return data
 
     def read_or_none(self, sample_id: int) -> bytes | None:

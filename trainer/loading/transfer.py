@@ -7,7 +7,7 @@ import torch
 _ALIGNED = 16
 
 
-def on_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> list[torch.Tensor]:
+def copy_to_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> list[torch.Tensor]:
     """The arrays as tensors there: to a GPU in one copy from pinned memory, which the host does not wait for."""
     if device.type == "cpu":
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]

@@ -25,7 +25,7 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
     Name: any of timm's, or cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn, registered there.
     Options go to the architecture (`in_chans`, ...). The global random state is neither read nor changed.
     """
-    require_known(name)
+    require_known_model(name)
     build = SMALL_NETWORKS.get(name) or _built_by_timm(name)
     if refused := sorted(WEIGHT_OPTIONS & options.keys()):
         raise ConfigError(f"model option {refused[0]!r} loads weights; models here start from scratch: remove it")
@@ -40,10 +40,10 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
             ) from error
 
 
-def require_known(name: str) -> None:
+def require_known_model(name: str) -> None:
     if name in SMALL_NETWORKS:
         return
-    timm = timm_with_ours()
+    timm = import_timm()
     if not timm.is_model(name):
         near = difflib.get_close_matches(name.lower(), timm.list_models(), n=5, cutoff=0.6)
         hint = "did you mean " + ", ".join(near) + "?" if near else "choose one of timm.list_models()"
@@ -51,11 +51,11 @@ def require_known(name: str) -> None:
 
 
 def _built_by_timm(name: str) -> Callable[..., nn.Module]:
-    return lambda **options: timm_with_ours().create_model(name, pretrained=False, **options)
+    return lambda **options: import_timm().create_model(name, pretrained=False, **options)
 
 
 @cache
-def timm_with_ours() -> ModuleType:
+def import_timm() -> ModuleType:
     """timm, with our networks among its own. Imported only when asked for: it takes seconds to load."""
     import timm
     from timm.models import register_model

@@ -27,7 +27,7 @@ class Heartbeat:
         self._ended: str | None = None
         self._writing = threading.Lock()  # the last beat must not be overtaken by one of the beating thread
 
-    def at(self, where: str, step: int, total: int) -> None:
+    def update(self, where: str, step: int, total: int) -> None:
         """This rank is at `step` of `total` in `where` (`incv/0/1`); the same place again is no movement.
 
         Call it once the batch of a step is there, before the step: a rank whose reading hangs is then one step
@@ -37,7 +37,7 @@ class Heartbeat:
         if step != place[1] or where != place[0]:
             self._place = (where, step, total, time.time())  # one assignment: another thread reads it
 
-    def beat(self) -> None:
+    def write(self) -> None:
         """Write the file, whole. A disk that is full or gone must not end the run, so nothing is raised."""
         if self._path is None:
             return
@@ -50,7 +50,7 @@ class Heartbeat:
     def close(self, how: str) -> None:
         """The last beat: `finished`, `stopped` or `failed`."""
         self._ended = how
-        self.beat()
+        self.write()
 
     def _replace(self, path: Path, content: bytes) -> None:
         """Readers see the old file or the new one. No fsync: after a power cut nobody asks who lives."""

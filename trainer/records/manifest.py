@@ -108,11 +108,11 @@ class StartLog:
         self.number = number
         self._folder = run.logs / f"start-{number:04d}"
 
-    def counter(self, training: str) -> "StepCounter":
+    def open_counter(self, training: str) -> "StepCounter":
         """Counts the executed steps of one training (`incv/0/1`, `standard`) in this start."""
         return StepCounter(self._made("steps") / training.replace("/", "."))
 
-    def resumed(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
+    def record_resume(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
         """Something of an earlier start goes on here."""
         name = stage if round_ is None else f"{stage}.{round_}.{fold}"
         point = {"stage": stage, "round": round_, "fold": fold, "step": step}

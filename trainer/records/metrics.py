@@ -26,7 +26,7 @@ class MetricsLog:
     def has_lines(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0
 
-    def cut_back(self, step: int) -> None:
+    def truncate_after(self, step: int) -> None:
         """Forget what was logged after `step`: those steps will be executed again."""
         if not self._path.exists():
             return

@@ -67,7 +67,7 @@ class RunDirectory:
     def trace(self, rank: int) -> Path:
         return self.logs / f"trace-rank{rank}.jsonl"
 
-    def require_ours(self) -> None:
+    def require_run_directory(self) -> None:
         """Refuse a folder that holds something else."""
         if not self.root.exists():
             return
@@ -84,9 +84,9 @@ class RunDirectory:
             return False
         return isinstance(content, dict) and {"recipe", "stages", "starts"} <= content.keys()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Make the folder and hold it until this process ends."""
-        self.require_ours()
+        self.require_run_directory()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = (self.root / ".lock").open("w")

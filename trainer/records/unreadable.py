@@ -42,7 +42,7 @@ class UnreadableLog:
         self._lines: list[dict[str, Any]] = []
         if self._path.exists():
             content = self._path.read_bytes()
-            self._lines = list(whole_lines(content))
+            self._lines = list(parse_complete_lines(content))
             if content.count(b"\n") != len(self._lines) or not content.endswith(b"\n"):
                 write_bytes(self._path, b"".join(map(_written, self._lines)))  # without the line a kill tore
 
@@ -104,7 +104,7 @@ class _WatchedLoader:
         self._loader.close()
 
 
-def whole_lines(content: bytes) -> Iterator[dict[str, Any]]:
+def parse_complete_lines(content: bytes) -> Iterator[dict[str, Any]]:
     """The lines of such a file that were written to their end; a power cut may leave others."""
     for line in content.splitlines(keepends=True):
         with suppress(ValueError):

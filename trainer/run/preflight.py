@@ -12,7 +12,7 @@ from trainer.acceleration.policy import check_acceleration
 from trainer.config.schema import Recipe
 from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
-from trainer.loading.image_set import limited_ids, require_loader
+from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.networks import TWO_NETWORKS, build_module
 from trainer.run.labels import Labels, make_labels, require_every_class
@@ -35,8 +35,8 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
     require_rows_of_one_pass(recipe, world.size)
     _check_ranks(recipe, world)
     check_acceleration(recipe, world)
-    ids = limited_ids(index, recipe.data.train.limit)
-    require_loader(index, ids, recipe.image, recipe.execution)
+    ids = limit_ids(index, recipe.data.train.limit)
+    check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(ids))
     _check_network(recipe, index.num_classes)
@@ -46,7 +46,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
 def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
     """The recipe's loader can load the evaluation sets too."""
     for name, index in indices.items():
-        require_loader(index, limited_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
+        check_loader(index, limit_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
 
 
 def require_rows_of_one_pass(recipe: Recipe, world: int) -> None:

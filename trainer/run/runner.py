@@ -15,7 +15,7 @@ from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config.recipe_file import recipe_yaml
 from trainer.config.schema import Recipe
-from trainer.distributed.launch import check_launcher_options, check_world_size, detect_launch, launch_id
+from trainer.distributed.launch import check_launcher_options, check_world_size, detect_launch, get_launch_id
 from trainer.distributed.process_group import abort, is_peer_failure, join_world, leave_world
 from trainer.distributed.stop import EXIT_STOPPED, Stopped, StopRequest
 from trainer.distributed.watchdog import WorldError
@@ -93,7 +93,7 @@ def iterate_run(options: RunOptions) -> Steps[int]:
         _give_up(world, error)
         raise
     finally:
-        world.watchdog.end()
+        world.watchdog.stop()
     leave_world(world, code)
     return code
 
@@ -142,8 +142,8 @@ def _together(options: RunOptions, world: World, stop: StopRequest) -> Steps[int
         require_common_directory(world, run)
         with rank_log(run.rank_log(world.rank), world.rank, world.size):
             heartbeat = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
-            world.watchdog.beat, world.watchdog.on_exit = heartbeat.beat, lambda: heartbeat.close("failed")
-            heartbeat.beat()
+            world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
+            heartbeat.write()
             trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
             start_log = StartLog(run, start)
             profile = Profile(world.device, start) if options.profile else None
@@ -156,7 +156,7 @@ def _together(options: RunOptions, world: World, stop: StopRequest) -> Steps[int
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:
-    return run.stopped.exists() and read_json(run.stopped).get("launch") == launch_id()
+    return run.stopped.exists() and read_json(run.stopped).get("launch") == get_launch_id()
 
 
 Opened = tuple[SampleIndex, dict[str, SampleIndex], RunLabels]
@@ -190,7 +190,7 @@ def _take(
 ) -> int:
     """The first rank takes the directory and records this start; returns the start's number."""
     recipe, run = options.recipe, options.run
-    run.take()
+    run.acquire()
     manifest = Manifest(run)
     book = StageLedger(recipe, facts, run, manifest)
     book.require_unchanged(options.redo)
@@ -242,7 +242,7 @@ def _to_the_end(
     stage, why = stopped_in
     if ctx.world.is_rank0:
         record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
-        write_json(options.run.stopped, record | {"launch": launch_id()})
+        write_json(options.run.stopped, record | {"launch": get_launch_id()})
         ctx.stop.mark_obeyed()
         print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
     with suppress(WorldError, RuntimeError):  # who is lost from here on has stopped all the same
@@ -271,12 +271,12 @@ def _carry_out_stages(
             seconds = time.monotonic() - began
             if book is not None:
                 book.finish(stage, seconds, done)
-        ctx.heartbeat.at(f"waiting after {stage}", 0, 0)
+        ctx.heartbeat.update(f"waiting after {stage}", 0, 0)
         stops = world.barrier(stopped is not None)
         if world.is_rank0:
             merge_profiles(options.run.root)
         if stops:
-            return stage, stopped or Stopped(stage, 0, ctx.stop.agreed_reason())
+            return stage, stopped or Stopped(stage, 0, ctx.stop.wait_for_reason())
         print(f"{stage}: done in {seconds:.1f} s", file=sys.stderr)
     return None
 
@@ -302,7 +302,7 @@ def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str,
 
 
 def _refuse_other_recipe(run: RunDirectory, name: str) -> None:
-    run.require_ours()
+    run.require_run_directory()
     if run.manifest.exists():
         other = Manifest(run).content["recipe"]
         if other not in (None, name):

@@ -16,8 +16,8 @@ from trainer.distributed.stop import Stopped
 from trainer.incv.noise_estimates import NoiseEstimates, forget_rate, noise_of_selected, warmup_epochs
 from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
-from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
+from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
+from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.loading.shard_reader import ShardReader
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.networks import build_module, load_trained_networks, seed_rng, to_device
@@ -57,13 +57,13 @@ class StageRunner:
 
     def steps(self, stage: str) -> Steps[None]:
         """A stage; all ranks call it; what only writes files is for the first."""
-        self._ctx.heartbeat.at(stage, 0, 0)
+        self._ctx.heartbeat.update(stage, 0, 0)
         alone = {"labels": self._labels, "export": self._export, "report": self._report}
         if stage in alone:
             if self._ctx.world.is_rank0:
                 alone[stage]()
             else:
-                self._ctx.heartbeat.at(f"waiting for {stage}", 0, 0)
+                self._ctx.heartbeat.update(f"waiting for {stage}", 0, 0)
             return
         if stage == "evaluate":
             self._evaluate()
@@ -89,7 +89,7 @@ class StageRunner:
         return self._opened
 
     def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
-        ids = limited_ids(index, self._recipe.data.eval[name].limit)
+        ids = limit_ids(index, self._recipe.data.eval[name].limit)
         return self._image_set(index, ids, index.label.astype(np.int64))
 
     def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels, window: int | None = None) -> ImageSet:
@@ -138,11 +138,11 @@ class StageRunner:
 
     def _plan(self, method: str, config: TrainingConfig, selected: Ids) -> TrainingPlan:
         return TrainingPlan(
-            stream=stream_of(self._recipe.seed, method),
+            stream=derive_stream(self._recipe.seed, method),
             selected=selected,
             batch=self._recipe.batch.global_,
             epochs=config.epochs,
-            windows=windows_of(self._recipe.order, self._index.shard),
+            windows=build_windows(self._recipe.order, self._index.shard),
         )
 
     def _setting(self, method: str, config: TrainingConfig, plan: TrainingPlan) -> TaskSettings:
@@ -189,7 +189,7 @@ class StageRunner:
         )
         done = sum(len(methods) for methods in counts.values())
         if done and world.is_rank0:
-            self._ctx.start_log.resumed("evaluate", None, None, done)
+            self._ctx.start_log.record_resume("evaluate", None, None, done)
         for name, index in self._eval_indices.items():
             missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
             if not missing:

@@ -21,12 +21,12 @@ def run_sweep(
     variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
 ) -> list[int]:
     """The exit code of each; one that cannot run does not keep the others from it."""
-    if detect_launch().address is not None:
+    if detect_launch().master_address is not None:
         raise ConfigError("--vary runs its variants side by side in one process: start it without a launcher")
     stop = StopRequest()
     stop.listen()
     world = join_world(variants[0].recipe.execution)
-    world.watchdog.end()  # each variant has a world of its own
+    world.watchdog.stop()  # each variant has a world of its own
     options = [RunOptions(one.recipe, name, RunDirectory(one.root), redo, only) for one in variants]
     steps = [_survived(one.name, iterate_run(run), stop) for one, run in zip(variants, options, strict=True)]
     return run_to_end(interleave(steps, world.device, at_once))
