@@ -63,7 +63,7 @@ def test_accelerate_with_one_process() -> None:
 
 def test_accelerate_that_was_asked_for_two_and_started_one() -> None:
     told = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(ConfigError, match="asked for several processes and started one") as error:
+    with pytest.raises(ConfigError, match="configured for several processes but started one") as error:
         detect_launch(told)
     assert "--multi_gpu" in str(error.value)
 
@@ -105,7 +105,7 @@ def test_srun_without_an_address_and_without_slurm(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_without_a_world() -> None:
-    with pytest.raises(ConfigError, match="RANK is set, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not"):
+    with pytest.raises(ConfigError, match="RANK is set without WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
         detect_launch({"RANK": "0"})
 
 
@@ -119,9 +119,9 @@ def test_the_promised_world() -> None:
     launch = detect_launch(TORCHRUN)
     check_world_size(launch, None)
     check_world_size(launch, 4)
-    with pytest.raises(ConfigError, match="promises 8 processes, and torchrun started 4"):
+    with pytest.raises(ConfigError, match=r"execution\.world is 8, .*torchrun.* started 4"):
         check_world_size(launch, 8)
-    with pytest.raises(ConfigError, match="promises 2 processes, and alone started 1"):
+    with pytest.raises(ConfigError, match=r"execution\.world is 2, .*alone.* started 1"):
         check_world_size(detect_launch({}), 2)
 
 
@@ -133,7 +133,7 @@ def test_a_launcher_that_does_not_contradict_the_recipe(precision: str, said: st
 
 @pytest.mark.parametrize(("precision", "said"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp32", "fp8")])
 def test_a_contrary_precision_names_both(precision: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"mixed_precision {said}, and the recipe says precision: {precision}"):
+    with pytest.raises(ConfigError, match=f"mixed_precision {said}, .*precision: {precision}"):
         check_launcher_options(precision, {"ACCELERATE_MIXED_PRECISION": said})
 
 

@@ -47,7 +47,7 @@ def test_joining_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(before)
     assert (world.rank, world.size, world.launcher, world.rank_group) == (0, 1, "alone", None)
     world.watchdog.stop()
-    with pytest.raises(ConfigError, match="promises 2 processes, and alone started 1"):
+    with pytest.raises(ConfigError, match=r"execution\.world is 2, .*alone.* started 1"):
         join_world(ExecutionConfig(world=2))
 
 
