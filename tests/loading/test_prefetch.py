@@ -25,7 +25,7 @@ def numbers_of(batches):
 
 
 def feeding_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "feed"]
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
 @given(count=st.integers(0, 25), making=st.sampled_from([0, 0.001]), using=st.sampled_from([0, 0.001]))

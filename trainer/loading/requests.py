@@ -1,4 +1,4 @@
-"""From a plan's ids to what a rank's loader is asked for: boxes, flips, labels and fill rows."""
+"""Build one rank's `BatchRequest`s from a plan: boxes, flips, labels and fill rows."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,7 @@ def training_requests(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[BatchRequest]:
-    """One request a step from `first_step` on: rows of S first, then rows of C, then fill.
+    """One request per step from `first_step` on: rows of S first, then rows of C, then fill rows.
 
     labels: dense int64 [samples], by sample_id.
     """
@@ -28,7 +28,7 @@ def training_requests(
         own = np.concatenate(
             [slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)]
         )
-        # A rank without a row of its own still shows real images to its BatchNorm, at weight 0.
+        # A rank without a sample in this step still feeds real images to BatchNorm, at weight 0.
         ids = own if len(own) else np.concatenate([step.selected, step.candidates])
         boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
         yield BatchRequest(
@@ -51,7 +51,7 @@ def predict_requests(
     rank: int = 0,
     world: int = 1,
 ) -> Iterable[BatchRequest]:
-    """Every id once, on one of the ranks, in the order in which they lie in the shards, at the centre crop."""
+    """Every id exactly once over all ranks, in shard order, with the centre crop."""
     ids = np.sort(ids)
     ids = slice_for_rank(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
     for first in range(0, len(ids), batch):
