@@ -29,7 +29,6 @@ from record import publish, record
 
 from shards.errors import ConfigError, InputError
 from shards.sample_index import SampleIndex
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import Recipe
 from trainer.distributed.devices import count_visible_gpus
 from trainer.distributed.process_group import join_world
@@ -43,6 +42,7 @@ from trainer.methods.task import TaskSettings, build_task_settings, image_type
 from trainer.run.data_sets import open_splits
 from trainer.run.evaluation import count_hits
 from trainer.run.labels import make_labels
+from trainer.run.recipe import load_recipe
 from trainer.training.interleave import Steps, interleave, run_to_end
 from trainer.training.loop import TrainingJob, iterate_training
 

@@ -12,6 +12,14 @@ _REPOSITORY = str(Path(__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join([_REPOSITORY, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+@pytest.fixture(autouse=True)
+def _log_output():
+    """Log lines reach stderr as they do from the command line, wherever a test starts."""
+    from trainer.records.logs import configure_logging
+
+    configure_logging()
+
+
 @pytest.fixture
 def exact_kernels():
     """cuDNN may choose kernels that add up in another order every time; not in these tests."""

@@ -18,17 +18,17 @@ from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import ConfigError, InputError
 from shards.pack import PackStopped
-from trainer.config.recipe_file import load_recipe
-from trainer.config.schema import STAGES, DataConfig, Recipe
+from trainer.config.schema import DataConfig, Recipe
 from trainer.config.sweep import Variant, combinations
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
 from trainer.doctor.durable_point import describe_durable_point
 from trainer.doctor.examination import examine
+from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
 from trainer.report.summary import summary_table
 from trainer.run.exit_code import report_error
-from trainer.run.stage_graph import keys_hash, result_keys, stages_of
+from trainer.run.stage_graph import all_stages
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
@@ -43,6 +43,7 @@ _AT_ONCE = 8
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, do, and turn a user's mistake into one clear line and its exit code."""
+    configure_logging()
     parser = _parser()
     parsed, rest = parser.parse_known_args(arguments)
     if rest and not (hasattr(parsed, "overrides") and all("=" in one and one[0] != "-" for one in rest)):
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="all stages of a recipe; skips what is done, resumes what is half done")
     _add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
-    for stage in STAGES[1:]:
+    for stage in all_stages()[1:]:
         alone = commands.add_parser(stage, help=f"the stage {stage} alone")
         _add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
@@ -197,6 +198,8 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
         raise ConfigError("--profile measures one run at a time: leave out --vary, or --profile")
     if parsed.at_once is not None and not parsed.vary:
         raise ConfigError("--at-once says how many runs of --vary go at a time: add --vary, or leave it")
+    from trainer.run.recipe import load_recipe  # here: methods import torch, which takes seconds
+
     variants = []
     for said in combinations(parsed.vary):
         recipe = load_recipe(path, [*parsed.overrides, *said])
@@ -233,6 +236,8 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
     if parsed.print_run_dir:
         print(root)
     if parsed.print_stages:
+        from trainer.run.stage_graph import stages_of
+
         print(" ".join(stages_of(recipe)[1:]))
     if parsed.print_splits:
         splits = {"data.train": recipe.data.train} | {f"data.eval.{name}": s for name, s in recipe.data.eval.items()}
@@ -241,21 +246,40 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
 
 
 def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
-    """runs/<recipe>, with 8 digits of the result keys behind where one of them was overridden.
+    """runs/<recipe>, followed by 8 digits of the result keys' hash where one of them was overridden.
 
-    To redo with other keys: the run that was made with them, or else the one that they shall change.
+    With --redo and other keys: the run that was made with them, or else the one that they are to change.
     """
+    from trainer.run.recipe import load_recipe
+    from trainer.run.result_keys import hash_keys
+
     keys = _naming_keys(recipe)
-    plain, own = Path("runs") / path.stem, Path("runs") / f"{path.stem}-{keys_hash(keys)[:8]}"
+    plain = Path("runs") / path.stem
+    own = _find_run(path.stem, keys) or Path("runs") / f"{path.stem}-{hash_keys(keys)[:8]}"
     try:
         unchanged = keys == _naming_keys(load_recipe(path))
-    except ConfigError:  # the recipe is whole only with its overrides
+    except ConfigError:  # the recipe is complete only with its overrides
         unchanged = False
     return plain if unchanged or (redo and not own.exists()) else own
 
 
+def _find_run(stem: str, keys: dict[str, Any]) -> Path | None:
+    """An existing run with these keys, whatever digits end its name: older versions hashed differently."""
+    from trainer.run.recipe import load_recipe
+
+    for config in sorted(Path("runs").glob(f"{stem}-????????/config.resolved.yaml")):
+        try:
+            if _naming_keys(load_recipe(config)) == keys:
+                return config.parent
+        except ConfigError:  # made by a version that knew other keys
+            continue
+    return None
+
+
 def _naming_keys(recipe: Recipe) -> dict[str, Any]:
-    """The result keys; the label file by its name, since its content is read later."""
+    """The result keys; a label file by its name, since its content is read later."""
+    from trainer.run.result_keys import result_keys
+
     return {**result_keys(recipe), "labels.file": recipe.labels.file}
 
 
@@ -292,10 +316,10 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 def _validate(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
+    from trainer.models.factory import require_known_model
+    from trainer.run.recipe import load_recipe
+
     recipe = load_recipe(path, parsed.overrides)
-    from trainer.models.factory import (
-        require_known_model,  # here: it imports torch, and a wrong key need not wait for it
-    )
 
     require_known_model(recipe.model.name)
     print(f"{path} is valid")

@@ -52,7 +52,7 @@ def test_a_batch_in_parts_is_replayed_in_parts(kind, micro):
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_loaded_and_continued_after_the_recording(kind, tmp_path):
     """Into the task that was recorded, which has gone on meanwhile, and into a new one: as if never stopped."""
-    is_safe_to_move = told(task_of(kind, WORLD, graphs=True), range(40))
+    uninterrupted = told(task_of(kind, WORLD, graphs=True), range(40))
     task, keeper = task_of(kind, WORLD, graphs=True), Checkpointer(tmp_path)
     told(task, range(20))
     keeper.save(20, task.state())
@@ -65,9 +65,9 @@ def test_saved_loaded_and_continued_after_the_recording(kind, tmp_path):
     new.load(saved)
     for each in (task, new):
         story = told(each, range(20, 40))
-        assert story.chosen == is_safe_to_move.chosen[20:]
-        assert story.values == is_safe_to_move.values[20:] or kind == "eval_first"  # NaN is unequal to itself
-        assert furthest(story, is_safe_to_move) == 0.0
+        assert story.chosen == uninterrupted.chosen[20:]
+        assert story.values == uninterrupted.values[20:] or kind == "eval_first"  # NaN is unequal to itself
+        assert furthest(story, uninterrupted) == 0.0
 
 
 @pytest.mark.parametrize("graphs", [True, False])

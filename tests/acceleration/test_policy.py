@@ -8,8 +8,8 @@ import torch
 
 from shards.errors import ConfigError
 from trainer.acceleration.policy import Acceleration, choose_acceleration
-from trainer.config.recipe_file import load_recipe
 from trainer.distributed.world import SINGLE_PROCESS
+from trainer.run.recipe import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 GPU = replace(SINGLE_PROCESS, device=torch.device("cuda", 0))

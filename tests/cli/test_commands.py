@@ -16,11 +16,12 @@ import torch
 from shards.durable import read_json
 from tests.support.command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
 from trainer.cli import main
-from trainer.config.schema import STAGES
 from trainer.incv.selection_index import SelectionIndex
+from trainer.run.stage_graph import all_stages
 
 Incv = Callable[..., Answer]
 HERE = ("--run-dir", "run", THREADS)
+STAGES = all_stages()
 METHODS = ("standard", "coteaching", "coteaching_incv")
 
 

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from shards.errors import ConfigError
-from trainer.config.recipe_file import all_keys, check_recipe, load_recipe, recipe_yaml
+from trainer.config.recipe_file import all_keys, recipe_yaml
 from trainer.config.schema import Recipe
+from trainer.run.recipe import check_recipe, load_recipe, recipe_schema
 
 RECIPE = """
 seed: 3
@@ -200,12 +201,12 @@ def test_an_override_that_cannot_be_applied(recipe, override, told):
         ("incv.remove_ratio=from_noise", "incv", "remove_ratio", "from_noise"),
         ("incv.remove_ratio=2.5", "incv", "remove_ratio", 2.5),
         ("incv.remove_ratio=0", "incv", "remove_ratio", 0.0),
-        ("coteaching.warmup_epochs=3", "coteaching", "warmup_epochs", 3),
-        ("coteaching.warmup_epochs=from_noise", "coteaching", "warmup_epochs", "from_noise"),
+        ("coteaching.warmup_epochs=3", "coteaching_incv", "warmup_epochs", 3),
+        ("coteaching.warmup_epochs=from_noise", "coteaching_incv", "warmup_epochs", "from_noise"),
         ("coteaching.forget_rate=estimate", "coteaching", "forget_rate", "estimate"),
         ("coteaching.forget_rate=1", "coteaching", "forget_rate", 1.0),
-        ("coteaching.noise_of_selected=confident", "coteaching", "noise_of_selected", "confident"),
-        ("coteaching.noise_of_selected=0.2", "coteaching", "noise_of_selected", 0.2),
+        ("coteaching.noise_of_selected=confident", "coteaching_incv", "noise_of_selected", "confident"),
+        ("coteaching.noise_of_selected=0.2", "coteaching_incv", "noise_of_selected", 0.2),
     ],
 )
 def test_keys_of_a_word_or_a_number(recipe, override, section, key, value):
@@ -324,7 +325,7 @@ def test_a_recipe_cannot_be_changed(recipe):
 
 
 def test_all_keys_are_those_a_recipe_may_have():
-    keys = set(all_keys(Recipe))
+    keys = set(all_keys(recipe_schema()))
     assert {"seed", "batch.global", "data.train.limit", "standard.optimizer.learning_rate"} <= keys
     assert not any("global_" in key for key in keys)
 

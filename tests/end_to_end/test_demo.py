@@ -6,8 +6,9 @@ import pytest
 
 from shards.durable import read_json
 from trainer.cli import main, recipe_path
-from trainer.config.recipe_file import load_recipe
+from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
+from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 SHARDS = ("data.train.shards={0}/train", "data.eval.test.shards={0}/test")
@@ -34,7 +35,7 @@ def test_the_confident_estimate_is_near_the_truth(noise, shards, tmp_path):
     recipe = load_recipe(recipe_path("demo"), [*shards, *noise, "incv.rounds=1"])
     for stage in ("labels", "incv"):
         assert run_recipe(recipe, "demo", tmp_path / "run", only=stage) == 0
-    found = write_report(tmp_path / "run")["noise"]
+    found = write_report(RunDirectory(tmp_path / "run"))["noise"]
     assert abs(found["confident"] - found["true"]) <= 0.06
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from shards.pack import pack
 from shards.sources import open_source
-from trainer.config.recipe_file import load_recipe
+from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError
 from trainer.cli import main
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import DataConfig, IncvConfig, Recipe
 from trainer.estimate import figures
 from trainer.estimate.asked import Asked, Counted, counted_split, estimated
@@ -31,6 +30,7 @@ from trainer.estimate.times import (
 from trainer.estimate.work import Predicting, Samples, Training, rounds_of, work_of
 from trainer.loading.sample_order import candidate_rows
 from trainer.methods.predict import WORTH_COMPILING
+from trainer.run.recipe import load_recipe
 
 REPOSITORY = Path(__file__).parents[2]
 SCALING = REPOSITORY / "docs" / "scaling.md"

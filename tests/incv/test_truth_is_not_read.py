@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.durable import write_parquet
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,6 @@ import torch
 from shards.errors import ConfigError, DataError
 from shards.image_check import decode_rgb
 from tests.support.packed_pictures import noise, with_damage
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import World
 from trainer.loading.augment import Geometry
@@ -26,6 +25,7 @@ from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
 from trainer.loading.sample_order import TrainingPlan, derive_stream
 from trainer.run.preflight import preflight_evaluation
+from trainer.run.recipe import load_recipe
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -299,9 +299,9 @@ def decoding_loader(kind, index, geometry):
 def test_an_abandoned_epoch_leaves_the_loader_usable(mixed_index, kind):
     geometry = geometry_of(pad=0, size=16)
     requests = predicting_of(mixed_index, geometry, mixed_index.usable_ids(), batch=4)
-    is_safe_to_move = decoding_loader(kind, mixed_index, geometry)
-    expected = list(is_safe_to_move.batches(requests))
-    is_safe_to_move.close()
+    uninterrupted = decoding_loader(kind, mixed_index, geometry)
+    expected = list(uninterrupted.batches(requests))
+    uninterrupted.close()
     loader = decoding_loader(kind, mixed_index, geometry)
     begun = loader.batches(iter(requests))
     next(begun)

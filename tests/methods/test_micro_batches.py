@@ -12,7 +12,6 @@ from torch import nn
 
 from shards.errors import ConfigError
 from tests.support.toy_networks import RATE, batch_of, linear, losses_of, normed, setting, step_at
-from trainer.config.recipe_file import load_recipe
 from trainer.estimate.dry_run import describe_plan
 from trainer.loading.batch import Batch
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
@@ -20,6 +19,7 @@ from trainer.methods.micro_batches import batchnorm_rows, micro_batches
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
 from trainer.run.preflight import require_rows_of_one_pass
+from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"

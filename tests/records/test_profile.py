@@ -224,7 +224,7 @@ def batches_from(first, nap=0.0):
     for at in PLAN.steps(first):
         time.sleep(nap)
         ids = torch.from_numpy(at.selected)
-        yield Batch(ids, torch.ones(ROWS, 4), ids % 3, torch.ones(ROWS))
+        yield Batch(ids, torch.ones(ROWS, 4), ids % 3, torch.ones(ROWS), step=at)
 
 
 class Loop:

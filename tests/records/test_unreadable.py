@@ -14,7 +14,6 @@ import torch
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from tests.support import processes
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.image_set import open_image_set
@@ -25,6 +24,7 @@ from trainer.models.factory import create_model
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import Location, UnreadableLog, parse_complete_lines
 from trainer.run.labels import read_labels
+from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"

@@ -13,6 +13,7 @@ import yaml
 
 from shards.durable import read_json, write_json
 from trainer.incv.selection_index import State
+from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 from trainer.report.by_class import class_tables
 from trainer.report.class_names import short_names
@@ -35,7 +36,7 @@ def large_run(make_run: Make) -> Path:
 
 def test_it_is_small_and_made_in_seconds(large_run: Path) -> None:
     began = time.process_time()
-    write_report(large_run)
+    write_report(RunDirectory(large_run))
     assert time.process_time() - began < 10
     assert (large_run / "report.html").stat().st_size < 1_000_000
     assert (large_run / "report.json").stat().st_size < 3_000_000
@@ -45,7 +46,7 @@ def test_names_are_short_and_tables_have_an_end(large_run: Path) -> None:
     content = read_json(large_run / "incv.json")
     content["filled_classes"] = [{"class": number, "selected": 1, "filled": 2} for number in range(CLASSES)]
     write_json(large_run / "incv.json", content)
-    write_report(large_run)
+    write_report(RunDirectory(large_run))
     page = (large_run / "report.html").read_text()
     shown = re.findall(r">([^<>]*creature[^<>]*)<", page)
     assert shown
@@ -57,7 +58,7 @@ def test_names_are_short_and_tables_have_an_end(large_run: Path) -> None:
 
 
 def test_the_two_ends_of_the_classes_are_shown(large_run: Path) -> None:
-    report = write_report(large_run)
+    report = write_report(RunDirectory(large_run))
     lowest, highest = class_tables(report)
     recall = [row["label_recall"] for row in report["selection"]["by_class"]]
     assert [row["label_recall"] for _, row in lowest.rows] == pytest.approx(sorted(recall)[:20])
@@ -67,7 +68,7 @@ def test_the_two_ends_of_the_classes_are_shown(large_run: Path) -> None:
 
 def test_without_the_truth_classes_are_those_of_the_labels(large_run: Path) -> None:
     (large_run / "true_labels.parquet").unlink()
-    report = write_report(large_run)
+    report = write_report(RunDirectory(large_run))
     given = pq.read_table(large_run / "labels.parquet")["label"].to_numpy()
     state = pq.read_table(large_run / "selection.parquet")["state"].to_numpy()
     by_label = report["selection"]["by_label"]
@@ -86,13 +87,13 @@ def test_a_noise_matrix_of_the_recipe_is_not_printed(large_run: Path) -> None:
     config = yaml.safe_load((large_run / "config.resolved.yaml").read_text())
     config["labels"]["matrix"] = [[0.001] * 60] * 60
     (large_run / "config.resolved.yaml").write_text(json.dumps(config))
-    report = write_report(large_run)
+    report = write_report(RunDirectory(large_run))
     assert report["config"]["labels"]["matrix"] == "60 x 60 numbers, in config.resolved.yaml"
     assert "0.001" not in (large_run / "report.html").read_text()
 
 
 def test_few_classes_are_all_shown(make_run: Make) -> None:
-    report = write_report(make_run())
+    report = write_report(RunDirectory(make_run()))
     (table,) = class_tables(report)
     assert [number for number, _ in table.rows] == list(range(10))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shards.durable import read_json, write_json
+from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 
 Make = Callable[..., Path]
@@ -27,7 +28,7 @@ def entry(start: int, device: str = "NVIDIA H200", **where: Any) -> dict[str, An
 
 def written(run_dir: Path, entries: Any) -> tuple[dict[str, Any], str]:
     write_json(run_dir / "profile.json", entries)
-    write_report(run_dir)
+    write_report(RunDirectory(run_dir))
     return read_json(run_dir / "report.json"), (run_dir / "report.html").read_text()
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from shards.durable import read_json, write_json
 from trainer.incv.selection_index import State
+from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 from trainer.report.page import start_rows
 from trainer.report.summary import summary_table, verdict
@@ -72,7 +73,7 @@ def parsed(run_dir: Path) -> tuple[str, Balance]:
 
 def test_noise_and_rounds_equal_independent_counts(make_run: Make) -> None:
     run_dir = make_run()
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     given, true = (column(run_dir / f"{name}.parquet", "label") for name in ("labels", "true_labels"))
     inside = column(run_dir / "selection.parquet", "state") != State.OUTSIDE
     assert report["samples"] == 597
@@ -94,7 +95,7 @@ def test_noise_and_rounds_equal_independent_counts(make_run: Make) -> None:
 
 def test_theory_follows_the_realised_noise(make_run: Make) -> None:
     run_dir = make_run()
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     transition, prior = np.array(report["confusion"]["transition"]), np.array(report["confusion"]["prior"])
     for k, entry in enumerate(report["rounds"], start=1):
         kept = transition * (1 - (1 - transition) ** k)
@@ -108,13 +109,13 @@ def test_confusion_counts_round_one_predictions_that_are_usable(make_run: Make) 
     table = pq.read_table(run_dir / "rounds/0/predictions.parquet").to_pylist()
     true = column(run_dir / "true_labels.parquet", "label")
     of_three = [row["predicted"] for row in table if true[row["sample_id"]] == 3 and row["status"] == 0]
-    matrix = write_report(run_dir)["confusion"]["predicted"]
+    matrix = write_report(RunDirectory(run_dir))["confusion"]["predicted"]
     expected = [of_three.count(label) / len(of_three) for label in range(10)]
     np.testing.assert_allclose(matrix[3], expected, atol=1e-5)
 
 
 def test_accuracy_in_percent_from_exact_counts(make_run: Make) -> None:
-    accuracy = write_report(make_run())["accuracy"]["test"]
+    accuracy = write_report(RunDirectory(make_run()))["accuracy"]["test"]
     assert accuracy["standard"]["top1"] == 93.0
     assert accuracy["standard"]["top1_each"] == [93.0]
     assert accuracy["standard"]["top1_ensemble"] is None
@@ -125,7 +126,7 @@ def test_accuracy_in_percent_from_exact_counts(make_run: Make) -> None:
 
 def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> None:
     run_dir = make_run()
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     assert strict_json(run_dir / "report.json") == report
     assert report["time_s"] == {
         "labels": 0.12, "incv": 41.3, "standard": 12.5, "coteaching_incv": 66.4, "evaluate": 1.9
@@ -140,7 +141,7 @@ def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:
     run_dir = make_run()
     metrics = run_dir / "methods/standard/metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"loss": 2', '"loss": NaN, "was": 2', 1) + '{"step": 451, "lo')
-    curves = write_report(run_dir)["curves"]
+    curves = write_report(RunDirectory(run_dir))["curves"]
     columns = curves["methods"]["standard"]
     assert set(curves["rounds"]) == {"1", "2", "3"}
     assert len(columns["step"]) == 200
@@ -150,7 +151,7 @@ def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:
 
 def test_suspects_are_contradicted_never_selected_and_sorted(make_run: Make) -> None:
     run_dir = make_run()
-    suspects = write_report(run_dir)["suspicious"]
+    suspects = write_report(RunDirectory(run_dir))["suspicious"]
     state = column(run_dir / "selection.parquet", "state")
     true = column(run_dir / "true_labels.parquet", "label")
     assert len(suspects) == 24
@@ -164,7 +165,7 @@ def test_suspects_are_contradicted_never_selected_and_sorted(make_run: Make) -> 
 def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "true_labels.parquet").unlink()
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     assert report["noise"] == {"paper": 0.263, "confident": 0.421, "true": None}
     for entry in report["rounds"]:
         assert (entry["label_precision"], entry["label_recall"], entry["theory"]) == (None, None, None)
@@ -181,7 +182,7 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
 def test_without_evaluation(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "evaluation.json").unlink()
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     assert report["accuracy"] is None
     assert "evaluate stage has not finished" in parsed(run_dir)[0]
     assert "accuracy has not been measured yet" in verdict(report)
@@ -192,7 +193,7 @@ def test_without_incv(make_run: Make) -> None:
     (run_dir / "incv.json").unlink()
     (run_dir / "selection.parquet").unlink()
     shutil.rmtree(run_dir / "rounds")
-    report = write_report(run_dir, digit)
+    report = write_report(RunDirectory(run_dir), digit)
     assert report["samples"] == 600
     assert report["noise"]["paper"] is None
     assert report["noise"]["true"] is not None
@@ -206,7 +207,7 @@ def test_in_the_middle_of_incv_the_finished_rounds_count(make_run: Make) -> None
     run_dir = make_run()
     for name in ("incv.json", "selection.parquet", "evaluation.json", "rounds/2/selection.parquet"):
         (run_dir / name).unlink()
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     assert [entry["round"] for entry in report["rounds"]] == [1, 2]
     assert report["selection"]["selected"] == report["rounds"][1]["selected"]
     parsed(run_dir)
@@ -219,7 +220,7 @@ def test_a_run_that_has_only_labels(make_run: Make) -> None:
     shutil.rmtree(run_dir / "rounds")
     shutil.rmtree(run_dir / "methods")
     write_json(run_dir / "manifest.json", {"recipe": "demo", "stages": {}, "starts": []})
-    report = write_report(run_dir, digit)
+    report = write_report(RunDirectory(run_dir), digit)
     assert report["class_names"] == [str(number) for number in range(10)]
     parsed(run_dir)
     assert summary_table(report)
@@ -232,7 +233,7 @@ def test_class_names_are_escaped_everywhere(make_run: Make) -> None:
     manifest["starts"][0]["command"] = "incv run '<script>evil</script>'"
     manifest["recipe"] = "<b>demo</b>"
     write_json(run_dir / "manifest.json", manifest)
-    write_report(run_dir)
+    write_report(RunDirectory(run_dir))
     page, reader = parsed(run_dir)
     assert "script" not in reader.tags
     assert "img" not in reader.tags
@@ -242,7 +243,7 @@ def test_class_names_are_escaped_everywhere(make_run: Make) -> None:
 
 def test_the_page_asks_for_nothing_outside_itself(make_run: Make) -> None:
     run_dir = make_run()
-    write_report(run_dir, digit)
+    write_report(RunDirectory(run_dir), digit)
     page, reader = parsed(run_dir)
     targets = [value for name, value in reader.attributes if name in ("src", "href", "srcset", "data", "action")]
     assert targets
@@ -253,14 +254,14 @@ def test_the_page_asks_for_nothing_outside_itself(make_run: Make) -> None:
 
 def test_a_picture_that_cannot_be_read_does_not_stop_the_report(make_run: Make) -> None:
     run_dir = make_run()
-    broken = write_report(run_dir)["suspicious"][0]["sample_id"]
+    broken = write_report(RunDirectory(run_dir))["suspicious"][0]["sample_id"]
 
     def image_of(sample_id: int) -> Image.Image:
         if sample_id == broken:
             raise OSError("truncated")
         return Image.new("RGB", (300, 200))
 
-    write_report(run_dir, image_of)
+    write_report(RunDirectory(run_dir), image_of)
     page, _ = parsed(run_dir)
     assert page.count("data:image/jpeg;base64,") == 23
     assert page.count('class="blank"') == 1
@@ -268,7 +269,7 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_report(make_run: Make) 
 
 def test_many_classes_show_pairs_instead_of_matrices(make_run: Make) -> None:
     run_dir = make_run(names=[f"synset {number}" for number in range(120)])
-    report = write_report(run_dir)
+    report = write_report(RunDirectory(run_dir))
     assert report["classes"] == 120
     assert report["confusion"]["transition"] is None
     worst = report["confusion"]["pairs"]["given"]
@@ -278,7 +279,7 @@ def test_many_classes_show_pairs_instead_of_matrices(make_run: Make) -> None:
 
 
 def test_verdict_and_summary_table(make_run: Make) -> None:
-    report = write_report(make_run())
+    report = write_report(RunDirectory(make_run()))
     assert verdict(report) == (
         "41.5 % of the 597 labels are wrong; INCV kept 356 with 95.5 % precision; "
         "Co-teaching on them reaches 98.1 %, 5.1 points above standard training."
@@ -294,4 +295,4 @@ def test_a_long_method_name_stays_within_the_table(make_run: Make) -> None:
     evaluation = read_json(run_dir / "evaluation.json")
     evaluation["a set with a very long name for a table"] = {"m" * 80: evaluation["test"]["coteaching_incv"]}
     write_json(run_dir / "evaluation.json", evaluation)
-    assert max(len(line) for line in summary_table(write_report(run_dir)).splitlines()) <= 90
+    assert max(len(line) for line in summary_table(write_report(RunDirectory(run_dir))).splitlines()) <= 90

@@ -16,7 +16,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def is_safe_to_move(playground: Path) -> Path:
+def uninterrupted(playground: Path) -> Path:
     """A run that nothing interrupted."""
     run_dir = playground / "undisturbed"
     log = playground / "undisturbed.log"

@@ -19,7 +19,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_run_goes_on_once_there_is_room(
-    small_disk: Path, playground: Path, is_safe_to_move: Path, tmp_path: Path
+    small_disk: Path, playground: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run_dir, log = small_disk / "run", tmp_path / "log"
     code = processes.finish(processes.start(playground, run_dir, log))
@@ -33,7 +33,7 @@ def test_a_run_goes_on_once_there_is_room(
     enlarge(small_disk, "200m")
     code = processes.finish(processes.start(playground, run_dir, log))
     assert code == 0, log.read_text()
-    processes.require_same_results(run_dir, is_safe_to_move)
+    processes.require_same_results(run_dir, uninterrupted)
     processes.require_whole(run_dir)
 
 

@@ -86,9 +86,9 @@ def _expected_resume(corpse: Path, point: str) -> dict[str, Any]:
     return {"stage": "coteaching_incv", "round": None, "fold": None, "step": step}
 
 
-def test_few_steps_are_executed_twice(killed: KilledRun, is_safe_to_move: Path) -> None:
-    once = _steps_by_training(is_safe_to_move)
-    (only_start,) = read_json(is_safe_to_move / "manifest.json")["starts"]
+def test_few_steps_are_executed_twice(killed: KilledRun, uninterrupted: Path) -> None:
+    once = _steps_by_training(uninterrupted)
+    (only_start,) = read_json(uninterrupted / "manifest.json")["starts"]
     assert only_start["steps_executed"] == once  # every step of every training, once
     intervals = {name: checkpoint_interval(steps, processes.CHECKPOINT_EVERY) for name, steps in once.items()}
     for name, interval in intervals.items():
@@ -103,8 +103,8 @@ def _steps_by_training(run_dir: Path) -> dict[str, int]:
     return {name: processes.newest_durable_step(folder) for name, folder in processes.trainings(run_dir).items()}
 
 
-def test_the_results_are_those_of_the_undisturbed_run(killed: KilledRun, is_safe_to_move: Path) -> None:
-    processes.require_same_results(killed.run_dir, is_safe_to_move)
+def test_the_results_are_those_of_the_undisturbed_run(killed: KilledRun, uninterrupted: Path) -> None:
+    processes.require_same_results(killed.run_dir, uninterrupted)
 
 
 def test_nothing_torn_is_left(killed: KilledRun) -> None:
@@ -148,7 +148,7 @@ def test_the_advice_to_redo_a_stage_that_lost_its_checkpoints_works(
 def test_a_damaged_checkpoint_is_passed_over(
     damaged: str,
     killed: KilledRun,
-    is_safe_to_move: Path,
+    uninterrupted: Path,
     playground: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,5 +165,5 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert f"{newest} is damaged" in error
     assert read_json(run_dir / "manifest.json")["starts"][-1]["resumed_from"]["step"] == processes.step_of(older)
     ours = processes.step_folders(training)[-1] / "tensors.safetensors"
-    theirs = processes.step_folders(is_safe_to_move / "methods/coteaching_incv")[-1] / "tensors.safetensors"
+    theirs = processes.step_folders(uninterrupted / "methods/coteaching_incv")[-1] / "tensors.safetensors"
     assert ours.read_bytes() == theirs.read_bytes()

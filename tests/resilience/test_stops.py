@@ -17,8 +17,8 @@ import pytest
 import trainer.methods.predict
 from shards.durable import read_json
 from tests.support import processes
-from trainer.config.schema import STAGES
 from trainer.records.run_directory import RunDirectory
+from trainer.run.stage_graph import all_stages
 
 # What asks, and the training that is running when it does.
 REQUESTS = {
@@ -27,6 +27,7 @@ REQUESTS = {
     "SIGUSR2": "methods/standard",
     "STOP file": "methods/coteaching",
 }
+STAGES = all_stages()
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,17 @@ def test_a_stop_leaves_a_durable_checkpoint_and_nothing_torn(request_: str, stop
         assert all(line["step"] <= marker["step"] for line in lines)
 
 
-def test_a_run_that_went_on_is_the_undisturbed_run(stopped: StoppedRun, is_safe_to_move: Path) -> None:
-    processes.require_same_results(stopped.run_dir, is_safe_to_move)
+def test_a_run_that_went_on_is_the_undisturbed_run(stopped: StoppedRun, uninterrupted: Path) -> None:
+    processes.require_same_results(stopped.run_dir, uninterrupted)
     processes.require_whole(stopped.run_dir)
     assert not (stopped.run_dir / "stopped.json").exists()
     starts = read_json(stopped.run_dir / "manifest.json")["starts"]
     assert [start["ended"] for start in starts] == ["stopped"] * 4 + ["finished"]
 
 
-def test_a_stop_costs_few_steps(stopped: StoppedRun, is_safe_to_move: Path) -> None:
+def test_a_stop_costs_few_steps(stopped: StoppedRun, uninterrupted: Path) -> None:
     """Nothing is executed twice but what a stop inside a predict pass, at the end of an epoch, had not saved."""
-    (once,) = (start["steps_executed"] for start in read_json(is_safe_to_move / "manifest.json")["starts"])
+    (once,) = (start["steps_executed"] for start in read_json(uninterrupted / "manifest.json")["starts"])
     starts = read_json(stopped.run_dir / "manifest.json")["starts"]
     executed = sum(sum(start["steps_executed"].values()) for start in starts)
     assert 0 <= executed - sum(once.values()) <= len(REQUESTS) * 2 * processes.CHECKPOINT_EVERY
@@ -134,10 +135,10 @@ def test_a_second_process_in_the_same_directory_is_refused(stopped: StoppedRun) 
 
 
 def test_a_refused_process_leaves_the_stop_file_to_the_one_that_runs(
-    is_safe_to_move: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
-    shutil.copytree(is_safe_to_move, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     holder = RunDirectory(run_dir)
     holder.acquire()
     (run_dir / "STOP").touch()
@@ -149,10 +150,10 @@ def test_a_refused_process_leaves_the_stop_file_to_the_one_that_runs(
 
 
 def test_a_stop_file_from_before_the_start_is_no_longer_meant(
-    is_safe_to_move: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
-    shutil.copytree(is_safe_to_move, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     (run_dir / "STOP").touch()
     os.utime(run_dir / "STOP", (1e9, 1e9))
     monkeypatch.chdir(playground)
@@ -164,7 +165,7 @@ def test_a_stop_file_from_before_the_start_is_no_longer_meant(
 
 @pytest.mark.parametrize("number_of_pass", [1, 6], ids=["at_the_end_of_an_epoch", "after_the_training"])
 def test_a_predict_pass_can_be_stopped(
-    number_of_pass: int, is_safe_to_move: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number_of_pass: int, uninterrupted: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round 1 judges after each of its five epochs, and once more with the best network."""
     run_dir = tmp_path / "run"
@@ -188,4 +189,4 @@ def test_a_predict_pass_can_be_stopped(
     durable = processes.newest_durable_step(run_dir / "rounds/0/fold0")
     assert durable == (25 if number_of_pass == 6 else 5)  # an epoch has 5 steps
     assert processes.run_here(processes.command(run_dir))[0] == 0
-    processes.require_same_results(run_dir, is_safe_to_move)
+    processes.require_same_results(run_dir, uninterrupted)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shards.errors import ConfigError, DataError
-from trainer.config.recipe_file import check_recipe
 from trainer.models.factory import create_model, import_timm
 from trainer.run.export import export_network, load_network
+from trainer.run.recipe import check_recipe
 
 NAMES = ("cat", "dog", "élan")
 

@@ -6,24 +6,24 @@ from typing import Any
 import pytest
 
 from shards.errors import ConfigError, DataError
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
+from trainer.run.recipe import load_recipe
+from trainer.run.result_keys import default_keys, hash_keys, result_keys, upgrade_keys
 from trainer.run.stage_graph import (
-    STAGES,
     StageLedger,
+    all_stages,
     inputs_of,
-    keys_hash,
     outputs_of,
     require_stages,
-    result_keys,
     stage_keys,
     stages_of,
 )
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FACTS = {"data.train.checksum": "aaaa", "data.eval.test.checksum": "bbbb"}
+STAGES = all_stages()
 METHODS = ("standard", "coteaching", "coteaching_incv")
 FOLLOWERS = {"evaluate", "export", "report"}  # of every method
 
@@ -33,7 +33,7 @@ def tiny(*overrides: str) -> Recipe:
 
 
 def hashes(recipe: Recipe, facts: dict[str, Any] = FACTS) -> dict[str, str]:
-    return {stage: keys_hash(keys) for stage, keys in stage_keys(recipe, facts).items()}
+    return {stage: hash_keys(keys) for stage, keys in stage_keys(recipe, facts).items()}
 
 
 def changed_stages(*overrides: str, base: tuple[str, ...] = ()) -> set[str]:
@@ -70,7 +70,56 @@ def test_result_keys_are_all_keys_but_the_execution_keys():
     every = dotted(recipe.model_dump(mode="json", by_alias=True))
     expected = {key: value for key, value in every.items() if not is_execution(key)}
     assert len(every) > len(expected) > 30
-    assert dotted(result_keys(recipe)) == expected
+    found = dotted(result_keys(recipe))
+    assert dotted(default_keys(recipe)) | found == expected
+
+
+def test_a_key_at_its_default_is_left_out_whether_written_or_not():
+    plain, written = tiny(), tiny("incv.min_per_class=0", "coteaching.ramp_epochs=3", "order.kind=shuffled")
+    assert result_keys(plain) == result_keys(written)
+    assert "incv.min_per_class" not in result_keys(plain)
+    assert result_keys(tiny("incv.min_per_class=1"))["incv.min_per_class"] == 1
+
+
+FORMAT_1 = {
+    "coteaching.epochs": 5,
+    "coteaching.rank": "one_pass",
+    "coteaching.noise_of_selected": "confident",
+    "coteaching.warmup_epochs": 2,
+    "coteaching.ramp_epochs": 3,
+    "coteaching.optimizer.kind": "adam",
+    "coteaching.optimizer.learning_rate": 0.002,
+    "coteaching.optimizer.milestones": [[3, 0.0005]],
+    "coteaching.optimizer.warmup_epochs": 0.0,
+    "model.name": "digits_cnn",
+    "model.options": {},
+}
+"""What a manifest of format 1 recorded, in part, for the stage coteaching_incv of recipes/tiny.yaml."""
+
+
+def test_keys_of_format_1_are_upgraded():
+    upgraded = upgrade_keys({"keys": FORMAT_1}, "coteaching_incv", tiny())
+    own = {
+        f"coteaching_incv.{key.partition('.')[2]}": value for key, value in FORMAT_1.items() if key != "model.name"
+    }
+    defaults = {"coteaching_incv.rank", "coteaching_incv.optimizer.kind", "coteaching_incv.optimizer.warmup_epochs"}
+    own = {key: value for key, value in own.items() if key not in defaults and not key.endswith(".options")}
+    assert upgraded == {**own, "model.name": "digits_cnn"}
+    assert upgraded.items() <= stage_keys(tiny(), FACTS)["coteaching_incv"].items()
+
+
+def test_keys_of_format_1_are_upgraded_for_the_stages_that_follow():
+    recorded = {**FORMAT_1, "coteaching.forget_rate": 0.3, "methods": ["coteaching", "coteaching_incv"]}
+    both = upgrade_keys({"keys": recorded}, "evaluate", tiny())
+    assert both["coteaching.epochs"] == both["coteaching_incv.epochs"] == 5
+    assert both["coteaching.forget_rate"] == 0.3
+    assert "coteaching.noise_of_selected" not in both
+    alone = upgrade_keys({"keys": {**recorded, "methods": ["coteaching_incv"]}}, "evaluate", tiny())
+    assert not [key for key in alone if key.startswith("coteaching.")]
+
+
+def test_keys_of_todays_format_stay_as_they_are():
+    assert upgrade_keys({"keys": FORMAT_1, "format": 2}, "coteaching_incv", tiny()) == FORMAT_1
 
 
 def test_every_result_key_belongs_to_a_stage():
@@ -150,9 +199,10 @@ def test_a_key_redoes_the_stages_that_read_it_and_those_that_follow(override, re
 def test_which_method_holds_which_key_of_coteaching():
     recipe = tiny()
     methods_and_before = {"pack", "labels", "incv", *METHODS}
-    assert holders(recipe, "coteaching.epochs") & methods_and_before == {"coteaching", "coteaching_incv"}
+    assert holders(recipe, "coteaching.epochs") & methods_and_before == {"coteaching"}
+    assert holders(recipe, "coteaching_incv.epochs") & methods_and_before == {"coteaching_incv"}
     assert holders(recipe, "coteaching.forget_rate") & methods_and_before == {"coteaching"}
-    assert holders(recipe, "coteaching.noise_of_selected") & methods_and_before == {"coteaching_incv"}
+    assert holders(recipe, "coteaching_incv.noise_of_selected") & methods_and_before == {"coteaching_incv"}
     assert "evaluate" in holders(recipe, "coteaching.epochs")
 
 

@@ -39,7 +39,7 @@ def runs(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 
 @pytest.fixture(scope="session")
-def is_safe_to_move(runs: Runs) -> Path:
+def uninterrupted(runs: Runs) -> Path:
     """A job over both nodes that nothing interrupted."""
     job = runs.submit("undisturbed")
     ended = runs.wait_for_end(job)

@@ -9,14 +9,14 @@ from tests.support.slurm_runs import held_still
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-def test_a_job_runs_over_both_nodes_to_its_report(runs, is_safe_to_move):
+def test_a_job_runs_over_both_nodes_to_its_report(runs, uninterrupted):
     (start,) = runs.starts("undisturbed")
     assert (start["world"], start["ended"]) == (2, "finished")
-    assert (is_safe_to_move / "report.html").exists()
+    assert (uninterrupted / "report.html").exists()
     runs.require_no_process("undisturbed")
 
 
-def test_a_requeued_job_goes_on_with_shards_on_local_disks(runs, is_safe_to_move):
+def test_a_requeued_job_goes_on_with_shards_on_local_disks(runs, uninterrupted):
     local = runs.folder / "it's a local disk"
     job = runs.submit("requeued", INCV_STAGE=str(local))
     runs.wait_for_training(job, "requeued/methods/standard")
@@ -28,11 +28,11 @@ def test_a_requeued_job_goes_on_with_shards_on_local_disks(runs, is_safe_to_move
     assert [start["world"] for start in starts] == [2, 2]
     assert starts[-1]["ended"] == "finished"
     assert str(local) in (runs.folder / "requeued" / "config.resolved.yaml").read_text().replace("''", "'")
-    processes.require_same_results(runs.folder / "requeued", is_safe_to_move)
+    processes.require_same_results(runs.folder / "requeued", uninterrupted)
     runs.require_no_process("requeued")
 
 
-def test_a_job_near_its_time_limit_saves_and_requeues_itself(runs, is_safe_to_move):
+def test_a_job_near_its_time_limit_saves_and_requeues_itself(runs, uninterrupted):
     """The limit is lowered when training has begun; ranks hold still until the signal comes, up to 30 s later."""
     job = runs.submit("out_of_time")
     runs.wait_for_training(job, "out_of_time/methods/coteaching")
@@ -46,12 +46,12 @@ def test_a_job_near_its_time_limit_saves_and_requeues_itself(runs, is_safe_to_mo
     ended = runs.wait_for_end(job)
     assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), runs.log(job)
     assert [start["ended"] for start in runs.starts("out_of_time")] == ["stopped", "finished"]
-    processes.require_same_results(runs.folder / "out_of_time", is_safe_to_move)
+    processes.require_same_results(runs.folder / "out_of_time", uninterrupted)
     runs.require_no_process("out_of_time")
 
 
 @pytest.mark.storm
-def test_after_scancel_the_same_line_again_finishes(runs, is_safe_to_move):
+def test_after_scancel_the_same_line_again_finishes(runs, uninterrupted):
     job = runs.submit("cancelled")
     runs.wait_for_training(job, "cancelled/rounds/1/fold0")
     runs.cluster.answer("scancel", job)
@@ -60,7 +60,7 @@ def test_after_scancel_the_same_line_again_finishes(runs, is_safe_to_move):
     runs.require_no_process("cancelled")
     again = runs.submit("cancelled")
     assert runs.wait_for_end(again).state == "COMPLETED", runs.log(again)
-    processes.require_same_results(runs.folder / "cancelled", is_safe_to_move)
+    processes.require_same_results(runs.folder / "cancelled", uninterrupted)
     assert runs.starts("cancelled")[0]["ended"] in ("stopped", None)
 
 

@@ -20,7 +20,7 @@ def _submit(runs, name, *arguments):
     return [one.split()[0] for one in said if " packs " not in one]
 
 
-def test_a_pipeline_packs_trains_and_reports(runs, is_safe_to_move):
+def test_a_pipeline_packs_trains_and_reports(runs, uninterrupted):
     """Two splits packed by two tasks each, into folders with names that need quotes; then a job a stage."""
     shards = {"data.train.shards": "packed/the train's", "data.eval.test.shards": "packed/the test's"}
     overrides = [f'{key}="{folder}"' for key, folder in shards.items()]
@@ -31,7 +31,7 @@ def test_a_pipeline_packs_trains_and_reports(runs, is_safe_to_move):
     assert [start["world"] for start in starts] == [1, 2, 2, 2, 2, 2]
     assert all((runs.folder / folder / "dataset.json").exists() for folder in shards.values())
     assert (runs.folder / "pipeline" / "report.html").exists()
-    processes.require_same_results(runs.folder / "pipeline", is_safe_to_move)
+    processes.require_same_results(runs.folder / "pipeline", uninterrupted)
 
 
 def test_what_waits_for_a_failed_job_is_removed(runs):

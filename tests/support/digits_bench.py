@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from shards.sample_index import SampleIndex
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import Recipe
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import SINGLE_PROCESS
@@ -19,6 +18,7 @@ from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.labels import make_labels
+from trainer.run.recipe import load_recipe
 from trainer.training.interleave import run_to_end
 from trainer.training.loop import RunContext
 

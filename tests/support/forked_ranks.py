@@ -69,7 +69,7 @@ class World:
         return {"codes": [self._codes[rank] for rank in sorted(self._codes)], "seconds_after_error": lasted}
 
 
-def run_recipe(file: Path) -> None:
+def run_entry(file: Path) -> None:
     waiting = json.loads(file.read_text())
     running: dict[str, World] = {}
     results: dict[str, Any] = {}
@@ -84,4 +84,4 @@ def run_recipe(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(Path(sys.argv[1]))
+    run_entry(Path(sys.argv[1]))

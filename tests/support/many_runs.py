@@ -84,7 +84,7 @@ class StoppingTrace(Trace):
             time.sleep(1.0)
 
 
-def run_recipe(entry: dict[str, Any]) -> None:
+def run_entry(entry: dict[str, Any]) -> None:
     # A store of its own for every run: torchrun's would still hold what the ranks of the run before said.
     os.environ.update(MASTER_PORT=str(entry["port"]), TORCHELASTIC_USE_AGENT_STORE="False")
     # And a launch of its own: workers that come back in the launch that was stopped leave the run stopped.
@@ -102,5 +102,5 @@ if __name__ == "__main__":
     trainer.run.runner.Trace = StoppingTrace  # type: ignore[misc]
     for position, one in enumerate(json.loads(Path(sys.argv[1]).read_text())):
         began = time.monotonic()
-        run_recipe(one)
+        run_entry(one)
         print(f"run {position}: {time.monotonic() - began:.1f} s", file=sys.stderr)

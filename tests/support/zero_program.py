@@ -49,20 +49,20 @@ def against_ddp(world: World, engine: str, kind: str, normed: bool) -> Report:
 
 def round_trips(world: World, folder: Path, engine: str, kind: str) -> Report:
     """Saved here for one process, loaded here from one process, and resumed here in a new engine."""
-    is_safe_to_move = training(world, engine, kind).steps(0, STEPS)
-    saved = is_safe_to_move.state()
-    is_safe_to_move.steps(STEPS, FURTHER)
+    uninterrupted = training(world, engine, kind).steps(0, STEPS)
+    saved = uninterrupted.state()
+    uninterrupted.steps(STEPS, FURTHER)
     if world.is_rank0:
         save_file(saved, folder / f"{engine}-{kind}-saved.safetensors")
-        save_file(is_safe_to_move.state(), folder / f"{engine}-{kind}-further.safetensors")
+        save_file(uninterrupted.state(), folder / f"{engine}-{kind}-further.safetensors")
     else:
-        is_safe_to_move.state()
+        uninterrupted.state()
     resumed = training(world, engine, kind).load(saved).steps(STEPS, FURTHER)
     taken_over = training(world, engine, kind).load(load_file(folder / f"alone-{kind}-saved.safetensors"))
     taken_over.steps(STEPS, FURTHER)
     expected = load_file(folder / f"alone-{kind}-further.safetensors")
     return {
-        "resumed": distance(resumed.state(), is_safe_to_move.state()),
+        "resumed": distance(resumed.state(), uninterrupted.state()),
         "taken_over": distance(taken_over.state(), expected),
     }
 

@@ -96,7 +96,7 @@ def network_task(on_step=lambda at: None):
 def batches_from(first):
     for at in PLAN.steps(first):
         ids = torch.from_numpy(at.selected)
-        yield Batch(ids, DATA[ids], ids % 3, torch.ones(len(ids)))
+        yield Batch(ids, DATA[ids], ids % 3, torch.ones(len(ids)), step=at)
 
 
 def run(folder, task, stop_at=None, execution=EXECUTION, batches=batches_from):
@@ -132,7 +132,7 @@ TASKS = {"toy": ToyTask, "network": network_task}
 
 
 @pytest.fixture(scope="module")
-def is_safe_to_move(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     for name, build in TASKS.items():
         run(folder / name, build())
@@ -155,19 +155,19 @@ def test_an_undisturbed_training(tmp_path):
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("step", [1, 4, 5, 7, 24])
-def test_a_stopped_training_goes_on_as_if_it_had_not_been(kind, step, tmp_path, is_safe_to_move):
+def test_a_stopped_training_goes_on_as_if_it_had_not_been(kind, step, tmp_path, uninterrupted):
     with pytest.raises(Stopped, match=rf"toy at step {step} \(SIGTERM\)"):
         run(tmp_path, TASKS[kind](), stop_at=step)
     assert find_newest_checkpoint(tmp_path / "checkpoints")[0] == step  # durable before Stopped is raised
     start = run(tmp_path, TASKS[kind]())
-    assert ended(tmp_path) == is_safe_to_move[kind]
+    assert ended(tmp_path) == uninterrupted[kind]
     assert start["resumed_from"] == {"stage": "toy", "round": None, "fold": None, "step": step}
     assert start["steps_executed"] == {"toy": TOTAL - step}
 
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("step", [0, 3, 10, 14, 24])
-def test_a_killed_training_goes_on_from_its_checkpoint(kind, step, tmp_path, is_safe_to_move):
+def test_a_killed_training_goes_on_from_its_checkpoint(kind, step, tmp_path, uninterrupted):
     def die(at):
         if at.step == step:
             raise Killed
@@ -177,12 +177,12 @@ def test_a_killed_training_goes_on_from_its_checkpoint(kind, step, tmp_path, is_
     from_step = find_newest_checkpoint(tmp_path / "checkpoints")[0]
     assert step - from_step <= TOTAL / 5
     start = run(tmp_path, TASKS[kind]())
-    assert ended(tmp_path) == is_safe_to_move[kind]
+    assert ended(tmp_path) == uninterrupted[kind]
     assert start["resumed_from"]["step"] == from_step
     assert start["steps_executed"] == {"toy": TOTAL - from_step}
 
 
-def test_a_training_stopped_again_and_again(tmp_path, is_safe_to_move):
+def test_a_training_stopped_again_and_again(tmp_path, uninterrupted):
     starts = 0
     while True:
         starts += 1
@@ -192,7 +192,7 @@ def test_a_training_stopped_again_and_again(tmp_path, is_safe_to_move):
         except Stopped:
             assert starts < 20
     assert starts == 7
-    assert ended(tmp_path) == is_safe_to_move["toy"]
+    assert ended(tmp_path) == uninterrupted["toy"]
 
 
 @pytest.mark.parametrize("log_every", [1, 25, 1000])
@@ -230,7 +230,7 @@ def test_progress_without_a_checkpoint_is_an_error(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_without_progress_a_training_without_checkpoints_begins_anew(tmp_path, is_safe_to_move):
+def test_without_progress_a_training_without_checkpoints_begins_anew(tmp_path, uninterrupted):
     with pytest.raises(Stopped):
         run(tmp_path, ToyTask(), stop_at=2)
     shutil.rmtree(tmp_path / "checkpoints")
@@ -238,29 +238,29 @@ def test_without_progress_a_training_without_checkpoints_begins_anew(tmp_path, i
         run(tmp_path, ToyTask())
     (tmp_path / "metrics.jsonl").unlink()
     run(tmp_path, ToyTask())
-    assert ended(tmp_path) == is_safe_to_move["toy"]
+    assert ended(tmp_path) == uninterrupted["toy"]
 
 
-def test_a_damaged_newest_checkpoint_costs_its_interval_only(tmp_path, is_safe_to_move):
+def test_a_damaged_newest_checkpoint_costs_its_interval_only(tmp_path, uninterrupted):
     with pytest.raises(Stopped):
         run(tmp_path, ToyTask(), stop_at=11)
     (tmp_path / "checkpoints" / "step-0000000011" / "state.json").write_text("")
     start = run(tmp_path, ToyTask())
     assert start["resumed_from"]["step"] == 8
-    assert ended(tmp_path) == is_safe_to_move["toy"]
+    assert ended(tmp_path) == uninterrupted["toy"]
 
 
-def test_a_finished_training_is_not_trained_again(tmp_path, is_safe_to_move):
+def test_a_finished_training_is_not_trained_again(tmp_path, uninterrupted):
     run(tmp_path, ToyTask())
     task = ToyTask()
     run(tmp_path, task)
     assert task.steps == []
-    assert ended(tmp_path) == is_safe_to_move["toy"]
+    assert ended(tmp_path) == uninterrupted["toy"]
 
 
-def test_a_stop_during_the_last_step_is_an_end(tmp_path, is_safe_to_move):
+def test_a_stop_during_the_last_step_is_an_end(tmp_path, uninterrupted):
     run(tmp_path, ToyTask(), stop_at=TOTAL)
-    assert ended(tmp_path) == is_safe_to_move["toy"]
+    assert ended(tmp_path) == uninterrupted["toy"]
 
 
 def test_a_loader_that_ends_early_is_an_error(tmp_path):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.config.recipe_file import load_recipe
 from trainer.models.factory import create_model
+from trainer.run.recipe import load_recipe
 from trainer.training.optim import learning_rate_at, make_optimizer, set_learning_rate
 
 

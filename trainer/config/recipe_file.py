@@ -1,4 +1,7 @@
-"""Reading a recipe: safe YAML, `a.b=c` overrides, strict keys; every error names the key and its neighbours."""
+"""Read a recipe: safe YAML, `a.b=c` overrides, strict keys; errors name the key and near matches.
+
+The schema is passed in: `trainer.run.recipe` composes it from the base sections and those of the methods.
+"""
 
 import difflib
 import json
@@ -18,7 +21,7 @@ _MOST_VALUES = 2_000_000  # a given noise matrix of 1000 classes is one million
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader for which `1e-3` is a number, as people mean it, and a key written twice is an error."""
+    """A SafeLoader that reads `1e-3` as a number and refuses a key written twice."""
 
 
 _Loader.add_implicit_resolver(
@@ -28,31 +31,27 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe with its overrides applied, checked; raises ConfigError."""
-    try:
-        return _load(path, overrides)
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from None
-
-
-def _load(path: Path, overrides: Sequence[str]) -> Recipe:
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The content of a recipe file with its overrides applied, not checked yet; raises ConfigError."""
     try:
         content = _parse(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not a recipe: it must be a mapping of keys to values")
+        for override in overrides:
+            _apply(content, override)
+        _require_plain(content, str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read the recipe {path}: {why}; `incv ls` lists recipes") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a recipe: it must be a mapping of keys to values")
-    for override in overrides:
-        _apply(content, override)
-    return check_recipe(content, str(path))
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from None
+    return content
 
 
-def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """PyYAML lets the last of two equal keys win in silence."""
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """Refuse a key written twice; PyYAML silently keeps the last one."""
     seen = set()
     for key, _ in node.value:
         if key.value in seen:
@@ -63,22 +62,23 @@ def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any,
     return loader.construct_mapping(node, deep=True)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_twins)
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
-def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
+def validate_recipe(content: dict[str, Any], schema: type[Recipe], origin: str) -> Recipe:
+    """The content as a recipe of that schema; raises ConfigError, naming `origin` and the keys."""
     _require_plain(content, origin)
     try:
         # Through JSON: strict types, yet YAML's lists may become tuples.
-        return Recipe.model_validate_json(json.dumps(content))
+        return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        raise ConfigError(_explained(error, origin)) from None
+        raise ConfigError(_explain(error, schema, origin)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{origin}: {error}") from error
 
 
 def _require_plain(content: dict[str, Any], origin: str) -> None:
-    """YAML also knows dates, endless numbers, and aliases that unfold without end; no recipe needs them."""
+    """Refuse what YAML allows and no recipe needs: dates, infinite numbers, aliases that expand without end."""
     waiting: list[tuple[str, Any]] = [("", content)]
     for _ in range(_MOST_VALUES):
         if not waiting:
@@ -93,7 +93,7 @@ def _require_plain(content: dict[str, Any], origin: str) -> None:
         elif not isinstance(value, str | int | float | bool | None):
             kind = type(value).__name__
             raise ConfigError(f"{origin}: `{key}`: {value!s} is a {kind}, which no key takes; quote it")
-    raise ConfigError(f"{origin} unfolds to more than {_MOST_VALUES:,} values; a recipe has some hundreds")
+    raise ConfigError(f"{origin} expands to more than {_MOST_VALUES:,} values; a recipe has a few hundred")
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -124,13 +124,13 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from error
 
 
-def _explained(error: ValidationError, origin: str) -> str:
+def _explain(error: ValidationError, schema: type[Recipe], origin: str) -> str:
     lines = []
     for problem in error.errors():
         path = [str(part) for part in problem["loc"] if not _is_union_member(str(part))]
         key = ".".join(path)
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key `{key}`{_near(path)}")
+            lines.append(f"unknown key `{key}`{_near_matches(path, schema)}")
         elif problem["type"] == "missing":
             lines.append(f"missing key `{key}`")
         elif problem["type"] == "value_error":
@@ -146,9 +146,9 @@ def _is_union_member(part: str) -> bool:
     return part in {"float", "int", "str"} or part.startswith(("literal[", "constrained-", "function-"))
 
 
-def _near(path: Sequence[str]) -> str:
+def _near_matches(path: Sequence[str], schema: type[Recipe]) -> str:
     """Near matches among the section's keys, else among all keys of a recipe."""
-    every = list(all_keys(Recipe))
+    every = list(all_keys(schema))
     prefix = ".".join(path[:-1])
     siblings = [key for key in every if key.rpartition(".")[0] == prefix]
     by_last = {key.rpartition(".")[2]: key for key in reversed(every)}

@@ -1,19 +1,15 @@
-"""The recipe: frozen, typed, strict. Every key is a result key or an execution key (`execution` marks those).
+"""The base sections of a recipe: frozen, typed, strict. Training methods bring their own sections (trainer/methods).
 
-A result key changes what is computed; an execution key only where, how fast and how often it is saved.
+A result key changes what is computed. An execution key, marked by `execution`, only changes where and how fast.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Precision = Literal["fp32", "bf16", "fp16"]
-Method = Literal["standard", "coteaching", "coteaching_incv"]
-METHODS: tuple[str, ...] = get_args(Method)
-STAGES = ("pack", "labels", "incv", *METHODS, "evaluate", "export", "report")
-"""In order, named alike in the command line, the manifest and the report."""
 
 
 def execution(default: Any, **limits: Any) -> Any:
@@ -56,7 +52,8 @@ class DataSections(Section):
 class LabelsConfig(Section):
     """The labels a run trains on: the source's, a file's, or the source's made noisy."""
 
-    noise: Literal["none", "symmetric", "asymmetric", "matrix"] = "none"
+    noise: str = "none"
+    """none, or a kind that trainer/run/noise_kinds.py registers: symmetric, asymmetric (pair flip), matrix."""
     ratio: Ratio = 0.0
     """Share of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
     matrix: tuple[tuple[float, ...], ...] | None = None
@@ -79,13 +76,9 @@ class LabelsConfig(Section):
         return self.noise != "none" if self.source_is_true is None else self.source_is_true
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "LabelsConfig":
+    def _check_consistency(self) -> "LabelsConfig":
         if self.file is not None and self.noise != "none":
             raise ValueError("labels.file and labels.noise exclude each other: set labels.noise: none")
-        if self.noise in ("none", "matrix") and self.ratio:
-            raise ValueError(f"labels.ratio has no meaning with labels.noise: {self.noise}; set it to 0")
-        if (self.matrix is not None) != (self.noise == "matrix"):
-            raise ValueError("labels.matrix goes with labels.noise: matrix, and only with it")
         return self
 
 
@@ -104,7 +97,7 @@ class ImageConfig(Section):
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "ImageConfig":
+    def _check_consistency(self) -> "ImageConfig":
         if min(self.std) <= 0:
             raise ValueError("image.std must be above 0 for each channel: pixels are divided by it")
         if self.pad and self.resize is not None:
@@ -158,7 +151,7 @@ class OptimizerConfig(Section):
     """Largest norm of a network's gradient, each network by itself; null: not clipped."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "OptimizerConfig":
+    def _check_consistency(self) -> "OptimizerConfig":
         epochs = [epoch for epoch, _ in self.milestones]
         if epochs != sorted(set(epochs)) or any(epoch < 0 or rate <= 0 for epoch, rate in self.milestones):
             raise ValueError("optimizer.milestones are [epoch, learning rate], epochs rising, rates above 0")
@@ -190,25 +183,6 @@ class IncvConfig(TrainingConfig):
     """A class with fewer selected samples is filled up by smallest loss."""
     max_unusable: Ratio = 0.01
     """More unreadable or non-finite predictions than this share end the run with an error."""
-
-
-class StandardConfig(TrainingConfig):
-    """Cross-entropy on all labels."""
-
-
-class CoteachingConfig(TrainingConfig):
-    """Algorithm 3 (method coteaching_incv), and Co-teaching alone (method coteaching)."""
-
-    rank: Literal["one_pass", "eval_first"] = "one_pass"
-    """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released)."""
-    noise_of_selected: Literal["formula_symmetric", "formula_asymmetric", "confident"] | Ratio = "formula_symmetric"
-    """ε_S of n(e), for coteaching_incv."""
-    warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
-    """E0: epochs on S alone; from_noise: 40 % of the epochs if asymmetric or ε > 0.6, else 20 %."""
-    forget_rate: Literal["estimate"] | Ratio = "estimate"
-    """τ of Co-teaching alone."""
-    ramp_epochs: Positive = 10
-    """Epochs over which the forgetting grows to its full rate."""
 
 
 class ExecutionConfig(Section):
@@ -249,7 +223,7 @@ class ExecutionConfig(Section):
 
 
 class Recipe(Section):
-    """A whole run."""
+    """A whole run. `trainer.run.recipe` adds a section for each registered training method."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSections
@@ -259,30 +233,11 @@ class Recipe(Section):
     batch: BatchConfig
     order: OrderConfig = OrderConfig()
     precision: Precision = "fp32"
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The training methods to run, by their registered names."""
     incv: IncvConfig | None = None
-    standard: StandardConfig | None = None
-    coteaching: CoteachingConfig | None = None
     execution: ExecutionConfig = ExecutionConfig()
 
-    @model_validator(mode="after")
-    def _sections_of_methods(self) -> "Recipe":
-        if len(set(self.methods)) < len(self.methods):
-            raise ValueError("methods: each method once")
-        for method in self.methods:
-            section = "standard" if method == "standard" else "coteaching"
-            if getattr(self, section) is None:
-                raise ValueError(f"methods lists {method}, so the recipe needs a section `{section}:`")
-        if self.needs_incv and self.incv is None:
-            raise ValueError("the recipe needs a section `incv:` (coteaching_incv or forget_rate: estimate use it)")
-        return self
-
-    @property
-    def needs_incv(self) -> bool:
-        return "coteaching_incv" in self.methods or self.coteaching_needs_estimate
-
-    @property
-    def coteaching_needs_estimate(self) -> bool:
-        return (
-            "coteaching" in self.methods and self.coteaching is not None and self.coteaching.forget_rate == "estimate"
-        )
+    def section(self, name: str) -> Any:
+        """The section of a training method; None where the recipe has none."""
+        return getattr(self, name, None)

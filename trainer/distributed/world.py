@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from trainer.distributed.flat_tensors import as_bytes, flatten, unflatten
 from trainer.distributed.launch import Launcher
 from trainer.distributed.watchdog import Store, Watchdog, WorldError
+
+Result = TypeVar("Result")
 
 _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 
@@ -109,6 +111,12 @@ class World:
             return json.loads(text)
         self._wait(lambda rank_group: rank_group.store.check([key]))
         return json.loads(self.rank_group.store.multi_get([key])[0])
+
+    def run_on_rank0(self, work: Callable[[], Result]) -> Result | None:
+        """Run `work` on rank 0 while the other ranks wait; returns its result there, None on the others."""
+        result = work() if self.is_rank0 else None
+        self.broadcast_from_rank0(lambda: None)
+        return result
 
     def all_gather_strings(self, value: str) -> list[str]:
         """Every rank's string, by rank."""

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from trainer.config.schema import STAGES
 from trainer.doctor.ranks import read_mapping
 from trainer.records.run_directory import RunDirectory
 
@@ -18,7 +17,7 @@ def describe_durable_point(root: Path) -> str:
     run = RunDirectory(root)
     stages = read_mapping(run.manifest).get("stages") or {}
     # Packing belongs to the shards, which every start checks again.
-    done = [stage for stage in STAGES if stage != "pack" and (stages.get(stage) or {}).get("state") == "done"]
+    done = [name for name, stage in stages.items() if name != "pack" and (stage or {}).get("state") == "done"]
     parts = {
         "done": done,
         "checkpoints": _find_checkpoints(run),

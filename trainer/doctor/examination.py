@@ -117,7 +117,7 @@ def _collect_notes(run: RunRecord) -> list[str]:
     notes = []
     if (run.root / "STOP").exists() and any(rank.alive for rank in run.ranks):
         notes.append("The STOP file requests a stop; the run has not stopped yet.")
-    unreadable = find_unreadable(run.root)["count"]
+    unreadable = find_unreadable(RunDirectory(run.root))["count"]
     if unreadable:
         images = "image" if unreadable == 1 else "images"
         notes.append(f"{unreadable:,} {images} could not be read: logs/unreadable-rank*.jsonl")

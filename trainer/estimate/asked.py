@@ -16,7 +16,7 @@ from trainer.estimate.times import Estimate, estimate, setting_of
 from trainer.estimate.work import Samples, work_of
 from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.image_set import limit_ids
-from trainer.run.preflight import require_rows_of_one_pass
+from trainer.run.preflight import check_rows
 
 _CLASSES = 1000  # where nobody knows yet: the last layer is a small part of a network
 
@@ -98,5 +98,5 @@ def _halves(recipe: Recipe, gpus: int) -> bool:
     """Whether each fold gets half of the GPUs; raises where a run on so many would be refused."""
     if gpus > recipe.batch.global_:
         raise ConfigError(f"batch.global = {recipe.batch.global_} rows leave some without any")
-    require_rows_of_one_pass(recipe, gpus)
+    check_rows(recipe, gpus)
     return gpus > 1 and folds_side_by_side(recipe.execution, replace(SINGLE_PROCESS, size=gpus))

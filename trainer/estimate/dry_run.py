@@ -9,16 +9,17 @@ from typing import TypeVar
 from shards.errors import InputError
 from shards.pack import require_ours
 from shards.sample_index import SampleIndex
-from trainer.config.schema import METHODS, DataConfig, Recipe
+from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate.asked import Asked, counted_split, estimated
 from trainer.incv.noise_estimates import uses_best_epoch
 from trainer.loading.image_set import limit_ids
+from trainer.methods.registry import get_method
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import check_matches_recipe, source_of
-from trainer.run.preflight import preflight, require_rows_of_one_pass
+from trainer.run.preflight import check_rows, preflight
 from trainer.run.runner import checksum_keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 
@@ -38,7 +39,7 @@ def describe_plan(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (
         lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
     device, no_device = _tried(lambda: select_device(recipe.execution))
     world = replace(SINGLE_PROCESS, device=device or SINGLE_PROCESS.device)
-    obstacles += no_device + _refusals(lambda: require_rows_of_one_pass(recipe, world.size))
+    obstacles += no_device + _refusals(lambda: check_rows(recipe, world.size))
     if train is not None:
         obstacles += _refusals(lambda: preflight(recipe, train, world))
     counted = {}
@@ -103,12 +104,12 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
         steps = _steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
         rounds, epochs = recipe.incv.rounds, recipe.incv.epochs
         return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} a fold of round 1{extra}"
-    if stage in METHODS:
-        config = recipe.standard if stage == "standard" else recipe.coteaching
-        assert config is not None
-        networks = "1 network" if stage == "standard" else "2 networks"
-        most = "at most " if stage == "coteaching_incv" and samples is not None else ""
-        return f"{networks}, {config.epochs} epochs, {most}{_steps(samples, recipe.batch.global_, config.epochs)}"
+    if stage in recipe.methods:
+        method = get_method(stage)
+        epochs = method.config(recipe).epochs
+        networks = "1 network" if method.networks == 1 else f"{method.networks} networks"
+        most = "at most " if method.reads_selection(recipe) and samples is not None else ""
+        return f"{networks}, {epochs} epochs, {most}{_steps(samples, recipe.batch.global_, epochs)}"
     if stage == "evaluate":
         return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.eval)}"
     return ""

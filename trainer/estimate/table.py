@@ -111,14 +111,11 @@ def _too_large(recipe: Recipe, setting: Setting, one: Estimate) -> list[str]:
     held = setting.network.parameters * networks * 4 * (2 + setting.moments)
     room = int(max(figures.GPU_BYTES * 0.8 - held, a_row) / a_row)
     micro = 1 << (room.bit_length() - 1)
-    rank = (
-        ""
-        if networks == 1 or recipe.coteaching is None or recipe.coteaching.rank == "eval_first"
-        else (" coteaching.rank=eval_first")
-    )
+    assert isinstance(largest.work, Training)
+    split = "" if networks == 1 or largest.work.ranks_first else f" {largest.work.stage}.rank=eval_first"
     return [
         f"{_gpus(one.gpus)}: a step of {largest.work.stage} wants {largest.memory_bytes / 1e9:,.0f} GB, more than "
-        f"the {figures.GPU_BYTES / 1e9:,.0f} of a GPU: set batch.micro={micro}{rank}"
+        f"the {figures.GPU_BYTES / 1e9:,.0f} of a GPU: set batch.micro={micro}{split}"
     ]
 
 

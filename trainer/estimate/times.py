@@ -10,6 +10,7 @@ from trainer.estimate.network import NetworkCost
 from trainer.estimate.work import Predicting, Training, Work
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.methods.predict import WORTH_COMPILING
+from trainer.methods.registry import methods_of
 
 RESOURCES = ("arithmetic", "fixed part of steps", "all-reduce", "gather", "decoding", "storage")
 _CHAIN = RESOURCES[:4]
@@ -77,7 +78,7 @@ class Setting:
 
 def setting_of(recipe: Recipe, network: NetworkCost, samples: int, image_bytes: float | None) -> Setting:
     """image_bytes: mean size of a packed image, where the shards are there."""
-    sections = (recipe.incv, recipe.standard, recipe.coteaching)
+    sections = (recipe.incv, *(method.config(recipe) for method in methods_of(recipe)))
     adam = any(section.optimizer.kind == "adam" for section in sections if section is not None)
     loader, image = recipe.execution.loader, recipe.image
     small = image.resize is None and samples * 3 * image.size**2 <= MAX_RESIDENT_BYTES

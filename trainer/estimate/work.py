@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from trainer import theory
 from trainer.acceleration.policy import should_compile
-from trainer.config.schema import CoteachingConfig, IncvConfig, Recipe
+from trainer.config.schema import IncvConfig, Recipe
 from trainer.estimate.figures import AGREEMENT
-from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch, warmup_epochs
+from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.loading.sample_order import candidate_rows
-from trainer.methods.networks import TWO_NETWORKS
+from trainer.methods.method import ExpectedSizes, Method
+from trainer.methods.registry import methods_of
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,10 @@ def work_of(recipe: Recipe, samples: Samples) -> list[Work]:
     work: list[Work] = []
     if recipe.incv is not None:
         work += _incv(recipe, recipe.incv, samples)
-    for method in recipe.methods:
-        if method == "standard" and recipe.standard is not None:
-            work.append(_training(recipe, method, samples.train, recipe.standard.epochs))
-        elif recipe.coteaching is not None:
-            work += _coteaching(recipe, method, recipe.coteaching, samples)
-    for method in recipe.methods:
-        networks = 2 if method in TWO_NETWORKS else 1
-        work += [Predicting("evaluate", networks, count, passes=1) for count in samples.eval.values()]
+    for method in methods_of(recipe):
+        work += _method(recipe, method, samples)
+    for method in methods_of(recipe):
+        work += [Predicting("evaluate", method.networks, count, passes=1) for count in samples.eval.values()]
     return work
 
 
@@ -115,13 +112,14 @@ def _training(
     candidates: int = 0,
     ranks_first: bool = False,
     of_epochs: int | None = None,
+    networks: int = 1,
 ) -> Training:
     """of_epochs: those of the whole training, where this is a part of it."""
     batch = recipe.batch.global_
     steps_per_epoch = -(-selected // batch)
     return Training(
         stage,
-        networks=2 if stage in TWO_NETWORKS else 1,
+        networks=networks,
         steps=steps_per_epoch * epochs,
         rows=batch,
         candidate_rows=candidate_rows(batch, selected, candidates),
@@ -140,12 +138,22 @@ def _incv(recipe: Recipe, incv: IncvConfig, samples: Samples) -> Iterator[Work]:
         yield Predicting("incv", 1, half, passes, gathers=True, folds=2, compiled=training.compiled)
 
 
-def _coteaching(recipe: Recipe, method: str, config: CoteachingConfig, samples: Samples) -> Iterator[Work]:
-    ranks_first = config.rank == "eval_first"
-    if method == "coteaching" or recipe.incv is None:
-        yield _training(recipe, method, samples.train, config.epochs, ranks_first=ranks_first)
-        return
-    _, selected, candidates = rounds_of(recipe.incv, samples)
-    alone = min(warmup_epochs(config, recipe.incv, assumed_noise(recipe.incv, samples)), config.epochs)
-    yield _training(recipe, method, selected, alone, 0, ranks_first, config.epochs)
-    yield _training(recipe, method, selected, config.epochs - alone, candidates, ranks_first, config.epochs)
+def _method(recipe: Recipe, method: Method, samples: Samples) -> Iterator[Work]:
+    noise, selected, candidates = 0.0, samples.train, 0
+    if recipe.incv is not None:
+        noise = assumed_noise(recipe.incv, samples)
+        _, selected, candidates = rounds_of(recipe.incv, samples)
+    sizes = ExpectedSizes(samples.train, selected, candidates, noise, recipe.incv)
+    passes = method.passes(method.config(recipe), sizes)
+    total = sum(epochs.count for epochs in passes)
+    for epochs in passes:
+        yield _training(
+            recipe,
+            method.name,
+            epochs.selected,
+            epochs.count,
+            epochs.candidates,
+            epochs.ranks_first,
+            of_epochs=total,
+            networks=method.networks,
+        )

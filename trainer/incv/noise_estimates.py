@@ -7,13 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer import theory
-from trainer.config.schema import CoteachingConfig, IncvConfig
+from trainer.config.schema import IncvConfig
 from trainer.incv.predictions import Predictions
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # where the released code changes its rules
 _MOST_CLASSES_KEPT = 100  # a million numbers are no longer a summary
-_LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 of 200 epochs: 80 or 40
 
 
 @dataclass(frozen=True)
@@ -125,30 +124,3 @@ def uses_best_epoch(config: IncvConfig, round_: int, noise: float | None) -> boo
     if config.noise_kind == "asymmetric" or noise > _HIGH_NOISE:
         return round_ < 1
     return round_ < (2 if noise > _MEDIUM_NOISE else 4)
-
-
-def warmup_epochs(config: CoteachingConfig, incv: IncvConfig, noise: float) -> int:
-    """E0: how long Algorithm 3 trains on S alone."""
-    if config.warmup_epochs != "from_noise":
-        return config.warmup_epochs
-    late = incv.noise_kind == "asymmetric" or noise > _HIGH_NOISE
-    return round(config.epochs * (_LATE_WARMUP if late else _EARLY_WARMUP))
-
-
-def noise_of_selected(config: CoteachingConfig, incv: IncvConfig, noise: NoiseEstimates) -> float:
-    """ε_S: the share of wrong labels that n(e) expects in S."""
-    rule = config.noise_of_selected
-    if rule == "formula_symmetric":
-        return float(theory.noise_of_selected(noise.of_rule(incv), len(noise.prior), "symmetric"))
-    if rule == "formula_asymmetric":
-        return float(theory.noise_of_selected(noise.of_rule(incv), len(noise.prior), "asymmetric"))
-    return noise.confident_of_selected if rule == "confident" else rule
-
-
-def forget_rate(config: CoteachingConfig, incv: IncvConfig | None, noise: NoiseEstimates | None) -> float:
-    """τ of Co-teaching alone."""
-    if config.forget_rate != "estimate":
-        return config.forget_rate
-    assert incv is not None
-    assert noise is not None
-    return noise.of_rule(incv)

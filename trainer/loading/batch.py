@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.loading.sample_order import Ids
+from trainer.loading.sample_order import Ids, StepIds
 from trainer.loading.transfer import copy_to_device
 
 
@@ -30,6 +30,8 @@ class BatchRequest:
     """Whether fill rows repeat real images, as training needs (zeros would distort BatchNorm), or are zero."""
     real: int = -1
     """How many of the n rows have weight; -1: all. 0 on a rank that has no sample in this step."""
+    step: StepIds | None = None
+    """The ids of the training step over all ranks; None in predict passes."""
 
     @property
     def real_rows(self) -> int:
@@ -52,6 +54,8 @@ class Batch:
     """The request this batch answers."""
     unreadable: list[int] = field(default_factory=list)
     """sample_ids that could not be decoded"""
+    step: StepIds | None = None
+    """The ids of the training step over all ranks; None in predict passes."""
 
 
 Batches = Generator[Batch, None, None]
@@ -96,6 +100,7 @@ def assemble_batch(
         weights=there[2],
         request=request,
         unreadable=[int(sample) for sample in request.ids[lost]],
+        step=request.step,
     )
 
 

@@ -39,6 +39,7 @@ def training_requests(
             rows=sum(-(-part // world) for part in plan.rows_at(step.epoch)),
             fill_with_images=True,
             real=len(own),
+            step=step,
         )
 
 

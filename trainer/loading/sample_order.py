@@ -4,7 +4,6 @@ Uses no library's random generator: those change between versions, `mix64` does 
 """
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -158,9 +157,6 @@ class TrainingPlan:
     """First epoch that samples from C (after the warm-up E0 of Algorithm 3)."""
     windows: Windows | None = None
     """None: every epoch is a full shuffle."""
-    _orders: dict[tuple[str, int], Ids] = field(default_factory=dict, init=False, repr=False)
-    """Cache of the current epochs: the loop's, and the loader's, which may be one ahead."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -177,30 +173,24 @@ class TrainingPlan:
         return self.batch, candidate_rows(self.batch, len(self.selected), len(self.candidates))
 
     def step(self, step: int) -> StepIds:
-        epoch, position = divmod(step, self.steps_per_epoch)
-        order = self._order("selected", epoch)
-        selected = order[position * self.batch : (position + 1) * self.batch]
-        _, full = self.rows_at(epoch)
-        if full == 0:
-            return StepIds(step, epoch, selected, self.candidates[:0])
-        before = position * full  # all steps before this one in the epoch were full
-        count = candidate_rows(len(selected), len(self.selected), len(self.candidates))
-        return StepIds(step, epoch, selected, self._order("candidates", epoch)[before : before + count])
-
-    def _order(self, part: str, epoch: int) -> Ids:
-        """An epoch's order, cached: the loop and the loader need it every step, and it is sorted once per epoch."""
-        with self._lock:
-            found = self._orders.get((part, epoch))
-            if found is None:
-                ids: Ids = getattr(self, part)
-                if self.windows is None:
-                    found = epoch_order(self.stream, epoch, ids)
-                else:
-                    found = windowed_order(self.stream, epoch, ids, self.windows.shards[ids], self.windows.window)
-                for old in [key for key in self._orders if key[0] == part][:-1]:
-                    del self._orders[old]
-                self._orders[part, epoch] = found
-            return found
+        """One step; iterate `steps` for many, which sorts each epoch once."""
+        return next(self.steps(step))
 
     def steps(self, first: int = 0) -> Iterator[StepIds]:
-        return (self.step(step) for step in range(first, self.total_steps))
+        """All steps from `first` on."""
+        for epoch in range(first // self.steps_per_epoch, self.epochs):
+            selected = self._order(self.selected, epoch)
+            _, full = self.rows_at(epoch)
+            candidates = self._order(self.candidates, epoch) if full else self.candidates[:0]
+            start = epoch * self.steps_per_epoch
+            for position in range(max(first - start, 0), self.steps_per_epoch):
+                of_s = selected[position * self.batch : (position + 1) * self.batch]
+                # All earlier steps of the epoch were full, so each took `full` ids of C.
+                count = candidate_rows(len(of_s), len(self.selected), len(self.candidates)) if full else 0
+                of_c = candidates[position * full : position * full + count]
+                yield StepIds(start + position, epoch, of_s, of_c)
+
+    def _order(self, ids: Ids, epoch: int) -> Ids:
+        if self.windows is None:
+            return epoch_order(self.stream, epoch, ids)
+        return windowed_order(self.stream, epoch, ids, self.windows.shards[ids], self.windows.window)

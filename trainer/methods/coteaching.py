@@ -1,6 +1,6 @@
-"""Co-teaching (Algorithm 3): two networks, each trained on the rows its peer finds easy.
+"""Co-teaching (Han et al. 2018): two networks, each trained on the rows of smallest loss of its peer.
 
-Alone it runs on all data; after INCV on S, and from the end of the warm-up on S and C.
+This method runs on all samples. `coteaching_incv` uses the same Task on INCV's selection (Algorithm 3).
 """
 
 import math
@@ -11,13 +11,33 @@ from typing import Literal
 import numpy as np
 import torch
 
+from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
+from trainer.config.schema import Positive, Ratio, Recipe, TrainingConfig
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, slice_for_rank
+from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
 from trainer.loading.transfer import copy_to_device
+from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
 from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
+
+Rank = Literal["one_pass", "eval_first"]
+"""Which losses choose the rows of a step.
+
+one_pass: those of the training forward itself. eval_first (released code): those of a separate forward in eval mode.
+"""
+
+
+class CoteachingConfig(TrainingConfig):
+    """Co-teaching on all samples; `coteaching_incv` takes the keys that it leaves unset from here."""
+
+    rank: Rank = "one_pass"
+    """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
+    forget_rate: Literal["estimate", "true_ratio"] | Ratio = "estimate"
+    """τ. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic noise only."""
+    ramp_epochs: Positive = 10
+    """Epochs over which the share of rows left out grows to τ."""
 
 
 def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
@@ -73,7 +93,7 @@ _Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
 
 
 class CoteachingTask(BaseTask):
-    """TwinModel with the exchange; `rank` says which losses choose (DESIGN contract 7)."""
+    """A TwinModel whose networks exchange their small-loss rows; `rank` says which losses choose them."""
 
     module: TwinModel
 
@@ -82,7 +102,7 @@ class CoteachingTask(BaseTask):
         module: TwinModel,
         setting: TaskSettings,
         forget_schedule: ForgetSchedule,
-        rank: Literal["one_pass", "eval_first"],
+        rank: Rank,
     ) -> None:
         """setting.micro: for `eval_first` alone; `one_pass` needs all rows' losses before the first backward."""
         super().__init__(module, setting)
@@ -235,3 +255,77 @@ def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> t
     labels = inputs["labels"]
     agreed = (logits_a.argmax(1) == labels).float() + (logits_b.argmax(1) == labels).float()
     return (agreed * inputs["weights"]).sum() / 2
+
+
+def build_pair(
+    inputs: MethodInputs, plan: TrainingPlan, forget_rate: float, rank: Rank, ramp_epochs: int
+) -> MethodTraining:
+    """Two networks on a plan. forget_rate: τ, or ε_S of Algorithm 3."""
+    module = inputs.module()
+    assert isinstance(module, TwinModel)
+    schedule = ForgetSchedule(plan.batch, forget_rate, ramp_epochs)
+    task = CoteachingTask(module, inputs.settings(plan), schedule, rank)
+    return MethodTraining(task, plan, {"forget_rate": forget_rate, "warmup_epochs": plan.candidates_from})
+
+
+def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | None) -> float:
+    """τ, the share of rows that each network leaves to its peer's judgement in the end."""
+    if config.forget_rate == "true_ratio":
+        return recipe.labels.ratio
+    if config.forget_rate == "estimate":
+        assert noise is not None
+        return noise.ratio
+    return config.forget_rate
+
+
+def require_rows_fit(recipe: Recipe, section: str, rank: Rank, candidates: int, ranks: int) -> None:
+    """one_pass cannot split its batch: it chooses among all rows before the first backward.
+
+    candidates: rows of C in a step, at most.
+    """
+    micro, batch = recipe.batch.micro, recipe.batch.global_
+    if micro is None or rank != "one_pass":
+        return
+    rows = -(-batch // ranks) + -(-candidates // ranks)
+    if micro < rows:
+        raise ConfigError(
+            f"batch.micro = {micro}, and {section}.rank: one_pass holds up to {rows} rows of a step on a GPU at "
+            f"once: set {section}.rank: eval_first, or batch.micro to null or at least {rows}"
+        )
+
+
+def _inputs(recipe: Recipe) -> frozenset[Input]:
+    config = recipe.section(METHOD.name)
+    estimates = config is not None and config.forget_rate == "estimate"
+    return frozenset({"labels", "noise_estimate"} if estimates else {"labels"})
+
+
+def _validate(recipe: Recipe) -> None:
+    if METHOD.config(recipe).forget_rate == "true_ratio" and not recipe.labels.ratio:
+        raise ValueError(
+            f"{METHOD.name}.forget_rate: true_ratio is the ratio of synthetic label noise, and this recipe has none "
+            "(labels.ratio = 0): set it to estimate, or to a number"
+        )
+
+
+def _validate_rows(recipe: Recipe, ranks: int) -> None:
+    require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, candidates=0, ranks=ranks)
+
+
+def _build(inputs: MethodInputs) -> MethodTraining:
+    config: CoteachingConfig = inputs.config
+    rate = forget_rate(config, inputs.recipe, inputs.noise)
+    return build_pair(inputs, inputs.plan(inputs.samples), rate, config.rank, config.ramp_epochs)
+
+
+METHOD = Method(
+    "coteaching",
+    "Co-teaching",
+    CoteachingConfig,
+    _build,
+    networks=2,
+    inputs=_inputs,
+    passes=lambda config, sizes: [Epochs(config.epochs, sizes.samples, ranks_first=config.rank == "eval_first")],
+    validate=_validate,
+    validate_rows=_validate_rows,
+)

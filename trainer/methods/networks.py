@@ -13,17 +13,18 @@ from trainer.models.factory import create_model
 from trainer.models.twin import TwinModel
 from trainer.training.checkpoint import find_newest_checkpoint, load_module
 
-TWO_NETWORKS = ("coteaching", "coteaching_incv")
 
+def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.Module:
+    """One network, or a TwinModel of two with different initial weights.
 
-def build_module(recipe: Recipe, method: str, classes: int) -> nn.Module:
-    """One network, or a TwinModel of two that start from different weights."""
+    name: of the method; initial weights depend on it and on the run's seed.
+    """
 
     def network(number: int) -> nn.Module:
-        seed = derive_stream(recipe.seed, f"{method}.init", 0, number)
+        seed = derive_stream(recipe.seed, f"{name}.init", 0, number)
         return create_model(recipe.model.name, classes, seed, **recipe.model.options)
 
-    return TwinModel(network(0), network(1)) if method in TWO_NETWORKS else network(0)
+    return TwinModel(network(0), network(1)) if networks == 2 else network(0)
 
 
 def seed_rng(stream: int, rank: int) -> None:
@@ -41,15 +42,15 @@ def to_device(module: nn.Module, device: torch.device) -> nn.Module:
     return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module
 
 
-def load_trained_networks(recipe: Recipe, method: str, folder: Path, classes: int) -> list[nn.Module]:
+def load_trained_networks(recipe: Recipe, name: str, networks: int, folder: Path, classes: int) -> list[nn.Module]:
     """The networks of a finished training, on the CPU, in eval mode."""
-    module = build_module(recipe, method, classes)
+    module = build_module(recipe, name, networks, classes)
     last = read_json(folder / "training.json")["steps"]
     found = find_newest_checkpoint(folder / "checkpoints")
     if found is None or found[0] != last:
         raise DataError(
-            f"{folder / 'checkpoints'} holds no readable checkpoint of {method}'s last step, {last}: train it again "
-            f"with `--redo {method}`"
+            f"{folder / 'checkpoints'} holds no readable checkpoint of {name}'s last step, {last}: train it again "
+            f"with `--redo {name}`"
         )
     load_module(module, found[1].tensors, "model.")
     return list_networks(module.eval())

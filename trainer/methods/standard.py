@@ -3,8 +3,14 @@
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
+from trainer.config.schema import TrainingConfig
+from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.task import BaseTask, sample_losses
 from trainer.records.metrics import COUNTED
+
+
+class StandardConfig(TrainingConfig):
+    """Cross-entropy on all labels."""
 
 
 class StandardTask(BaseTask):
@@ -34,3 +40,11 @@ class StandardTask(BaseTask):
             "train_accuracy": agreed / rows,
             COUNTED: counted.to(loss.dtype),
         }
+
+
+def build(inputs: MethodInputs) -> MethodTraining:
+    plan = inputs.plan(inputs.samples)
+    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), plan)
+
+
+METHOD = Method("standard", "Standard training", StandardConfig, build, is_reference=True)

@@ -3,8 +3,9 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +13,6 @@ import torch
 
 from shards.durable import read_json, write_json
 from shards.errors import InputError
-from trainer.config.schema import STAGES
 
 FILE = "profile.json"
 """In each training's folder its own entries, one a start; in the run directory those of all trainings."""
@@ -172,10 +172,13 @@ class Profile:
         return self._watches[training]
 
 
-def merge_profiles(root: Path) -> None:
-    """Put the entries of all trainings that lie in a run directory into its profile.json; for one rank."""
+def merge_profiles(root: Path, stages: Sequence[str]) -> None:
+    """Put the entries of all trainings that lie in a run directory into its profile.json; for one rank.
+
+    stages: the order of the entries.
+    """
     files = [*(root / "rounds").glob(f"*/fold*/{FILE}"), *(root / "methods").glob(f"*/{FILE}")]
-    entries = sorted((entry for file in files for entry in read_entries(file)), key=_order)
+    entries = sorted((entry for file in files for entry in read_entries(file)), key=partial(_order, stages))
     if not entries and not (root / FILE).exists():
         return
     try:
@@ -184,10 +187,10 @@ def merge_profiles(root: Path) -> None:
         print(f"warning: {root / FILE} was not written: {error}", file=sys.stderr)
 
 
-def _order(entry: dict[str, Any]) -> tuple[int, ...]:
+def _order(stages: Sequence[str], entry: dict[str, Any]) -> tuple[int, ...]:
     stage = entry.get("stage")
     numbers = [entry.get(key) or 0 for key in ("round", "fold", "start")]
-    return STAGES.index(stage) if stage in STAGES else len(STAGES), *numbers
+    return stages.index(stage) if stage in stages else len(stages), *numbers
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ _LOCK_LEASE = 120.0  # seconds that a file server may keep the lock of a dead no
 
 
 class RunDirectory:
-    """The layout of a run directory, documented in docs/architecture.md."""
+    """The layout of a run directory, documented in docs/contracts.md."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -29,6 +29,7 @@ class RunDirectory:
         self.selection = root / "selection.parquet"
         self.evaluation = root / "evaluation.json"
         self.evaluation_progress = root / "evaluation.partial.json"
+        self.profile = root / "profile.json"
         self.report_json = root / "report.json"
         self.report_html = root / "report.html"
         self.logs = root / "logs"
@@ -45,6 +46,26 @@ class RunDirectory:
 
     def round_selection(self, number: int) -> Path:
         return self.round(number) / "selection.parquet"
+
+    def round_files(self, name: str) -> dict[int, Path]:
+        """The files of this name in rounds/<i>/, by i ascending."""
+        found = {int(path.parent.name): path for path in self.rounds.glob(f"[0-9]*/{name}")}
+        return dict(sorted(found.items()))
+
+    def fold_metrics(self) -> dict[tuple[int, int], Path]:
+        """metrics.jsonl of each fold that has one, by round and fold."""
+        found = {
+            (int(path.parent.parent.name), int(path.parent.name.removeprefix("fold"))): path
+            for path in self.rounds.glob("[0-9]*/fold[0-9]*/metrics.jsonl")
+        }
+        return dict(sorted(found.items()))
+
+    def method_metrics(self) -> dict[str, Path]:
+        """metrics.jsonl of each method that has one."""
+        return {path.parent.name: path for path in sorted(self.methods.glob("*/metrics.jsonl"))}
+
+    def unreadable_logs(self) -> list[Path]:
+        return sorted(self.logs.glob("unreadable-rank*.jsonl"))
 
     def fold(self, round_: int, fold: int) -> Path:
         return self.round(round_) / f"fold{fold}"

@@ -1,12 +1,12 @@
 """The report of a run: collect -> plots -> page."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from shards.durable import write_bytes, write_json
+from trainer.records.run_directory import RunDirectory
 from trainer.report.collect import collect_report
 from trainer.report.page import render_page
 from trainer.report.suspects import thumbnails
@@ -15,7 +15,7 @@ __all__ = ["write_report"]
 
 
 def write_report(
-    run_dir: Path,
+    run: RunDirectory,
     image_of: Callable[[int], Image.Image] | None = None,
     keys_of: Callable[[list[int]], list[str]] | None = None,
 ) -> dict[str, Any]:
@@ -23,12 +23,12 @@ def write_report(
 
     image_of, keys_of: the pictures and the source's names of samples, by sample_id.
     """
-    report = collect_report(run_dir)
+    report = collect_report(run)
     suspects = report["suspicious"] or []
     ids = [suspect["sample_id"] for suspect in suspects]
     for suspect, key in zip(suspects, keys_of(ids) if keys_of else [None] * len(ids), strict=True):
         suspect["key"] = key
     page = render_page(report, thumbnails(suspects, image_of))
-    write_json(run_dir / "report.json", report)
-    write_bytes(run_dir / "report.html", page.encode())
+    write_json(run.report_json, report)
+    write_bytes(run.report_html, page.encode())
     return report

@@ -1,6 +1,8 @@
 """Step one of the report: everything a run directory knows, as one JSON-ready mapping of numbers."""
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import numpy as np
 import yaml
 
 from shards.durable import read_json
-from trainer.config.schema import STAGES
+from shards.errors import ConfigError
+from trainer.methods.registry import get_method, method_names
+from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_curves
 from trainer.report.measured import (
     MATRIX_CLASSES,
@@ -23,12 +27,12 @@ from trainer.report.suspects import find_suspects
 from trainer.report.unreadable import find_unreadable
 
 
-def collect_report(run_dir: Path) -> dict[str, Any]:
+def collect_report(run: RunDirectory) -> dict[str, Any]:
     """The content of report.json; what the run has not done yet, or has no truth for, is None."""
-    config = yaml.safe_load((run_dir / "config.resolved.yaml").read_text()) or {}
-    manifest = read_json(run_dir / "manifest.json")
-    incv = _optional(run_dir / "incv.json")
-    samples = read_samples(run_dir, _class_names(manifest))
+    config = yaml.safe_load(run.config.read_text()) or {}
+    manifest = read_json(run.manifest)
+    incv = _optional(run.incv)
+    samples = read_samples(run, _class_names(manifest))
     starts = manifest.get("starts") or []
     noise = (incv or {}).get("noise") or {}
     report = {
@@ -45,24 +49,25 @@ def collect_report(run_dir: Path) -> dict[str, Any]:
             "confident": noise.get("confident"),
             "true": samples.realised_noise(),
         },
-        "rounds": measure_rounds(run_dir, samples, (incv or {}).get("rounds") or []),
-        "selection": final_selection(run_dir, samples),
+        "rounds": measure_rounds(run, samples, (incv or {}).get("rounds") or []),
+        "selection": final_selection(run, samples),
         "filled_classes": (incv or {}).get("filled_classes"),
         "ended_early": (incv or {}).get("ended_early"),
-        "confusion": measure_confusion(run_dir, samples, noise.get("transition")),
-        "accuracy": accuracy(_optional(run_dir / "evaluation.json")),
-        "unreadable": find_unreadable(run_dir),
-        "suspicious": find_suspects(run_dir, samples),
-        "curves": read_curves(run_dir),
+        "confusion": measure_confusion(run, samples, noise.get("transition")),
+        "methods": describe_methods(config.get("methods") or []),
+        "accuracy": accuracy(_optional(run.evaluation)),
+        "unreadable": find_unreadable(run),
+        "suspicious": find_suspects(run, samples),
+        "curves": read_curves(run),
         "time_s": stage_times(manifest.get("stages") or {}),
-        "profile": read_profile(run_dir),
+        "profile": read_profile(run),
         "starts": {
             "count": len(starts),
             "resumed": sum(start.get("resumed_from") is not None for start in starts),
             "list": starts,
         },
         "config": _without_large_matrix(config),
-        "missing": missing(run_dir, samples),
+        "missing": missing(run, samples),
     }
     return strict(report)
 
@@ -74,6 +79,21 @@ def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
     if rows <= MATRIX_CLASSES:
         return config
     return config | {"labels": labels | {"matrix": f"{rows} x {rows} numbers, in config.resolved.yaml"}}
+
+
+def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Title and role of each method, from the registry; of one that is not installed here, its name."""
+    described: dict[str, dict[str, Any]] = {}
+    for name in names:
+        described[name] = {"title": name, "headline": False, "reference": False}
+        with suppress(ConfigError):
+            method = get_method(name)
+            described[name] = {
+                "title": method.title,
+                "headline": method.is_headline,
+                "reference": method.is_reference,
+            }
+    return described
 
 
 def accuracy(evaluation: dict[str, Any] | None) -> dict[str, dict[str, dict[str, Any]]] | None:
@@ -107,13 +127,14 @@ def _percentages(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
-    """Seconds of each stage, in the order of the road data takes."""
-    order = {name: place for place, name in enumerate(STAGES)}
+    """Seconds of each stage, in the order in which a run trains."""
+    last = ("evaluate", "export", "report")
+    order = {name: place for place, name in enumerate(("pack", "labels", "incv", *method_names(), *last))}
     names = sorted(stages, key=lambda name: order.get(name, len(order)))
     return {name: (stages[name] or {}).get("seconds") for name in names}
 
 
-def missing(run_dir: Path, samples: RunSamples) -> dict[str, str]:
+def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
     """Why a part of the report is empty, in a sentence for its reader."""
     reasons = {}
     if samples.truth is None:
@@ -121,11 +142,11 @@ def missing(run_dir: Path, samples: RunSamples) -> dict[str, str]:
             "The true labels of this data set are not known, so nothing can be measured against them: "
             "precision, recall and the true noise stay open."
         )
-    if not (run_dir / "incv.json").exists():
+    if not run.incv.exists():
         reasons["incv"] = "The incv stage has not finished in this run, so there is no estimate of the noise."
-    if not list((run_dir / "rounds").glob("*/selection.parquet")):
+    if not run.round_files("selection.parquet"):
         reasons["rounds"] = "No round of INCV has finished in this run, so nothing has been selected."
-    if not (run_dir / "evaluation.json").exists():
+    if not run.evaluation.exists():
         reasons["evaluation"] = "The evaluate stage has not finished in this run, so there is no accuracy."
     return reasons
 

@@ -5,23 +5,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+from trainer.records.run_directory import RunDirectory
+
 MOST_POINTS = 200
 
 
-def read_curves(run_dir: Path) -> dict[str, Any]:
+def read_curves(run: RunDirectory) -> dict[str, Any]:
     """{"rounds": {"1": {"fold 1": columns, ...}}, "methods": {method: columns}}; rounds and folds from 1."""
     rounds: dict[str, dict[str, Any]] = {}
-    folders = [path for path in (run_dir / "rounds").glob("*") if path.name.isdigit()]
-    for folder in sorted(folders, key=lambda path: int(path.name)):
-        for path in sorted(folder.glob("fold*/metrics.jsonl")):
-            fold = path.parent.name.removeprefix("fold")
-            if fold.isdigit() and (columns := read_metrics(path)):
-                rounds.setdefault(str(int(folder.name) + 1), {})[f"fold {int(fold) + 1}"] = columns
-    methods = {
-        path.parent.name: columns
-        for path in sorted((run_dir / "methods").glob("*/metrics.jsonl"))
-        if (columns := read_metrics(path))
-    }
+    for (number, fold), path in run.fold_metrics().items():
+        if columns := read_metrics(path):
+            rounds.setdefault(str(number + 1), {})[f"fold {fold + 1}"] = columns
+    methods = {name: columns for name, path in run.method_metrics().items() if (columns := read_metrics(path))}
     return {"rounds": rounds, "methods": methods}
 
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from trainer.report.class_names import short_names
 from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
 from trainer.report.profile import shares, shown_phases
-from trainer.report.summary import duration, method_name, points, share
+from trainer.report.summary import duration, method_title, method_with, points, share
 
 NAMED_CLASSES = 20  # up to here every row and column of a heatmap carries its class name
 STATES = (
@@ -75,13 +75,14 @@ def counts_plot(report: dict[str, Any]) -> Markup | None:
 def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
     """One bar chart an evaluation set: bars are means over networks, dots the single networks."""
     plots = {}
+    headline = method_with(report, "headline", report.get("methods") or ())
     for name, results in (report["accuracy"] or {}).items():
         bars = [
             Bar(
-                method_name(method),
+                method_title(report, method),
                 result["top1"],
                 points(result["top1"]),
-                2 if method == "coteaching_incv" else 0,
+                2 if method == headline else 0,
                 [value for value in result["top1_each"] if value is not None] if len(result["top1_each"]) > 1 else (),
             )
             for method, result in results.items()
@@ -118,7 +119,7 @@ def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
     methods = sorted(curves["methods"], key=lambda method: order.index(method) if method in order else len(order))
     groups = (
         ("INCV, one line a fold", {f"Round {number}": folds for number, folds in curves["rounds"].items()}),
-        ("Methods", {method_name(method): {"": curves["methods"][method]} for method in methods}),
+        ("Methods", {method_title(report, method): {"": curves["methods"][method]} for method in methods}),
     )
     found = []
     for heading, runs in groups:

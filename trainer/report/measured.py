@@ -12,6 +12,7 @@ from shards.durable import read_parquet
 from trainer import theory
 from trainer.incv import measure
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.records.run_directory import RunDirectory
 
 MATRIX_CLASSES = 50  # above this many classes a matrix is too large to look at: only its worst pairs are kept
 WORST_PAIRS = 15
@@ -46,15 +47,15 @@ class RunSamples:
         return None if self.known is None else measure.or_none(measure.realised_noise(*self.known))
 
 
-def read_samples(run_dir: Path, names: list[str]) -> RunSamples:
+def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
     """Labels and, if known, true labels; a sample is the run's if the selection does not leave it outside."""
-    selection = last_selection(run_dir)
-    ids, labels = _columns(run_dir / "labels.parquet", "sample_id", "label")
+    selection = last_selection(run)
+    ids, labels = _columns(run.labels, "sample_id", "label")
     size = max(int(ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
     given = _dense(ids, labels, size)
     truth = None
-    if (run_dir / "true_labels.parquet").exists():
-        true_ids, true_labels = _columns(run_dir / "true_labels.parquet", "sample_id", "label")
+    if run.true_labels.exists():
+        true_ids, true_labels = _columns(run.true_labels, "sample_id", "label")
         here = true_ids < size
         truth = _dense(true_ids[here], true_labels[here], size)
     inside = given >= 0
@@ -66,23 +67,17 @@ def read_samples(run_dir: Path, names: list[str]) -> RunSamples:
     return RunSamples(given, truth, inside, names)
 
 
-def last_selection(run_dir: Path) -> SelectionIndex | None:
+def last_selection(run: RunDirectory) -> SelectionIndex | None:
     """The final selection or, in an unfinished run, that of its last finished round."""
-    paths = [*round_files(run_dir, "selection.parquet").values(), run_dir / "selection.parquet"]
+    paths = [*run.round_files("selection.parquet").values(), run.selection]
     found = [path for path in paths if path.exists()]
     return SelectionIndex.read(found[-1]) if found else None
 
 
-def round_files(run_dir: Path, name: str) -> dict[int, Path]:
-    """The files of this name in rounds/<i>/, by i ascending."""
-    found = {int(path.parent.name): path for path in (run_dir / "rounds").glob(f"[0-9]*/{name}")}
-    return dict(sorted(found.items()))
-
-
-def measure_rounds(run_dir: Path, samples: RunSamples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry a finished round, cumulative; `notes` are the entries of incv.json."""
     rounds = []
-    for index, path in round_files(run_dir, "selection.parquet").items():
+    for index, path in run.round_files("selection.parquet").items():
         state = _states(SelectionIndex.read(path), len(samples.given))
         note = notes[index] if index < len(notes) else {}
         entry: dict[str, Any] = {"round": index + 1, **_counts(state, samples)}
@@ -92,9 +87,9 @@ def measure_rounds(run_dir: Path, samples: RunSamples, notes: list[dict[str, Any
     return rounds
 
 
-def final_selection(run_dir: Path, samples: RunSamples) -> dict[str, Any] | None:
+def final_selection(run: RunDirectory, samples: RunSamples) -> dict[str, Any] | None:
     """The last selection: counts, by given label too; precision and recall, and both by true class."""
-    selection = last_selection(run_dir)
+    selection = last_selection(run)
     if selection is None:
         return None
     state = _states(selection, len(samples.given))
@@ -118,11 +113,11 @@ def final_selection(run_dir: Path, samples: RunSamples) -> dict[str, Any] | None
     return entry
 
 
-def measure_confusion(run_dir: Path, samples: RunSamples, confident: Any) -> dict[str, Any]:
+def measure_confusion(run: RunDirectory, samples: RunSamples, confident: Any) -> dict[str, Any]:
     """T, the confident estimate of T, M of round 1's held-out predictions, and the most confused pairs."""
     small = samples.classes <= MATRIX_CLASSES
     given_pairs = predicted_pairs = held_out_pairs = transition = predicted_matrix = prior = None
-    predicted = _first_predictions(run_dir, len(samples.given))
+    predicted = _first_predictions(run, len(samples.given))
     if samples.known is not None:
         true, given = samples.known
         prior = measure.class_prior(true, samples.classes)
@@ -198,9 +193,9 @@ def _theory(samples: RunSamples, rounds: int) -> dict[str, float] | None:
     }
 
 
-def _first_predictions(run_dir: Path, size: int) -> NDArray[np.int32] | None:
+def _first_predictions(run: RunDirectory, size: int) -> NDArray[np.int32] | None:
     """Round 1's held-out predictions over sample_id; -1 where there is none or it is not usable."""
-    path = run_dir / "rounds" / "0" / "predictions.parquet"
+    path = run.round_predictions(0)
     if not path.exists():
         return None
     ids, predicted, status = _columns(path, "sample_id", "predicted", "status")

@@ -1,5 +1,6 @@
 """Step three of the report: one HTML file that needs nothing outside itself."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ from trainer.report import figures
 from trainer.report.by_class import class_tables
 from trainer.report.class_names import short_names
 from trainer.report.profile import profile_words, shares, shown_phases
-from trainer.report.summary import best_method, duration, first_set, gain, method_name, points, share, verdict
+from trainer.report.summary import (
+    best_method,
+    compare_words,
+    duration,
+    first_set,
+    gain,
+    method_title,
+    points,
+    share,
+    verdict,
+)
 
 LISTED = 50  # rows of a table that could be endless
 
@@ -24,7 +35,8 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": share, "points": points, "duration": duration, "method": method_name}
+    environment.filters |= {"share": share, "points": points, "duration": duration}
+    environment.filters["method"] = partial(method_title, report)
     # No line ends before a percent sign or inside Co-teaching.
     environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
     return environment.get_template("page.html").render(
@@ -49,12 +61,6 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
     )
 
 
-def _beside_standard(ahead: float) -> str:
-    if abs(ahead) < 0.05:
-        return "level with standard training"
-    return f"{abs(ahead):.1f} points {'above' if ahead > 0 else 'below'} standard training"
-
-
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
     """The key figures: value, label, and a line that puts the value beside another."""
     noise = _noise_tile(report)
@@ -71,10 +77,10 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
                 note = f"theory {share(expected.get(key))}" if expected else ""
                 found.append(_tile(share(selection[key]), name, note))
     evaluated = first_set(report)
-    method = best_method(evaluated[1]) if evaluated else None
+    method = best_method(report, evaluated[1]) if evaluated else None
     if evaluated and method:
-        ahead = gain(evaluated[1], method)
-        note = method_name(method) if ahead is None else _beside_standard(ahead)
+        ahead = gain(report, evaluated[1], method)
+        note = method_title(report, method) if ahead is None else compare_words(ahead)
         found.append(_tile(points(evaluated[1][method]["top1"]), f"top-1 on {evaluated[0]}", note))
     seconds = [value for value in report["time_s"].values() if value is not None]
     if seconds:

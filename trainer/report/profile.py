@@ -1,11 +1,11 @@
 """Where the time of each training went, added up over the starts of a run; None in a run without `--profile`."""
 
-from pathlib import Path
 from typing import Any
 
 from shards.durable import read_json
 from shards.errors import DataError
-from trainer.report.summary import method_name
+from trainer.methods.registry import title_of
+from trainer.records.run_directory import RunDirectory
 
 PHASES = (
     ("data_wait", "data wait", "var(--c3)"),
@@ -20,11 +20,11 @@ PHASES = (
 )
 
 
-def read_profile(run_dir: Path) -> list[dict[str, Any]] | None:
+def read_profile(run: RunDirectory) -> list[dict[str, Any]] | None:
     """Steps and seconds of each training, in the order of the run; rounds and folds counted from 1."""
     trainings: dict[tuple[Any, ...], dict[str, Any]] = {}
     try:
-        for entry in read_json(run_dir / "profile.json"):
+        for entry in read_json(run.profile):
             name = tuple(entry[key] for key in ("stage", "round", "fold"))
             _add(trainings.setdefault(name, _nothing(*name)), entry)
     except (
@@ -40,7 +40,7 @@ def read_profile(run_dir: Path) -> list[dict[str, Any]] | None:
 def _nothing(stage: str, round_: int | None, fold: int | None) -> dict[str, Any]:
     from_one = [None if number is None else number + 1 for number in (round_, fold)]
     return {
-        "training": method_name(stage) if round_ is None else f"Round {from_one[0]}, fold {from_one[1]}",
+        "training": title_of(stage) if round_ is None else f"Round {from_one[0]}, fold {from_one[1]}",
         "stage": stage,
         "round": from_one[0],
         "fold": from_one[1],

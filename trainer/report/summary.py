@@ -1,17 +1,20 @@
 """The report in words: its verdict in one sentence, and a plain table for the end of a run."""
 
+from collections.abc import Iterable
 from typing import Any
 
-METHOD_NAMES = {
-    "standard": "Standard training",
-    "coteaching": "Co-teaching",
-    "coteaching_incv": "INCV + Co-teaching",
-}
 WIDTH = 90
 
 
-def method_name(method: str) -> str:
-    return METHOD_NAMES.get(method, method)
+def method_title(report: dict[str, Any], method: str) -> str:
+    described = (report.get("methods") or {}).get(method) or {}
+    return str(described.get("title") or method)
+
+
+def method_with(report: dict[str, Any], role: str, among: Iterable[str]) -> str | None:
+    """The first of these methods that has the role: `headline` or `reference`."""
+    roles = report.get("methods") or {}
+    return next((method for method in among if (roles.get(method) or {}).get(role)), None)
 
 
 def share(value: float | None, digits: int = 1) -> str:
@@ -44,18 +47,31 @@ def first_set(report: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]] |
     return next(iter(sets.items()), None)
 
 
-def best_method(results: dict[str, dict[str, Any]]) -> str | None:
-    """The method a headline is about: Co-teaching on INCV's selection, or whatever was most accurate."""
+def best_method(report: dict[str, Any], results: dict[str, dict[str, Any]]) -> str | None:
+    """The method that a headline is about: one that says so of itself, or else the most accurate."""
     known = {method: result["top1"] for method, result in results.items() if result["top1"] is not None}
-    if "coteaching_incv" in known:
-        return "coteaching_incv"
+    headline = method_with(report, "headline", known)
+    if headline is not None:
+        return headline
     return max(known, key=lambda method: known[method]) if known else None
 
 
-def gain(results: dict[str, dict[str, Any]], method: str) -> float | None:
-    """Points of top-1 that `method` is above standard training."""
-    base = (results.get("standard") or {}).get("top1")
-    return None if base is None or method == "standard" else results[method]["top1"] - base
+def gain(report: dict[str, Any], results: dict[str, dict[str, Any]], method: str) -> tuple[float, str] | None:
+    """Points of top-1 that `method` is above the reference method, and that one's title; None without one."""
+    reference = method_with(report, "reference", results)
+    base = results[reference]["top1"] if reference is not None else None
+    if reference is None or base is None or method == reference:
+        return None
+    return results[method]["top1"] - base, method_title(report, reference)
+
+
+def compare_words(ahead: tuple[float, str]) -> str:
+    """`6.7 points above standard training`."""
+    points_ahead, title = ahead
+    title = title[:1].lower() + title[1:]
+    if abs(points_ahead) < 0.05:
+        return f"level with {title}"
+    return f"{abs(points_ahead):.1f} points {'above' if points_ahead > 0 else 'below'} {title}"
 
 
 def verdict(report: dict[str, Any]) -> str:
@@ -78,7 +94,7 @@ def _noise_words(report: dict[str, Any]) -> str:
 def _kept_words(report: dict[str, Any]) -> str:
     selection = report["selection"]
     if selection is None:
-        return "INCV has not selected yet" if "coteaching_incv" in (report["config"].get("methods") or []) else ""
+        return "INCV has not selected yet" if report["config"].get("incv") else ""
     words = f"INCV kept {selection['selected']:,}"
     precision = selection["label_precision"]
     return words if precision is None else f"{words} with {share(precision)} precision"
@@ -86,18 +102,12 @@ def _kept_words(report: dict[str, Any]) -> str:
 
 def _accuracy_words(report: dict[str, Any]) -> str:
     found = first_set(report)
-    method = best_method(found[1]) if found else None
+    method = best_method(report, found[1]) if found else None
     if found is None or method is None:
         return "accuracy has not been measured yet"
-    results = found[1]
-    name = "Co-teaching on them" if method == "coteaching_incv" and report["selection"] else method_name(method)
-    words = f"{name} reaches {points(results[method]['top1'])}"
-    ahead = gain(results, method)
-    if ahead is None:
-        return words
-    if abs(ahead) < 0.05:
-        return f"{words}, level with standard training"
-    return f"{words}, {abs(ahead):.1f} points {'above' if ahead > 0 else 'below'} standard training"
+    words = f"{method_title(report, method)} reaches {points(found[1][method]['top1'])}"
+    ahead = gain(report, found[1], method)
+    return words if ahead is None else f"{words}, {compare_words(ahead)}"
 
 
 def summary_table(report: dict[str, Any]) -> str:
@@ -115,7 +125,7 @@ def summary_table(report: dict[str, Any]) -> str:
             "",
             f"{_cut('accuracy on ' + name, 30):<30}{'top-1':>8}{'top-5':>10}{'ensemble':>11}   each network",
         ]
-        lines += [_method_line(method, result, report["classes"]) for method, result in results.items()]
+        lines += [_method_line(report, method, result) for method, result in results.items()]
     unreadable = report["unreadable"]["count"]
     if unreadable:
         lines += ["", f"{unreadable:,} image(s) could not be read: the report lists them."]
@@ -135,10 +145,12 @@ def _round_line(entry: dict[str, Any]) -> str:
     return columns[0] + columns[1] + columns[2] + columns[3]
 
 
-def _method_line(method: str, result: dict[str, Any], classes: int) -> str:
+def _method_line(report: dict[str, Any], method: str, result: dict[str, Any]) -> str:
     each = " ".join(points(value).removesuffix(" %") for value in result["top1_each"])
-    name = _cut(method_name(method), 30)
-    top5 = points(result["top5"] if classes > 5 else None)  # of five classes any answer is among the first five
+    name = _cut(method_title(report, method), 30)
+    top5 = points(
+        result["top5"] if report["classes"] > 5 else None
+    )  # of five classes any answer is among the first five
     top = f"{points(result['top1']):>8}{top5:>10}{points(result['top1_ensemble']):>11}"
     return f"{name:<30}{top}   {_cut(each, 28)}"
 

@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,18 @@ from shards.errors import InputError
 from shards.image_check import UndecodableImage
 from trainer.incv.selection_index import State
 from trainer.loading.shard_reader import CorruptSample
-from trainer.report.measured import RunSamples, last_selection, round_files
+from trainer.records.run_directory import RunDirectory
+from trainer.report.measured import RunSamples, last_selection
 
 MOST = 24
 THUMBNAIL = 176  # pixels; larger images are scaled down to this, smaller ones are left to the page
 SMALL = 64  # pixels; up to here an image is shown pixel by pixel
 
 
-def find_suspects(run_dir: Path, samples: RunSamples, most: int = MOST) -> list[dict[str, Any]] | None:
+def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> list[dict[str, Any]] | None:
     """Samples never selected whose last held-out prediction contradicts the label, by loss, largest first."""
-    paths = round_files(run_dir, "predictions.parquet")
-    selection = last_selection(run_dir)
+    paths = run.round_files("predictions.parquet")
+    selection = last_selection(run)
     if not paths or selection is None:
         return None
     size = len(samples.given)

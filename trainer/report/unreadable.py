@@ -1,17 +1,17 @@
 """The images a run could not read, each with the places where it was met."""
 
-from pathlib import Path
 from typing import Any
 
+from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import parse_complete_lines
 
 MOST = 1000  # listed in report.json; the logs have all
 
 
-def find_unreadable(run_dir: Path) -> dict[str, Any]:
+def find_unreadable(run: RunDirectory) -> dict[str, Any]:
     """{"count", "samples": [{"split", "sample_id", "key", "met": [...]}]} over the logs of all ranks."""
     samples: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in sorted((run_dir / "logs").glob("unreadable-rank*.jsonl")):
+    for path in run.unreadable_logs():
         for line in parse_complete_lines(path.read_bytes()):
             identity = (line["split"], line["sample_id"])
             sample = samples.setdefault(identity, {key: line[key] for key in ("split", "sample_id", "key")})

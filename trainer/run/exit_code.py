@@ -1,16 +1,18 @@
 """How a command ends that cannot go on: a line that says why, and its exit code."""
 
-import sys
+import logging
 
 from shards.errors import InputError
 from shards.pack import PackStopped
 from trainer.distributed.stop import EXIT_STOPPED
 
+_log = logging.getLogger(__name__)
 
-def report_error(error: PackStopped | InputError, whose: str = "") -> int:
-    """The exit code, once the line is printed. whose: which of several runs it was, as in "seed=1: "."""
+
+def report_error(error: PackStopped | InputError) -> int:
+    """Log the error; returns the exit code."""
     if isinstance(error, PackStopped):
-        print(f"incv: {whose}{error}", file=sys.stderr)
+        _log.info("incv: %s", error)
         return EXIT_STOPPED
-    print(f"incv: error: {whose}{error}", file=sys.stderr)
+    _log.error("%s", error)
     return error.exit_code

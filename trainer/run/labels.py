@@ -7,38 +7,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shards.durable import read_parquet, write_parquet
-from shards.errors import ConfigError, DataError
+from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from trainer.config.schema import LabelsConfig
 from trainer.loading.sample_order import Ids, derive_stream, draw_uniforms
 from trainer.run.label_file import read_label_file
-from trainer.theory import asymmetric_transition, check_transition, symmetric_transition
+from trainer.run.noise_kinds import build_transition
 
 Labels = npt.NDArray[np.int64]
-
-
-def build_transition(config: LabelsConfig, classes: int) -> npt.NDArray[np.float64] | None:
-    """T of the corruption, [classes, classes]; None for no corruption."""
-    if config.noise == "none":
-        return None
-    if classes < 2:
-        raise ConfigError(f"labels.noise: {config.noise} needs at least 2 classes, the data set has {classes}")
-    if config.noise == "symmetric":
-        return symmetric_transition(config.ratio, classes)
-    if config.noise == "asymmetric":
-        return asymmetric_transition(config.ratio, classes)
-    matrix = np.asarray(config.matrix, np.float64) if _is_rectangular(config.matrix) else np.empty((0, 0))
-    if matrix.shape != (classes, classes):
-        raise ConfigError(f"labels.matrix must have {classes} rows of {classes} numbers, one a class")
-    try:
-        check_transition(matrix)
-    except ValueError as error:
-        raise ConfigError(f"labels.matrix: {error}") from None
-    return matrix
-
-
-def _is_rectangular(matrix: tuple[tuple[float, ...], ...] | None) -> bool:
-    return bool(matrix) and len({len(row) for row in matrix or ()}) == 1
 
 
 def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:

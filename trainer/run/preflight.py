@@ -9,12 +9,13 @@ import torch
 from shards.errors import ConfigError, DataError
 from shards.sample_index import SampleIndex
 from trainer.acceleration.policy import check_acceleration
-from trainer.config.schema import Recipe
+from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
-from trainer.methods.networks import TWO_NETWORKS, build_module
+from trainer.methods.registry import methods_of
+from trainer.models.factory import create_model
 from trainer.run.labels import Labels, make_labels, require_every_class
 from trainer.training.engines.deepspeed import deepspeed_stage
 from trainer.training.optim import make_optimizer
@@ -30,9 +31,18 @@ class RunLabels:
     """None where nobody knows."""
 
 
+@dataclass(frozen=True)
+class RunData:
+    """The packed splits of a run and its labels, checked."""
+
+    train: SampleIndex
+    eval: dict[str, SampleIndex]
+    labels: RunLabels
+
+
 def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
     """Labels, network and optimisers of the recipe fit this data set and these ranks, or an error says why not."""
-    require_rows_of_one_pass(recipe, world.size)
+    check_rows(recipe, world.size)
     _check_ranks(recipe, world)
     check_acceleration(recipe, world)
     ids = limit_ids(index, recipe.data.train.limit)
@@ -49,20 +59,14 @@ def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> 
         check_loader(index, limit_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
 
 
-def require_rows_of_one_pass(recipe: Recipe, world: int) -> None:
-    """Co-teaching in one pass cannot cut its batch: it chooses among all rows before the first backward."""
-    micro, config, batch = recipe.batch.micro, recipe.coteaching, recipe.batch.global_
-    pairs = [method for method in recipe.methods if method in TWO_NETWORKS]
-    if micro is None or config is None or config.rank != "one_pass" or not pairs:
-        return
-    # How large C will be is not known yet: it adds at most half of the rows of S.
-    candidates = batch // 2 if "coteaching_incv" in pairs else 0
-    rows = -(-batch // world) + -(-candidates // world)
-    if micro < rows:
-        raise ConfigError(
-            f"batch.micro = {micro}, and coteaching.rank: one_pass holds up to {rows} rows of a step on a GPU at "
-            f"once: set coteaching.rank: eval_first, or batch.micro to null or at least {rows}"
-        )
+def check_rows(recipe: Recipe, ranks: int) -> None:
+    """Every method can hold its rows of a step, given `batch.micro`."""
+    for method in methods_of(recipe):
+        method.validate_rows(recipe, ranks)
+
+
+def _training_sections(recipe: Recipe) -> list[TrainingConfig]:
+    return [method.config(recipe) for method in methods_of(recipe)]
 
 
 def _check_ranks(recipe: Recipe, world: World) -> None:
@@ -78,8 +82,7 @@ def _check_ranks(recipe: Recipe, world: World) -> None:
         raise ConfigError("model.sync_batchnorm works on GPUs only: set it to false")
     if world.launcher != "accelerate" or deepspeed_stage(os.environ) is None:
         return
-    clipped = [section for section in (recipe.standard, recipe.coteaching) if section and section.optimizer.clip]
-    if clipped:
+    if any(section.optimizer.clip for section in _training_sections(recipe)):
         raise ConfigError(
             "optimizer.clip limits each network's gradient by itself, and DeepSpeed keeps gradients in pieces that "
             "mix networks: set optimizer.clip to null, or start without DeepSpeed"
@@ -115,7 +118,7 @@ def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
 
 def _check_network(recipe: Recipe, classes: int) -> None:
     """Build it, give it one picture of the recipe's size, and each optimiser its parameters."""
-    network = build_module(recipe, "standard", classes).eval()
+    network = create_model(recipe.model.name, classes, recipe.seed, **recipe.model.options).eval()
     picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
     try:
         with torch.no_grad():
@@ -129,7 +132,7 @@ def _check_network(recipe: Recipe, classes: int) -> None:
             f"model {recipe.model.name} gives an output of shape {tuple(logits.shape)}, not one score for each of "
             f"the {classes} classes: choose another, or change model.options"
         )
-    for section in (recipe.incv, recipe.standard, recipe.coteaching):
+    for section in (recipe.incv, *_training_sections(recipe)):
         if section is not None:
             optimizer = section.optimizer
             make_optimizer(network, optimizer.kind, optimizer.weight_decay, decay_scope=optimizer.decay_scope)

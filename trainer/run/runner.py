@@ -1,6 +1,6 @@
-"""A run from start to end: check everything, take the directory, carry out the stages that are not done."""
+"""A run from start to end: check everything, claim the run directory, run the stages that are not done."""
 
-import sys
+import logging
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -23,21 +23,23 @@ from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
 from trainer.methods.micro_batches import batchnorm_rows
 from trainer.records.heartbeat import Heartbeat
+from trainer.records.logs import ANY_RANK, log_to_file
 from trainer.records.manifest import Manifest, StartLog, now
 from trainer.records.profile import Profile, merge_profiles
-from trainer.records.rank_log import print_from_any_rank, rank_log
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.run.data_sets import load_packed_splits, open_splits
 from trainer.run.label_file import file_checksum
-from trainer.run.preflight import RunLabels, preflight, preflight_evaluation
-from trainer.run.stage_graph import Keys, StageLedger, keys_hash, require_stages, stage_keys, stages_of
+from trainer.run.preflight import RunData, preflight, preflight_evaluation
+from trainer.run.result_keys import Keys
+from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 from trainer.run.stages import StageRunner
 from trainer.run.start_checks import code_hash, require_common_directory, require_same_start
 from trainer.training.interleave import Steps, run_to_end
 from trainer.training.loop import RunContext
 
-_LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.2
+_CAUSE_POLLS, _SECONDS_BETWEEN_POLLS = 10, 0.2
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,16 @@ def run_recipe(
     only: str | None = None,
     profile: bool = False,
 ) -> int:
-    """Run all stages, or `only` one; returns the exit code of the command. A stopped packing raises PackStopped.
+    """Run all stages, or `only` one, in the directory `root`; returns the command's exit code. Every rank calls it.
 
-    Every rank calls it. Nothing is written to the run directory before recipe, shards and labels were found good.
+    Nothing is written to the run directory before recipe, shards and labels are known to be good. A stopped packing
+    raises PackStopped.
     """
     return run_to_end(iterate_run(RunOptions(recipe, name, RunDirectory(root), redo, only, profile)))
 
 
 def iterate_run(options: RunOptions) -> Steps[int]:
-    """`carry_out`, a step of a training at a time: for whoever has several runs side by side."""
+    """`run_recipe` as a generator that yields after every training step, so that runs can be interleaved."""
     recipe = options.recipe
     try:
         check_launcher_options(recipe.precision)
@@ -83,10 +86,10 @@ def iterate_run(options: RunOptions) -> Steps[int]:
     stop.listen()
     world = join_world(recipe.execution, stop)
     try:
-        code = yield from _together(options, world, stop)
+        code = yield from _run_on_rank(options, world, stop)
     except PackStopped as stopped:
         if world.is_rank0:
-            print_from_any_rank(f"incv: {stopped}")
+            _log.info("incv: %s", stopped, extra=ANY_RANK)
         abort(world, str(stopped), 0 if world.stop_exits_zero else EXIT_STOPPED)
         raise
     except Exception as error:
@@ -99,113 +102,125 @@ def iterate_run(options: RunOptions) -> Steps[int]:
 
 
 def _give_up(world: World, error: Exception) -> None:
-    """With company: say why, tell the others, and end. Alone: whoever called says why."""
+    """Among other ranks: report the error, tell the others and end the process. Alone: the caller reports it."""
     if world.rank_group is None:
         return
     if is_peer_failure(error):
-        error = _explained(world, error)
-    if isinstance(error, InputError):
-        if world.is_rank0 or not (isinstance(error, WorldError) and error.from_peer):
-            print_from_any_rank(f"incv: error: {error}")
-    else:
-        print_from_any_rank(traceback.format_exc())
+        error = _find_cause(world, error)
+    if not isinstance(error, InputError):
+        _log.info("%s", "".join(traceback.format_exception(error)).rstrip(), extra=ANY_RANK)
+    elif world.is_rank0 or not (isinstance(error, WorldError) and error.from_peer):
+        _log.error("%s", error, extra=ANY_RANK)
     abort(world, str(error), error.exit_code if isinstance(error, InputError) else 1)
 
 
-def _explained(world: World, error: Exception) -> WorldError:
-    """A rank that does not answer may have said why, or be about to be missed."""
+def _find_cause(world: World, error: Exception) -> WorldError:
+    """A rank that no longer answers may have reported why, or the watchdog is about to miss it."""
     try:
-        for _ in range(_LOOKS):
+        for _ in range(_CAUSE_POLLS):
             world.watchdog.raise_if_failed()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    except WorldError as told:
-        return told
+            time.sleep(_SECONDS_BETWEEN_POLLS)
+    except WorldError as cause:
+        return cause
     return WorldError(
-        f"the other ranks do not answer any more ({str(error).splitlines()[0]}): a process was killed or a node is "
-        "gone. The same command goes on from the last checkpoint"
+        f"the other ranks no longer answer ({str(error).splitlines()[0]}): a process was killed or a node is gone. "
+        "Run the same command again to resume from the last checkpoint"
     )
 
 
-def _together(options: RunOptions, world: World, stop: StopRequest) -> Steps[int]:
+def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[int]:
     """The whole run, on every rank."""
     recipe, run = options.recipe, options.run
     if world.stop_exits_zero and world.broadcast_from_rank0(lambda: _stopped_by_this_launch(run)):
-        return 0  # an agent that found a worker ending badly after the stop has started us again
-    opened: list[Opened] = []
-    packing = world.broadcast_from_rank0(lambda: _open(options, world, stop, opened))
-    index, eval_indices, labels = opened[0] if opened else _checked(recipe, world, *load_packed_splits(recipe))
-    require_same_start(world, recipe, {"train": index, **eval_indices})
-    books: list[tuple[Manifest, StageLedger]] = []
-    facts = checksum_keys(recipe, index, eval_indices)
+        return 0  # the agent restarted us because a worker ended badly after the stop
+    opened = world.run_on_rank0(lambda: _open_data(options, world, stop))
+    data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe))
+    require_same_start(world, recipe, {"train": data.train, **data.eval})
     try:
-        start = world.broadcast_from_rank0(lambda: _take(options, world, stop, facts, packing, index, books))
+        claimed = world.run_on_rank0(
+            lambda: _claim_directory(options, world, stop, data, opened.packing_seconds if opened else 0.0)
+        )
+        shared = world.broadcast_from_rank0(lambda: claimed.shared() if claimed is not None else None)
         require_common_directory(world, run)
-        with rank_log(run.rank_log(world.rank), world.rank, world.size):
-            heartbeat = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
-            world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
-            heartbeat.write()
-            trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
-            start_log = StartLog(run, start)
-            profile = Profile(world.device, start) if options.profile else None
-            ctx = RunContext(world, recipe.execution, start_log, stop, heartbeat, trace, profile)
-            identities = {stage: keys_hash(keys) for stage, keys in stage_keys(recipe, facts).items()}
-            bodies = StageRunner(recipe, run, ctx, index, eval_indices, labels, identities)
-            return (yield from _to_the_end(options, ctx, bodies, books[0] if books else None))
+        with log_to_file(run.rank_log(world.rank), world.rank, world.size):
+            ctx = _build_context(options, world, stop, shared["start"])
+            stages = StageRunner(recipe, run, ctx, data, shared["identities"])
+            return (yield from _run_to_end(options, ctx, stages, claimed))
     finally:
         run.release()
+
+
+def _build_context(options: RunOptions, world: World, stop: StopRequest, start: int) -> RunContext:
+    recipe, run = options.recipe, options.run
+    heartbeat = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
+    world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
+    heartbeat.write()
+    trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
+    profile = Profile(world.device, start) if options.profile else None
+    return RunContext(world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile)
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:
     return run.stopped.exists() and read_json(run.stopped).get("launch") == get_launch_id()
 
 
-Opened = tuple[SampleIndex, dict[str, SampleIndex], RunLabels]
+@dataclass(frozen=True)
+class _Opened:
+    """What rank 0 finds before the other ranks look."""
+
+    data: RunData
+    packing_seconds: float
 
 
-def _open(options: RunOptions, world: World, stop: StopRequest, opened: list[Opened]) -> float:
-    """What the first rank finds before the others look; returns the seconds that packing took."""
+def _open_data(options: RunOptions, world: World, stop: StopRequest) -> _Opened:
+    """Rank 0: pack or verify the splits, and check that the recipe fits them."""
     began = time.monotonic()
     _refuse_other_recipe(options.run, options.name)
     require_stages(options.redo, options.only, options.recipe)
-    index, eval_indices = open_splits(options.recipe, stop)
+    train, eval_sets = open_splits(options.recipe, stop)
     packing = time.monotonic() - began
-    opened.append(_checked(options.recipe, world, index, eval_indices))
-    return packing
+    return _Opened(_check_data(options.recipe, world, train, eval_sets), packing)
 
 
-def _checked(recipe: Recipe, world: World, index: SampleIndex, eval_indices: dict[str, SampleIndex]) -> Opened:
-    labels = preflight(recipe, index, world)
-    preflight_evaluation(recipe, eval_indices)
-    return index, eval_indices, labels
+def _check_data(recipe: Recipe, world: World, train: SampleIndex, eval_sets: dict[str, SampleIndex]) -> RunData:
+    labels = preflight(recipe, train, world)
+    preflight_evaluation(recipe, eval_sets)
+    return RunData(train, eval_sets, labels)
 
 
-def _take(
-    options: RunOptions,
-    world: World,
-    stop: StopRequest,
-    facts: Keys,
-    packing: float,
-    index: SampleIndex,
-    books: list[tuple[Manifest, StageLedger]],
-) -> int:
-    """The first rank takes the directory and records this start; returns the start's number."""
+@dataclass(frozen=True)
+class _Claimed:
+    """What rank 0 keeps of the run directory it has claimed."""
+
+    manifest: Manifest
+    ledger: StageLedger
+    start: int
+
+    def shared(self) -> dict[str, Any]:
+        """What every rank needs to know of it."""
+        return {"start": self.start, "identities": self.ledger.identities()}
+
+
+def _claim_directory(
+    options: RunOptions, world: World, stop: StopRequest, data: RunData, packing_seconds: float
+) -> _Claimed:
+    """Rank 0: lock the directory, refuse or redo what has changed, and record this start."""
     recipe, run = options.recipe, options.run
     run.acquire()
     manifest = Manifest(run)
-    book = StageLedger(recipe, facts, run, manifest)
-    book.require_unchanged(options.redo)
+    ledger = StageLedger(recipe, checksum_keys(recipe, data.train, data.eval), run, manifest)
+    ledger.require_unchanged(options.redo)
     if options.only is not None:
-        book.require_inputs(options.only)
+        ledger.require_inputs(options.only)
     stop.remove_stale_file()
-    book.redo(options.redo)
+    ledger.redo(options.redo)
     run.stopped.unlink(missing_ok=True)
     write_bytes(run.config, recipe_yaml(recipe).encode())
-    manifest.content["dataset"] = _described(index)
-    start_log = manifest.begin(options.name, world, _batchnorm_rows(recipe, world), code_hash())
-    book.begin("pack")
-    book.finish("pack", packing, done=True)
-    books.append((manifest, book))
-    return start_log.number
+    manifest.content["dataset"] = _describe(data.train)
+    start = manifest.begin(options.name, world, _batchnorm_rows(recipe, world), code_hash())
+    ledger.begin("pack")
+    ledger.finish("pack", packing_seconds, done=True)
+    return _Claimed(manifest, ledger, start.number)
 
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
@@ -217,78 +232,76 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
     }
 
 
-def _to_the_end(
-    options: RunOptions, ctx: RunContext, bodies: StageRunner, books: tuple[Manifest, StageLedger] | None
-) -> Steps[int]:
-    """Carry the stages out and record how this start ended. books: the first rank's."""
-    manifest, book = books if books is not None else (None, None)
+def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claimed: _Claimed | None) -> Steps[int]:
+    """Run the stages and record how this start ended. claimed: rank 0's."""
     ended = "failed"
     try:
-        stopped_in = yield from _carry_out_stages(options, ctx, bodies, book)
+        stopped_in = yield from _run_stages(options, ctx, stages, claimed.ledger if claimed is not None else None)
         ended = "finished" if stopped_in is None else "stopped"
     except Exception:
-        if manifest is not None:
+        if claimed is not None:
             with suppress(InputError):  # the disk may be full
-                manifest.end("failed")
+                claimed.manifest.end("failed")
         raise
     finally:
-        bodies.close()
+        stages.close()
         ctx.heartbeat.close(ended)
-    if manifest is not None:
-        manifest.end(ended)
+    if claimed is not None:
+        claimed.manifest.end(ended)
     if stopped_in is None:
-        ctx.world.barrier()  # nobody falls silent while rank 0 still writes
+        ctx.world.barrier()  # no rank goes silent while rank 0 still writes
         return 0
     stage, why = stopped_in
     if ctx.world.is_rank0:
         record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
         write_json(options.run.stopped, record | {"launch": get_launch_id()})
         ctx.stop.mark_obeyed()
-        print(f"incv: {why}; run the same command again to go on", file=sys.stderr)
-    with suppress(WorldError, RuntimeError):  # who is lost from here on has stopped all the same
-        ctx.world.barrier()  # nobody leaves before the marker is written: an agent may end those who stay behind
+        _log.info("incv: %s; run the same command again to resume", why)
+    with suppress(WorldError, RuntimeError):  # a rank lost from here on has stopped all the same
+        ctx.world.barrier()  # no rank leaves before the marker is written: an agent may kill the ranks left behind
     return 0 if ctx.world.stop_exits_zero else EXIT_STOPPED
 
 
-def _carry_out_stages(
-    options: RunOptions, ctx: RunContext, bodies: StageRunner, book: StageLedger | None
+def _run_stages(
+    options: RunOptions, ctx: RunContext, stages: StageRunner, ledger: StageLedger | None
 ) -> Steps[tuple[str, Stopped] | None]:
-    """Where and why the run was stopped, or None where it came to its end."""
+    """Where and why the run was stopped, or None where it came to its end. ledger: rank 0's."""
     world = ctx.world
-    for stage in stages_of(options.recipe):
+    names = stages_of(options.recipe)
+    for stage in names:
         if stage == "pack" or options.only not in (None, stage):
             continue
-        if not world.broadcast_from_rank0(lambda: _begins(stage, book)):  # noqa: B023 - called at once
+        if not world.broadcast_from_rank0(lambda: _begins(stage, ledger)):  # noqa: B023 - called at once
             continue
         began = time.monotonic()
         done, stopped = False, None
         try:
-            yield from bodies.steps(stage)
+            yield from stages.iterate(stage)
             done = True
         except Stopped as stop:
             stopped = stop
         finally:
             seconds = time.monotonic() - began
-            if book is not None:
-                book.finish(stage, seconds, done)
+            if ledger is not None:
+                ledger.finish(stage, seconds, done)
         ctx.heartbeat.update(f"waiting after {stage}", 0, 0)
         stops = world.barrier(stopped is not None)
         if world.is_rank0:
-            merge_profiles(options.run.root)
+            merge_profiles(options.run.root, names)
         if stops:
             return stage, stopped or Stopped(stage, 0, ctx.stop.wait_for_reason())
-        print(f"{stage}: done in {seconds:.1f} s", file=sys.stderr)
+        _log.info("%s: done in %.1f s", stage, seconds)
     return None
 
 
-def _begins(stage: str, book: StageLedger | None) -> bool:
-    """Whether a stage is to be carried out; recorded as begun, if so. The first rank decides."""
-    assert book is not None
-    if book.status(stage).state == "done":
-        book.require_outputs(stage)
-        print(f"{stage}: done before", file=sys.stderr)
+def _begins(stage: str, ledger: StageLedger | None) -> bool:
+    """Rank 0: whether a stage is to run; recorded as begun, if so."""
+    assert ledger is not None
+    if ledger.status(stage).state == "done":
+        ledger.require_outputs(stage)
+        _log.info("%s: done before", stage)
         return False
-    book.begin(stage)
+    ledger.begin(stage)
     return True
 
 
@@ -311,7 +324,7 @@ def _refuse_other_recipe(run: RunDirectory, name: str) -> None:
             )
 
 
-def _described(index: SampleIndex) -> dict[str, Any]:
+def _describe(index: SampleIndex) -> dict[str, Any]:
     return {
         "source": index.dataset.source,
         "split": index.dataset.split,

@@ -1,69 +1,40 @@
 """The stage graph: what each stage reads, needs and writes; whether it is done, half done or would be redone."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from shards.errors import ConfigError, DataError
-from trainer.config.schema import METHODS, STAGES, Recipe
+from trainer.config.schema import Recipe
+from trainer.methods.registry import get_method, method_names
 from trainer.records.manifest import Manifest, now
 from trainer.records.run_directory import RunDirectory
+from trainer.run.result_keys import FORMAT, Keys, default_keys, hash_keys, result_keys, select_keys, upgrade_keys
 
 _NETWORK_KEYS = ("model", "image", "batch", "order", "precision")
 _READS: Mapping[str, tuple[str, ...]] = {
     "labels": ("seed", "labels", "data.train"),
     "incv": (*_NETWORK_KEYS, "incv"),
-    "standard": (*_NETWORK_KEYS, "standard"),
-    "coteaching": (*_NETWORK_KEYS, "coteaching"),
-    "coteaching_incv": (*_NETWORK_KEYS, "coteaching"),
     "evaluate": ("methods", "data.eval"),
     "export": ("methods",),
 }
-_NOT_READ: Mapping[str, tuple[str, ...]] = {
-    "coteaching": ("coteaching.noise_of_selected", "coteaching.warmup_epochs"),
-    "coteaching_incv": ("coteaching.forget_rate",),
-}
-_ALWAYS_RUN = ("pack", "report")  # pack only checks what is there; the report is made anew in a second
-
-Keys = dict[str, Any]
+_ALWAYS_RUN = ("pack", "report")  # pack only checks what is there; the report takes a second
 
 
-def result_keys(recipe: Recipe) -> Keys:
-    """Every result key of a recipe, dotted, with its value."""
-    return dict(_flattened(recipe, ""))
-
-
-def _flattened(value: Any, prefix: str) -> list[tuple[str, Any]]:
-    if isinstance(value, BaseModel):
-        pairs: list[tuple[str, Any]] = []
-        for name, field in type(value).model_fields.items():
-            extra = field.json_schema_extra
-            if isinstance(extra, dict) and extra.get("execution"):
-                continue
-            pairs += _flattened(getattr(value, name), f"{prefix}.{field.alias or name}")
-        return pairs
-    if isinstance(value, dict) and any(isinstance(inner, BaseModel) for inner in value.values()):
-        return [pair for name, inner in value.items() for pair in _flattened(inner, f"{prefix}.{name}")]
-    return [(prefix.removeprefix("."), json.loads(json.dumps(value)))]
-
-
-def keys_hash(keys: Keys) -> str:
-    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
+def all_stages() -> tuple[str, ...]:
+    """In order, named alike on the command line, in the manifest and in the report."""
+    return ("pack", "labels", "incv", *method_names(), "evaluate", "export", "report")
 
 
 def stages_of(recipe: Recipe) -> list[str]:
     """The stages this recipe has, in order."""
     return [
         stage
-        for stage in STAGES
-        if (stage not in METHODS or stage in recipe.methods)
+        for stage in all_stages()
+        if (stage not in method_names() or stage in recipe.methods)
         and (stage != "incv" or recipe.incv is not None)
         and (stage != "evaluate" or recipe.data.eval)
     ]
@@ -87,12 +58,10 @@ def inputs_of(stage: str, recipe: Recipe) -> list[str]:
         return []
     if stage == "labels":
         return ["pack"]
-    if stage in ("incv", "standard"):
+    if stage == "incv":
         return ["labels"]
-    if stage == "coteaching":
-        return ["labels", "incv"] if recipe.coteaching_needs_estimate else ["labels"]
-    if stage == "coteaching_incv":
-        return ["incv"]
+    if stage in recipe.methods:
+        return ["labels", "incv"] if get_method(stage).reads_incv(recipe) else ["labels"]
     if stage in ("evaluate", "export"):
         return list(recipe.methods)
     return [name for name in stages_of(recipe) if name not in ("pack", "export", "report")]
@@ -109,19 +78,9 @@ def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
         merged: Keys = {}
         for needed in inputs_of(stage, recipe):
             merged.update(keys.get(needed, {}))
-        merged.update(
-            {
-                key: value
-                for key, value in every.items()
-                if _under(key, _READS.get(stage, ())) and not _under(key, _NOT_READ.get(stage, ()))
-            }
-        )
-        keys[stage] = merged
+        reads = (*_NETWORK_KEYS, stage) if stage in recipe.methods else _READS.get(stage, ())
+        keys[stage] = merged | select_keys(every, reads)
     return keys
-
-
-def _under(key: str, prefixes: Sequence[str]) -> bool:
-    return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
 
 
 @dataclass(frozen=True)
@@ -143,10 +102,21 @@ class StageLedger:
         recorded = self._manifest.stages.get(stage)
         if recorded is None or stage in _ALWAYS_RUN:
             return StageStatus(stage, "to do")
-        keys = self._keys[stage]
-        if recorded["hash"] != keys_hash(keys):
-            return StageStatus(stage, "changed", tuple(_changes(recorded["keys"], keys)))
+        keys, before = self._keys[stage], upgrade_keys(recorded, stage, self._recipe)
+        if before != keys:
+            return StageStatus(stage, "changed", tuple(_changes(before, keys, default_keys(self._recipe))))
         return StageStatus(stage, "done" if recorded["state"] == "done" else "half done")
+
+    def identities(self) -> dict[str, str]:
+        """The hash that marks each stage's checkpoints as its own: the recorded one where the stage goes on."""
+        return {
+            stage: hash_keys(keys) if self.status(stage).state in ("to do", "changed") else self._recorded_hash(stage)
+            for stage, keys in self._keys.items()
+        }
+
+    def _recorded_hash(self, stage: str) -> str:
+        recorded: str = self._manifest.stages[stage]["hash"]
+        return recorded
 
     def require_unchanged(self, redo: Sequence[str]) -> None:
         """Refuse keys that would redo a stage, unless the user asked for just that."""
@@ -211,10 +181,12 @@ class StageLedger:
 
     def begin(self, stage: str) -> None:
         earlier = self._manifest.stages.get(stage, {})
+        identity = self.identities()[stage]
         self._manifest.stages[stage] = {
             "state": "running",
             "seconds": earlier.get("seconds", 0.0),
-            "hash": keys_hash(self._keys[stage]),
+            "hash": identity,
+            "format": FORMAT,
             "keys": self._keys[stage],
         }
         self._manifest.save()
@@ -232,7 +204,7 @@ class StageLedger:
         for stage in stages_of(self._recipe):
             if chosen & set(inputs_of(stage, self._recipe)):
                 chosen.add(stage)
-        return [stage for stage in STAGES if stage in chosen and stage != "pack"]
+        return [stage for stage in all_stages() if stage in chosen and stage != "pack"]
 
     def _can_go_on(self, stage: str) -> bool:
         """Begun with these keys, and every training of it that has logged progress still has a checkpoint."""
@@ -241,13 +213,15 @@ class StageLedger:
         return whole and self.status(stage).state in ("done", "half done")
 
 
-def _changes(old: Keys, new: Keys) -> list[str]:
+def _changes(old: Keys, new: Keys, defaults: Keys) -> list[str]:
+    """Each changed key with both values; a key that is in neither format's list is at its default."""
+    before, after = {**defaults, **old}, {**defaults, **new}
+    in_both = before.keys() & after.keys()  # first, since a key that came or went follows from one of these
     missing = object()
-    everywhere = old.keys() & new.keys()  # first, since a key that came or went follows from one of these
     return [
-        f"{key} ({json.dumps(old.get(key))} -> {json.dumps(new.get(key))})"
-        for key in [*sorted(everywhere), *sorted(old.keys() ^ new.keys())]
-        if old.get(key, missing) != new.get(key, missing)
+        f"{key} ({json.dumps(before.get(key))} -> {json.dumps(after.get(key))})"
+        for key in [*sorted(in_both), *sorted(before.keys() ^ after.keys())]
+        if before.get(key, missing) != after.get(key, missing)
     ]
 
 
@@ -257,7 +231,7 @@ def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path
         return [run.labels] if needed else [run.labels, run.true_labels]
     if stage == "incv":
         return [run.selection, run.incv] if needed else [run.rounds, run.selection, run.incv]
-    if stage in METHODS:
+    if stage in method_names():
         return [run.method(stage)]
     if stage == "evaluate":
         return [run.evaluation] if needed else [run.evaluation, run.evaluation_progress]

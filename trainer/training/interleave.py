@@ -1,15 +1,15 @@
 """Several trainings in one process, a step of each in turn: small networks leave a GPU room for more than one."""
 
-import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Generic, TextIO, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
 from trainer.distributed.stop import Stopped
+from trainer.records.logs import LogTarget, current_target, set_target
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -33,13 +33,13 @@ class _ProcessState:
     draws: torch.Tensor
     gpu_draws: torch.Generator | None
     """The very state, no copy: graphs read the one they were recorded with, while other lanes draw."""
-    outputs: tuple[TextIO, TextIO]
+    log_target: LogTarget
 
     @classmethod
     def now(cls, device: torch.device) -> "_ProcessState":
         generator = _generator_of(device)
         state = None if generator is None else generator.graphsafe_get_state()
-        return cls(torch.get_rng_state(), state, (sys.stdout, sys.stderr))
+        return cls(torch.get_rng_state(), state, current_target())
 
     def copy(self) -> "_ProcessState":
         return replace(self, gpu_draws=None if self.gpu_draws is None else self.gpu_draws.clone_state())
@@ -49,7 +49,7 @@ class _ProcessState:
         generator = _generator_of(device)
         if generator is not None and self.gpu_draws is not None:
             generator.graphsafe_set_state(self.gpu_draws)
-        sys.stdout, sys.stderr = self.outputs
+        set_target(self.log_target)
 
 
 def _generator_of(device: torch.device) -> torch.Generator | None:

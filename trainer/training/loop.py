@@ -145,7 +145,10 @@ def iterate_training(
             Progress(training.name, plan.total_steps, first, "steps") as progress,
             closing(batches_from(first)) as batches,
         ):
-            for at, batch in zip(plan.steps(first), time_data_wait(batches, watch), strict=True):
+            for expected, batch in zip(range(first, plan.total_steps), time_data_wait(batches, watch), strict=True):
+                at = batch.step
+                assert at is not None, "a batch of a training names its step"
+                assert at.step == expected, f"the loader gave step {at.step} for step {expected}"
                 ctx.heartbeat.update(training.name, at.step, plan.total_steps)
                 stop_consensus.post()
                 records.metrics.add(task.step(batch, at))
@@ -205,25 +208,23 @@ class _TrainingRecords:
     def _loaded(self) -> tuple[int, bool] | None:
         """Put everything back as the newest checkpoint has it: its step, and whether its epoch was ended."""
         world = self._ctx.world
-        found: list[TrainState] = []
-        step = world.broadcast_from_rank0(lambda: self._newest(found))
+        newest = world.run_on_rank0(self._find_newest)
+        step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
         if step is None:
             return None
-        state = found[0] if found else read_checkpoint(step_folder(self._training.checkpoints, step))
+        # Rank 0 has read the state already, to be sure that it can be read.
+        state = newest[1] if newest is not None else read_checkpoint(step_folder(self._training.checkpoints, step))
         self._require_own(step, state)
         self._task.load(state)
         self._load_random(step, state)
         self.metrics.load(state.values["metrics"], world.device)
         return int(step), state.values["epoch_ended"]
 
-    def _newest(self, found: list[TrainState]) -> int | None:
-        """The step to go on from; its state, which the first rank has read to be sure of it, into `found`."""
+    def _find_newest(self) -> tuple[int, TrainState] | None:
         newest = find_newest_checkpoint(self._training.checkpoints)
         if newest is None:
             self._refuse_to_start_over()
-            return None
-        found.append(newest[1])
-        return newest[0]
+        return newest
 
     def _require_own(self, step: int, state: TrainState) -> None:
         saved, own = state.values.get("identity"), self._training.identity

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from tqdm import tqdm
+from trainer.records.rank_log import print_from_any_rank, rank_log
 
 from shards.errors import ConfigError, DataError
 from shards.progress import Progress
-from trainer.records.rank_log import print_from_any_rank, rank_log
 
 
 class Terminal(io.StringIO):

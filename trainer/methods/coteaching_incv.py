@@ -1,0 +1,88 @@
+"""Algorithm 3: Co-teaching on INCV's selection S, joined by the candidates C after a warm-up."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer import theory
+from trainer.config.schema import IncvConfig, Positive, Ratio, Recipe, TrainingConfig
+from trainer.methods.coteaching import Rank, build_pair, require_rows_fit
+from trainer.methods.method import Epochs, ExpectedSizes, Method, MethodInputs, MethodTraining, NoiseFacts
+
+_HIGH_NOISE = 0.6
+_LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 of 200 epochs: 80 or 40 (released code)
+
+
+class CoteachingIncvConfig(TrainingConfig):
+    """Co-teaching on S and C. Keys that are not set here are those of `coteaching:`, where it sets them."""
+
+    rank: Rank = "one_pass"
+    """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
+    noise_of_selected: Literal["formula", "formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
+        "formula_symmetric"
+    )
+    """ε_S of n(e). formula: the paper's, for the noise that `incv.noise_kind` assumes; confident: Prop. 2 with the
+    estimated T."""
+    warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
+    """E0: epochs on S alone; from_noise: 40 % of the epochs if asymmetric or ε > 0.6, else 20 %."""
+    ramp_epochs: Positive = 10
+    """Epochs over which the share of rows left out grows to ε_S."""
+
+
+def warmup_epochs(config: CoteachingIncvConfig, incv: IncvConfig, noise: float) -> int:
+    """E0: how long Algorithm 3 trains on S alone."""
+    if config.warmup_epochs != "from_noise":
+        return config.warmup_epochs
+    late = incv.noise_kind == "asymmetric" or noise > _HIGH_NOISE
+    return round(config.epochs * (_LATE_WARMUP if late else _EARLY_WARMUP))
+
+
+def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: NoiseFacts, classes: int) -> float:
+    """ε_S: the share of wrong labels that n(e) expects in S."""
+    rule = config.noise_of_selected
+    if rule == "confident":
+        return noise.selected_confident
+    if not isinstance(rule, str):
+        return rule
+    kind = incv.noise_kind if rule == "formula" else "symmetric" if rule == "formula_symmetric" else "asymmetric"
+    return float(theory.noise_of_selected(noise.ratio, classes, kind))
+
+
+def _build(inputs: MethodInputs) -> MethodTraining:
+    config, incv, noise = inputs.config, inputs.recipe.incv, inputs.noise
+    assert incv is not None
+    assert noise is not None
+    assert inputs.selected is not None
+    warmup = warmup_epochs(config, incv, noise.ratio)
+    plan = inputs.plan(inputs.selected, inputs.candidates, candidates_from=warmup)
+    rate = noise_of_selected(config, incv, noise, inputs.classes)
+    return build_pair(inputs, plan, rate, config.rank, config.ramp_epochs)
+
+
+def _passes(config: CoteachingIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:
+    assert sizes.incv is not None
+    ranks_first = config.rank == "eval_first"
+    warmup = min(warmup_epochs(config, sizes.incv, sizes.noise), config.epochs)
+    return [
+        Epochs(warmup, sizes.selected, ranks_first=ranks_first),
+        Epochs(config.epochs - warmup, sizes.selected, sizes.candidates, ranks_first),
+    ]
+
+
+def _validate_rows(recipe: Recipe, ranks: int) -> None:
+    # |C| is not known yet: it adds at most half of the rows of S.
+    require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, recipe.batch.global_ // 2, ranks)
+
+
+METHOD = Method(
+    "coteaching_incv",
+    "INCV + Co-teaching",
+    CoteachingIncvConfig,
+    _build,
+    networks=2,
+    inputs=lambda recipe: frozenset({"labels", "selection"}),
+    passes=_passes,
+    inherits="coteaching",
+    validate_rows=_validate_rows,
+    is_headline=True,
+)

@@ -1,0 +1,95 @@
+"""Training methods by name: built-in ones, and those of installed packages (entry point group `incv.methods`).
+
+Names are known without importing a method: importing one brings torch, and `incv ls` need not wait for it.
+"""
+
+import difflib
+import logging
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from shards.errors import ConfigError
+from trainer.methods import BUILT_IN
+
+if TYPE_CHECKING:
+    from trainer.config.schema import Recipe
+    from trainer.methods.method import Method
+
+GROUP = "incv.methods"
+_log = logging.getLogger(__name__)
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        if entry.name in BUILT_IN or entry.name in found:
+            raise ConfigError(
+                f"the package {_package(entry)} offers a training method named {entry.name!r}, which is taken: "
+                "uninstall it, or rename its entry point"
+            )
+        found[entry.name] = entry
+    return found
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+def method_names() -> tuple[str, ...]:
+    """All registered names, in the order in which a run trains them."""
+    return (*BUILT_IN, *_installed())
+
+
+@cache
+def get_method(name: str) -> "Method":
+    """The method of that name; raises ConfigError where there is none or it cannot be imported."""
+    from trainer.methods.method import Method  # here: it imports torch
+
+    if name in BUILT_IN:
+        method: Method = import_module(f"{__package__}.{name}").METHOD
+        return method
+    if name not in _installed():
+        near = difflib.get_close_matches(name, method_names(), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"methods: unknown method {name!r}; {hint}registered: {', '.join(method_names())}")
+    entry = _installed()[name]
+    try:
+        loaded = entry.load()
+    except Exception as error:  # of another package: anything
+        raise ConfigError(
+            f"the training method {name!r} of the package {_package(entry)} cannot be imported "
+            f"({type(error).__name__}: {error}): repair or uninstall that package"
+        ) from error
+    if not isinstance(loaded, Method) or loaded.name != name:
+        raise ConfigError(
+            f"{entry.value} of the package {_package(entry)} is not a Method named {name!r}: its entry point under "
+            f"{GROUP} must name one"
+        )
+    return loaded
+
+
+def title_of(name: str) -> str:
+    """The title of a method; its name where it is not registered here, as in a run made elsewhere."""
+    try:
+        return get_method(name).title
+    except ConfigError:
+        return name
+
+
+def usable_methods() -> "list[Method]":
+    """All registered methods that can be imported; the others are named in a warning."""
+    usable = []
+    for name in method_names():
+        try:
+            usable.append(get_method(name))
+        except ConfigError as error:
+            _log.warning("%s", error)
+    return usable
+
+
+def methods_of(recipe: "Recipe") -> "list[Method]":
+    """The methods that a recipe lists, in the order in which a run trains them."""
+    return [get_method(name) for name in method_names() if name in recipe.methods]

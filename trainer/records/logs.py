@@ -1,0 +1,120 @@
+"""Log output of a process: rank 0 writes to the terminal, every rank to a file of its own.
+
+Modules log through `logging.getLogger(__name__)`. `configure_logging` installs one handler for them; where its lines
+go is the current `LogTarget`, which a run sets while it is active: several runs may share a process.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tqdm import tqdm
+
+from shards.durable import disk_errors
+from shards.errors import InputError
+from trainer.distributed.launch import hostname
+
+ANY_RANK = {"any_rank": True}
+"""Pass as `extra` for a line that reaches the terminal from every rank."""
+
+_PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "incv: error: "}
+_PACKAGES = ("trainer", "shards")
+
+
+class LogFile:
+    """Whole lines, each appended by one write. A full disk must not end the run: lines that do not fit are lost."""
+
+    def __init__(self, path: Path) -> None:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(self._descriptor, f"{text}\n".encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class LogTarget:
+    """Where log lines go."""
+
+    prefix: str = ""
+    """Of every line on the terminal: names the run where several share a process."""
+    file: LogFile | None = None
+    echo: bool = True
+    """Whether lines reach the terminal; on ranks above 0 only those marked ANY_RANK do."""
+
+
+_target = LogTarget()
+
+
+def current_target() -> LogTarget:
+    return _target
+
+
+def set_target(target: LogTarget) -> None:
+    global _target
+    _target = target
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        target = _target
+        try:
+            text = _PREFIXES.get(record.levelno, "") + record.getMessage()
+            if record.exc_info:
+                text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            if target.file is not None:
+                target.file.write(f"{_now()} {record.levelname:<7} {text}")
+            if target.echo or getattr(record, "any_rank", False):
+                # tqdm keeps the line apart from an active progress bar.
+                tqdm.write(target.prefix + text, file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
+def configure_logging() -> None:
+    """Send the log lines of this program to the current target. Call it once per process; again is harmless."""
+    for name in _PACKAGES:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        if not any(isinstance(handler, _Handler) for handler in logger.handlers):
+            logger.addHandler(_Handler())
+
+
+@contextmanager
+def log_to_file(path: Path, rank: int, size: int) -> Iterator[None]:
+    """Within the block, log lines also go to `path`; ranks above 0 leave the terminal to rank 0.
+
+    An error that leaves the block is written to the file; reporting it on the terminal is up to the caller.
+    """
+    file = LogFile(path)
+    file.write(f"--- {_now()} {hostname()} pid {os.getpid()}, rank {rank} of {size}")
+    before = _target
+    set_target(replace(before, file=file, echo=before.echo and rank == 0))
+    try:
+        yield
+    except InputError as error:
+        file.write(f"{_now()} ERROR   {_PREFIXES[logging.ERROR]}{error}")
+        raise
+    except Exception:
+        file.write(f"{_now()} ERROR   {traceback.format_exc().rstrip()}")
+        raise
+    finally:
+        set_target(before)
+        file.close()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

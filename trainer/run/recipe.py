@@ -1,0 +1,91 @@
+"""Recipes as users write them: the base sections together with the sections of all registered methods."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import create_model, model_validator
+
+from shards.errors import ConfigError
+from trainer.config.recipe_file import read_recipe, validate_recipe
+from trainer.config.schema import Recipe, TrainingConfig
+from trainer.methods.registry import get_method, methods_of, usable_methods
+from trainer.run.noise_kinds import validate_noise
+
+
+class _CheckedRecipe(Recipe):
+    """The base of the composed schema: what only the registries can check."""
+
+    @model_validator(mode="after")
+    def _check_registered(self) -> "_CheckedRecipe":
+        validate_noise(self.labels)
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError("methods: each method once")
+        for name in self.methods:
+            try:
+                get_method(name)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+            if self.section(name) is None:
+                raise ValueError(f"methods lists {name}, so the recipe needs a section `{name}:`")
+        for method in methods_of(self):
+            method.validate(self)
+            if method.reads_incv(self) and self.incv is None:
+                raise ValueError(
+                    f"the recipe needs a section `incv:`: the method {method.name} reads "
+                    f"{' and '.join(sorted(method.inputs(self) - {'labels'}))}"
+                )
+        return self
+
+
+@cache
+def recipe_schema() -> type[Recipe]:
+    """The base sections, and an optional one for each registered method."""
+    sections: dict[str, Any] = {method.name: (method.section | None, None) for method in usable_methods()}
+    return create_model("Recipe", __base__=_CheckedRecipe, **sections)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file with its overrides applied, checked; raises ConfigError."""
+    return check_recipe(read_recipe(path, overrides), str(path))
+
+
+def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
+    """origin: where the content comes from, for errors."""
+    return validate_recipe(_inherit_sections(content), recipe_schema(), origin)
+
+
+def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:
+    """Fill the unset keys of sections that inherit from another; keys that only the heir knows move to it.
+
+    A recipe may therefore write a key of the heir in the section that it inherits, as recipes did before the heir had
+    a section of its own.
+    """
+    filled = dict(content)
+    for method in usable_methods():
+        source = content.get(method.inherits) if method.inherits is not None else None
+        if method.inherits is None or not isinstance(source, dict):
+            continue
+        known = _keys_of(method.section)
+        only_heirs = known - _keys_of(get_method(method.inherits).section)
+        own = content.get(method.name)
+        listed = isinstance(content.get("methods"), list) and method.name in content["methods"]
+        if isinstance(own, dict) or (own is None and (listed or only_heirs & source.keys())):
+            shared = {key: value for key, value in source.items() if key in known}
+            filled[method.name] = _merge(shared, own or {})
+        filled[method.inherits] = {key: value for key, value in source.items() if key not in only_heirs}
+    return filled
+
+
+def _keys_of(section: type[TrainingConfig]) -> set[str]:
+    return {field.alias or name for name, field in section.model_fields.items()}
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` with what it leaves unset taken from `below`, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        inner = below.get(key)
+        merged[key] = _merge(inner, value) if isinstance(value, dict) and isinstance(inner, dict) else value
+    return merged

@@ -1,0 +1,84 @@
+"""Result keys: what a stage's outputs depend on, as flat dotted keys, and the hash that identifies them.
+
+A key at its default is left out, so that a key added later does not invalidate the runs made before it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from trainer.config.schema import Recipe
+from trainer.methods.registry import get_method, method_names, methods_of
+
+Keys = dict[str, Any]
+
+FORMAT = 2
+"""Of the keys that the manifest records for a stage. Format 1 recorded keys at their default too, and gave a method
+that inherits another's section none of its own."""
+
+
+def result_keys(recipe: Recipe) -> Keys:
+    """Every result key of a recipe that differs from its default, dotted, with its value."""
+    return {key: value for key, value, default in _flatten(recipe, "") if value != default}
+
+
+def default_keys(recipe: Recipe) -> Keys:
+    """The default of every result key of a recipe that has one."""
+    return {key: default for key, _, default in _flatten(recipe, "") if default is not PydanticUndefined}
+
+
+def _flatten(value: Any, prefix: str, default: Any = PydanticUndefined) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, default) of every result key; values as JSON knows them."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            extra = field.json_schema_extra
+            if isinstance(extra, dict) and extra.get("execution"):
+                continue
+            inner = field.get_default(call_default_factory=True)
+            yield from _flatten(getattr(value, name), f"{prefix}.{field.alias or name}", inner)
+    elif isinstance(value, dict) and any(isinstance(inner, BaseModel) for inner in value.values()):
+        for name, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{name}")
+    else:
+        yield prefix.removeprefix("."), _as_json(value), _as_json(default)
+
+
+def _as_json(value: Any) -> Any:
+    return value if value is PydanticUndefined or isinstance(value, BaseModel) else json.loads(json.dumps(value))
+
+
+def hash_keys(keys: Keys) -> str:
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
+
+
+def select_keys(keys: Keys, prefixes: Sequence[str]) -> Keys:
+    """The keys that equal a prefix or lie below it."""
+    return {
+        key: value
+        for key, value in keys.items()
+        if any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
+    }
+
+
+def upgrade_keys(recorded: Mapping[str, Any], stage: str, recipe: Recipe) -> Keys:
+    """The keys that a manifest recorded for a stage, in today's format. recorded: the stage's entry."""
+    keys: Keys = recorded["keys"]
+    if recorded.get("format", 1) >= FORMAT:
+        return keys
+    trained = [stage] if stage in method_names() else keys.get("methods", [])
+    for method in methods_of(recipe):
+        source = method.inherits
+        if source is None or method.name not in trained:
+            continue
+        own_fields, source_fields = method.section.model_fields, get_method(source).section.model_fields
+        below = select_keys(keys, [source])
+        names = {key: key.split(".")[1] for key in below if "." in key}
+        moved = {f"{method.name}.{key.partition('.')[2]}": below[key] for key in names if names[key] in own_fields}
+        kept = {key: below[key] for key in names if source in trained and names[key] in source_fields}
+        keys = {key: value for key, value in keys.items() if key not in below} | moved | kept
+    defaults = default_keys(recipe)
+    return {key: value for key, value in keys.items() if key not in defaults or value != defaults[key]}
