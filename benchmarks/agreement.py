@@ -33,8 +33,8 @@ from trainer.config.schema import Recipe
 from trainer.distributed.devices import count_visible_gpus
 from trainer.distributed.process_group import join_world
 from trainer.distributed.stop import StopRequest
-from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
-from trainer.loading.sample_order import TrainingPlan, stream_of, windows_of
+from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
+from trainer.loading.sample_order import TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_module, seed_rng
 from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
@@ -114,7 +114,7 @@ class Bench:
         recipe = plan.recipe_of("eager_fp32", plan.seeds[0])
         self._train_index, tests = open_splits(recipe, StopRequest())
         self._test_index = tests["test"]
-        self.samples = len(limited_ids(self._train_index, recipe.data.train.limit))
+        self.samples = len(limit_ids(self._train_index, recipe.data.train.limit))
         self._world = join_world(recipe.execution)
         self._opened = {way: self._open(plan.recipe_of(way, plan.seeds[0])) for way in plan.ways}
 
@@ -127,7 +127,7 @@ class Bench:
         )
 
     def _image_set(self, recipe: Recipe, index: SampleIndex, limit: int | None) -> ImageSet:
-        ids, labels = limited_ids(index, limit), index.label.astype(np.int64)
+        ids, labels = limit_ids(index, limit), index.label.astype(np.int64)
         device, dtype = self._world.device, image_type(recipe.precision)
         return open_image_set(index, ids, labels, recipe.image, recipe.execution, device, dtype)
 
@@ -145,11 +145,11 @@ class Bench:
         recipe, (images, test), world = self._plan.recipe_of(way, seed), self._opened[way], self._world
         assert recipe.standard is not None
         plan = TrainingPlan(
-            stream=stream_of(recipe.seed, "standard"),
+            stream=derive_stream(recipe.seed, "standard"),
             selected=images.ids,
             batch=recipe.batch.global_,
             epochs=recipe.standard.epochs,
-            windows=windows_of(recipe.order, images.index.shard),
+            windows=build_windows(recipe.order, images.index.shard),
         )
         # A line of metrics an epoch: its loss is then the mean of exactly that epoch's steps.
         execution = recipe.execution.model_copy(update={"log_every": plan.steps_per_epoch})
@@ -175,7 +175,7 @@ class Bench:
         return Outcome(_last_loss(training.folder / "metrics.jsonl", plan), tuple(task.accuracies))
 
     def close(self) -> None:
-        self._world.watchdog.end()
+        self._world.watchdog.stop()
 
 
 def _with_noisy_labels(images: ImageSet, recipe: Recipe) -> ImageSet:

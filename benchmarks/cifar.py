@@ -28,7 +28,7 @@ from timing import extent, rates, synchronise
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.batch import Batch
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, derive_stream
 from trainer.methods.standard import StandardTask
 from trainer.training.interleave import interleave
 from trainer.training.loop import TrainingJob, iterate_training
@@ -80,7 +80,7 @@ def opened(bench: Bench, scratch: Path, samples: int) -> ImageSet:
 
 def run_of(bench: Bench, data: ImageSet, rows: int, seed: int, root: Path) -> Generator[None, None, None]:
     """A training as a run makes it, a step at a time."""
-    plan = TrainingPlan(stream_of(seed, "benchmark"), data.ids, rows, EPOCHS)
+    plan = TrainingPlan(derive_stream(seed, "benchmark"), data.ids, rows, EPOCHS)
     form = setting(bench, ADAM, plan.steps_per_epoch)
     task = StandardTask(bench.model(seed), form)
     ctx = surroundings(root, form.world)

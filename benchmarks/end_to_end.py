@@ -37,7 +37,7 @@ from trainer.distributed.world import World
 from trainer.incv.predictions import collect_predictions
 from trainer.loading.batch import Batch, Batches, BatchRequest
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, derive_stream
 from trainer.methods.networks import list_networks
 from trainer.methods.predict import iterate_forward, on_priority_stream
 from trainer.methods.standard import StandardTask
@@ -86,7 +86,7 @@ def opened(bench: Bench, sizes: Sizes, images: Path | None, scratch: Path, threa
 def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -> dict[str, Any]:
     """A subset of whole batches: short epochs would otherwise end with far more half-empty ones than long ones do."""
     ids = np.random.default_rng(0).permutation(data.ids)[: int(SUBSET * len(data.ids)) // sizes.batch * sizes.batch]
-    plan = TrainingPlan(stream_of(0, "benchmark"), np.sort(ids), sizes.batch, EPOCHS)
+    plan = TrainingPlan(derive_stream(0, "benchmark"), np.sort(ids), sizes.batch, EPOCHS)
     task = StandardTask(bench.model(0), setting(bench, SGD, plan.steps_per_epoch))
     world = World(0, 1, bench.device, torch.get_num_threads())
     found: dict[str, list[float]] = {"ours": [], "reference": []}

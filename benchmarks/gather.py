@@ -62,7 +62,7 @@ def rank_body(way: str, rows: int) -> None:
         digest.update(np.ascontiguousarray(getattr(whole, name)).tobytes())
     print(json.dumps({"seconds": seconds, "extra_mb": extra, "checksum": digest.hexdigest()}), flush=True)
     leave(world)
-    world.watchdog.end()
+    world.watchdog.stop()
 
 
 def made_up(ids: Any) -> Any:

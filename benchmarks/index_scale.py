@@ -24,7 +24,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from shards.sample_index import NUMERIC, SampleIndex
-from trainer.loading.sample_order import epoch_order, stream_of
+from trainer.loading.sample_order import epoch_order, derive_stream
 assert "torch" not in sys.modules
 def done(value):
     print(value, flush=True)
@@ -36,7 +36,7 @@ index = SampleIndex.load(Path(sys.argv[1]))
 done(time.perf_counter() - start)
 """
 _ORDER = """
-ids, stream = SampleIndex.load(Path(sys.argv[1])).usable_ids(), stream_of(0, "standard")
+ids, stream = SampleIndex.load(Path(sys.argv[1])).usable_ids(), derive_stream(0, "standard")
 start = time.perf_counter()
 order = epoch_order(stream, 3, ids)
 done(time.perf_counter() - start)
@@ -44,7 +44,7 @@ done(time.perf_counter() - start)
 _HOLD = """
 index = SampleIndex.load(Path(sys.argv[1]))
 touched = [int(np.add.reduce(getattr(index, name), dtype=np.int64)) for name in NUMERIC]
-order = epoch_order(stream_of(0, "standard"), 3, index.usable_ids())
+order = epoch_order(derive_stream(0, "standard"), 3, index.usable_ids())
 done(len(order))
 """
 

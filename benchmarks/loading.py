@@ -29,7 +29,7 @@ from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import training_requests
-from trainer.loading.sample_order import Ids, TrainingPlan, stream_of
+from trainer.loading.sample_order import Ids, TrainingPlan, derive_stream
 
 GEOMETRY = Geometry(SIZE, RESIZE, 0, True, "zero")
 SUBSET, EPOCHS = 0.3, 3
@@ -68,7 +68,7 @@ def _ours(loader: Loader, index: SampleIndex, ids: Ids, batch: int) -> Pass:
     passes = itertools.count()
 
     def training() -> Iterator[int]:
-        plan = TrainingPlan(stream_of(next(passes), "benchmark"), ids, batch, EPOCHS)
+        plan = TrainingPlan(derive_stream(next(passes), "benchmark"), ids, batch, EPOCHS)
         requests = training_requests(plan, index, labels, GEOMETRY)
         for step, given in zip(plan.steps(), loader.batches(requests), strict=True):
             assert len(given.images)

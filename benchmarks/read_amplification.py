@@ -26,7 +26,7 @@ from made_up_index import make_index
 from record import publish, record_runs
 
 from shards.sample_index import SampleIndex
-from trainer.loading.sample_order import epoch_order, stream_of, windowed_order
+from trainer.loading.sample_order import derive_stream, epoch_order, windowed_order
 from trainer.loading.shard_reader import ShardReader
 
 CGROUP = Path("/sys/fs/cgroup/memory")  # version 1
@@ -61,7 +61,7 @@ CASES = tuple(
 def read_epoch(folder: Path, case: Case, share: float, window: int, run: int, cgroup: Path | None) -> Reading:
     """In a process of its own: join the cgroup, drop the shards from memory, read the subset in its order."""
     index = SampleIndex.load(folder)
-    usable, stream = index.usable_ids(), stream_of(run, "standard")
+    usable, stream = index.usable_ids(), derive_stream(run, "standard")
     ids = np.sort(np.random.default_rng(run).choice(usable, int(len(usable) * share), replace=False))
     if case.order == "windowed":
         order = windowed_order(stream, 0, ids, index.shard[ids], window)

@@ -1,17 +1,17 @@
 #!/bin/bash
-# A run, or one stage of it, over all nodes and GPUs of a job. Arguments: those of `incv run`, or of `incv STAGE`.
+# Run a recipe, or one stage of it, on all nodes and GPUs of a job. Takes the arguments of `incv run` or `incv STAGE`.
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 --time=24:00:00 --account=me slurm/incv_webvision.sh
 #   sbatch --nodes=2 --gpus-per-node=8 ... slurm/incv_webvision.sh coteaching_incv -c webvision1000 --run-dir /data/r
 #
-# Without -c the recipe is webvision50. The job saves and requeues itself before its time is over, and goes on after a
-# preemption, a dead node or a scancel followed by the same line: slurm/README.md says how.
+# The default recipe is webvision50. The job saves and requeues itself before its time limit. It resumes after a
+# preemption or a dead node, or when the same line is submitted again after a scancel: see slurm/README.md.
 #
-# INCV_SETUP=FILE          sourced on each node: modules, the environment; default: .venv/bin/activate, if it is there
-# INCV_CONTAINER=IMAGE     run inside this image (srun --container-image, which the plugin pyxis with enroot brings)
-# INCV_MOUNTS=A:B,...      further folders the container sees; the current one it sees anyway
-# INCV_STAGE=/local/path   copy the shards there first, on each node, and read them from there
-# INCV_PROCS_PER_NODE=N    processes a node where Slurm grants no GPUs; default: 1
+# INCV_SETUP=FILE          sourced on each node (modules, environment); default: .venv/bin/activate, if it exists
+# INCV_CONTAINER=IMAGE     run in this image (srun --container-image, from the pyxis plugin with enroot)
+# INCV_MOUNTS=A:B,...      more folders to mount in the container; the current one is always mounted
+# INCV_STAGE=/local/path   copy the shards to this path on each node first, and read them from there
+# INCV_PROCS_PER_NODE=N    processes per node if Slurm grants no GPUs; default: 1
 #
 #SBATCH --job-name=incv
 #SBATCH --ntasks-per-node=1
@@ -21,8 +21,8 @@
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
-MOST_STARTS=3   # in a row without a later durable step: then something is wrong that another start does not mend
-SAVING=270      # seconds a run has to save once it is asked to; the signal comes 300 s before the end
+MAX_STARTS=3      # in a row without durable progress; after that, another start would not help
+SAVE_SECONDS=270  # for a run to save after a stop request; the signal comes 300 s before the time limit
 EXIT_STOPPED=75
 
 asked="" run_dir="" code=0
@@ -34,7 +34,7 @@ main() {
     echo "usage: sbatch [options of sbatch] $0 [STAGE] [arguments of incv run]" >&2
     exit 2
   fi
-  INCV_LAUNCHED=$(date +%s) # a STOP file that is older was not meant for this start
+  INCV_LAUNCHED=$(date +%s) # an older STOP file does not apply to this start
   export INCV_LAUNCHED
   choose_place
   choose_command "$@"
@@ -43,8 +43,8 @@ main() {
   record=$run_dir/logs/slurm-starts.txt
   before=$(progress)
   earlier=$(starts_from "$before")
-  ((earlier < MOST_STARTS)) || end_chain
-  if [[ -e $run_dir/manifest.json ]]; then # a folder with anything else in it would be refused by the first start
+  ((earlier < MAX_STARTS)) || end_chain
+  if [[ -e $run_dir/manifest.json ]]; then # the first start refuses a folder that is not empty
     mkdir -p "$run_dir/logs"
     echo "$(date +%FT%T) job $SLURM_JOB_ID: $before" >>"$record"
   fi
@@ -55,7 +55,7 @@ main() {
   end
 }
 
-# Where commands run: in the environment of INCV_SETUP, or in a container.
+# Choose where commands run: in the environment of INCV_SETUP, or in a container.
 choose_place() {
   place=()
   if [[ -n ${INCV_CONTAINER:-} ]]; then
@@ -66,14 +66,14 @@ choose_place() {
   fi
   export INCV_SETUP=${INCV_SETUP:-}
   if [[ -n $INCV_SETUP && -z ${INCV_CONTAINER:-} ]]; then
-    set +u # what people source there is seldom written for it
+    set +u # setup scripts are rarely written for set -u
     # shellcheck disable=SC1090  # the user's own file
     source "$INCV_SETUP" >&2
     set -u
   fi
 }
 
-# `run` or a stage, the recipe and its overrides.
+# Build the command: `run` or a stage, the recipe and its overrides.
 choose_command() {
   command=(run)
   case ${1:-} in
@@ -86,7 +86,7 @@ choose_command() {
   esac
 }
 
-# Nodes, processes on each, and the addresses by which nodes find each other.
+# Set the number of nodes, the processes per node and the addresses of the nodes.
 count_processes() {
   nodes=$SLURM_JOB_NUM_NODES
   local gpus=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-0}} all=${SLURM_GPUS:-}
@@ -95,7 +95,7 @@ count_processes() {
   processes=${INCV_PROCS_PER_NODE:-1}
   ((gpus == 0)) || processes=$gpus
   if [[ -n $all ]] && ((all != nodes * processes)); then
-    echo "$all GPUs on $nodes nodes, $processes of them here: ask for as many on each node, --gpus-per-node=N" >&2
+    echo "$all GPUs on $nodes nodes, but $processes on this one: request the same number on each, --gpus-per-node=N" >&2
     exit 2
   fi
   local name
@@ -105,7 +105,7 @@ count_processes() {
   done
 }
 
-# One command on the first node.
+# Run one command on the first node.
 on_head() {
   if [[ -n ${INCV_CONTAINER:-} ]]; then
     srun --nodes=1 --ntasks=1 --overlap --export=ALL "${place[@]}" bash -c "$ON_NODE"' exec "$@"' head "$@"
@@ -114,8 +114,8 @@ on_head() {
   fi
 }
 
-# Once on each node, in the background: the shell must be free to take signals. Sets `code`.
-#   on_nodes SECONDS PROGRAM ARGUMENT...   SECONDS after the first node has ended, the others are ended too; 0: never
+# Run a program once per node, in the background, so that this shell can handle signals. Sets `code`.
+#   on_nodes SECONDS PROGRAM ARGUMENT...   SECONDS after the first node ends, srun ends the others; 0: never
 on_nodes() {
   local grace=$1 program=$2 step interrupted
   shift 2
@@ -134,11 +134,11 @@ on_nodes() {
   interrupted=$code
   code=0
   wait "$step" 2>/dev/null || code=$?
-  ((code != 127)) || code=$interrupted # it was the true one: a second wait finds nothing
+  ((code != 127)) || code=$interrupted # the first wait had reaped it already
 }
 
-# Ignored until a program is there that takes it: it would end this shell.
-# shellcheck disable=SC2016  # for the shell of the node
+# Ignore USR2 until the program handles it: it would kill this shell.
+# shellcheck disable=SC2016  # expanded by the shell on the node
 ON_NODE='
 trap "" USR2
 if [[ -n $INCV_SETUP ]]; then source "$INCV_SETUP" >&2; fi
@@ -147,7 +147,7 @@ if [[ -n $INCV_SETUP ]]; then source "$INCV_SETUP" >&2; fi
 stage_shards() {
   local line words folders=() from to
   while IFS= read -r line; do
-    eval "words=($line)" # words that incv has quoted for a shell
+    eval "words=($line)" # incv quotes the words for a shell
     from=$(realpath -m "${words[1]}")
     to=$INCV_STAGE$from
     folders+=("$from" "$to")
@@ -157,11 +157,11 @@ stage_shards() {
   on_nodes 0 'while (($#)); do python -m trainer shards stage "$1" "$2" || exit; shift 2; done' "${folders[@]}"
 }
 
-# One torchrun a node; it starts the processes, and starts them again where one dies.
+# One torchrun per node; it starts the processes, and restarts them if one dies.
 train() {
   local restart=${SLURM_RESTART_COUNT:-0}
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$SAVING # how long torchrun lets its processes save after a signal
-  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # with a shared store restarts over gloo often fail
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$SAVE_SECONDS # how long torchrun waits for its processes after a signal
+  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # with a shared store, restarts over gloo often fail
   # shellcheck disable=SC2016
   local launcher='
     addresses=($1)
@@ -176,13 +176,13 @@ train() {
 }
 
 # shellcheck disable=SC2317  # the traps above call it
-# The file first: it cannot get lost. Then the signal, which is faster, and reaches a run that has no directory yet.
+# First the STOP file, which cannot get lost; then the signal, which is faster and reaches a run without a directory.
 stop() {
   [[ -z $asked ]] || return 0
   asked=$1
-  echo "$(date +%FT%T) got $1: the run is asked to save and stop" >&2
+  echo "$(date +%FT%T) got $1: requesting the run to save and stop" >&2
   leave_stop_file
-  # Where Slurm itself ends the job, the steps have their signal already: told thrice, torchrun leaves its workers.
+  # If Slurm itself ends the job, the steps already got a signal; after a third one, torchrun abandons its workers.
   [[ $(job_state) != RUNNING ]] || scancel --signal=USR2 "$SLURM_JOB_ID" || true
 }
 
@@ -196,7 +196,7 @@ job_state() {
   scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*' | cut -d= -f2 || true
 }
 
-# Which file lies there now: a start that is refused leaves the old ones alone.
+# Identity of a file, to tell whether this start replaced it: a refused start does not.
 identity() {
   stat -c '%i %y' "$run_dir/$1" 2>/dev/null || true
 }
@@ -211,15 +211,15 @@ finished() {
 sys.exit(json.load(open(sys.argv[1]))["starts"][-1]["ended"] != "finished")' "$run_dir/manifest.json"
 }
 
-# A line that changes whenever a later point is durable.
+# A line that changes with every durable progress.
 progress() {
   on_head python -m trainer doctor --run-dir "$run_dir" --progress || echo unknown
 }
 
-# How many starts in a row, the last ones, began at this point.
+# Count the latest consecutive starts that began at this point.
 starts_from() {
   local count=0 line
-  if [[ ! -e $run_dir/manifest.json ]]; then # nothing can be recorded there; Slurm counts too
+  if [[ ! -e $run_dir/manifest.json ]]; then # nothing is recorded yet; use the count of Slurm
     echo "${SLURM_RESTART_COUNT:-0}"
     return
   fi
@@ -232,34 +232,34 @@ starts_from() {
 }
 
 end_chain() {
-  echo "$MOST_STARTS starts in a row have come no further than: $before" >&2
-  echo "look for the reason above; then submit the same line again, which has $MOST_STARTS more" >&2
+  echo "$MAX_STARTS starts in a row made no progress beyond: $before" >&2
+  echo "see the log above for the cause; then submit the same line again for up to $MAX_STARTS more starts" >&2
   [[ ! -e $record ]] || mv -f "$record" "$record.ended"
   exit 1
 }
 
-# torchrun's own exit code says little: 1 after a stop by a signal. Marker and manifest say what happened.
+# torchrun's exit code is ambiguous (1 after a stop by signal): stopped.json and the manifest tell what happened.
 end() {
-  ls "$run_dir" >/dev/null 2>&1 || true # a network file system looks again at a folder that is listed
+  ls "$run_dir" >/dev/null 2>&1 || true # refreshes the cache of a network file system
   if ! stopped_anew && finished; then
     rm -f "$record"
     exit 0
   fi
-  # Asked to stop while shards were copied or packed: there is no run yet that could leave a marker.
+  # After a stop while shards were copied or packed, there is no run yet that could write stopped.json.
   if ! stopped_anew && [[ -z $asked ]]; then
-    ((code)) || echo "all processes ended well, and $run_dir/manifest.json does not say that the run is finished" >&2
+    ((code)) || echo "all processes exited with 0, but $run_dir/manifest.json does not record a finished run" >&2
     exit "$((code ? code : 1))"
   fi
-  if ((earlier + 1 >= MOST_STARTS)) && [[ $(progress) == "$before" ]]; then
+  if ((earlier + 1 >= MAX_STARTS)) && [[ $(progress) == "$before" ]]; then
     end_chain
   fi
-  if [[ $(job_state) != RUNNING ]]; then # preempted or cancelled: Slurm knows what comes next
+  if [[ $(job_state) != RUNNING ]]; then # preempted or cancelled: Slurm requeues or ends it
     exit "$EXIT_STOPPED"
   fi
   if scontrol requeue "$SLURM_JOB_ID"; then
     echo "$(date +%FT%T) stopped and requeued" >&2
   else
-    echo "stopped, and this job cannot be requeued: submit the same line again, and the run goes on" >&2
+    echo "stopped, but this job cannot be requeued: submit the same line again to resume the run" >&2
   fi
   exit "$EXIT_STOPPED"
 }

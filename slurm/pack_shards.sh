@@ -1,15 +1,15 @@
 #!/bin/bash
-# Pack a data set with an array of jobs that share one output folder, then merge. Arguments: those of `incv shards pack`.
+# Pack a data set with an array job that shares one output folder, then merge. Arguments: `incv shards pack`.
 #
 #   sbatch --array=0-15 slurm/pack_shards.sh webvision --root /data/webvision --out /data/shards/train --resize 256
 #
-# Number the array from 0. Its first task also submits this script once more, as a single job that waits for all tasks
-# and merges what they wrote (where compute nodes may not submit: the same line without --array, by hand). After a stop,
-# a time limit or a dead node, the same line again does what is missing: finished shards are kept.
+# Number the array from 0. Its first task also submits this script as a single job that waits for all tasks and merges
+# their output (if compute nodes may not submit jobs: submit the same line without --array by hand). After a stop, a
+# time limit or a dead node, submit the same line again: finished shards are kept.
 #
-# INCV_SETUP=FILE   sourced first: modules, the environment that has `incv`
-# INCV_TASKS=N      the number of tasks, where only some of them are repeated: INCV_TASKS=16 sbatch --array=3,7 ...
-# INCV_MERGE=no     submit no job that merges: someone else does (slurm/pipeline.sh)
+# INCV_SETUP=FILE   sourced first (modules, the environment that provides `incv`)
+# INCV_TASKS=N      total number of tasks, to repeat only some of them: INCV_TASKS=16 sbatch --array=3,7 ...
+# INCV_MERGE=no     do not submit the merge job, because slurm/pipeline.sh does
 #
 #SBATCH --job-name=incv-pack
 #SBATCH --cpus-per-task=8
@@ -31,7 +31,7 @@ if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
   options+=(--workers "$SLURM_CPUS_PER_TASK")
 fi
 
-# A single job: all shards that are still missing, usually none, and the merge.
+# Single job: pack the shards that are still missing, usually none, and merge.
 if [[ -z ${SLURM_ARRAY_TASK_ID:-} ]]; then
   exec incv shards pack "${options[@]}" "$@"
 fi
@@ -39,12 +39,12 @@ fi
 tasks=${INCV_TASKS:-$SLURM_ARRAY_TASK_COUNT}
 is_first=$((SLURM_ARRAY_TASK_ID == ${SLURM_ARRAY_TASK_MIN:-0}))
 if ((is_first && ${SLURM_RESTART_COUNT:-0} == 0)) && [[ ${INCV_MERGE:-} != no ]]; then
-  # sbatch hands its environment on: without its array variables, the job that merges is a single one
+  # sbatch passes its environment on: without the array variables, the merge job is a single job
   env -u SLURM_ARRAY_TASK_ID -u SLURM_ARRAY_TASK_COUNT -u SLURM_ARRAY_TASK_MIN -u SLURM_ARRAY_TASK_MAX \
     -u SLURM_ARRAY_TASK_STEP -u SLURM_ARRAY_JOB_ID \
     sbatch --dependency="afterok:$SLURM_ARRAY_JOB_ID" --kill-on-invalid-dep=yes --job-name=incv-merge \
     ${SLURM_JOB_PARTITION:+"--partition=$SLURM_JOB_PARTITION"} ${SLURM_JOB_ACCOUNT:+"--account=$SLURM_JOB_ACCOUNT"} \
     "$0" "$@" ||
-    echo "cannot submit the job that merges; when all tasks are done, submit the same line without --array" >&2
+    echo "cannot submit the merge job: when all tasks are done, submit the same line without --array" >&2
 fi
 exec incv shards pack "${options[@]}" "$@" --task "$SLURM_ARRAY_TASK_ID/$tasks"

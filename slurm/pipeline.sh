@@ -1,16 +1,16 @@
 #!/bin/bash
-# A recipe as a chain of jobs, each starting when the one before has ended well: packing (an array of jobs for each
-# split that is not packed yet), labels, INCV, each training method, then evaluation, export and report. It is run,
-# not submitted.
+# Submit a recipe as a chain of jobs, each starting after the previous one has succeeded: packing (an array job for each
+# split that is not packed yet), labels, INCV, each training method, then evaluation, export and report. Run this
+# script, do not submit it.
 #
-#   slurm/pipeline.sh [options of sbatch for the training jobs] [-- arguments of incv run]
+#   slurm/pipeline.sh [sbatch options for the training jobs] [-- arguments of incv run]
 #   slurm/pipeline.sh --nodes=2 --gpus-per-node=8 --time=24:00:00 --account=me -- -c webvision50 seed=1
 #
-# Without -c the recipe is webvision50. Where a job fails, those that wait for it are removed; the same line again does
-# what is missing. INCV_SETUP, INCV_STAGE and the others are those of incv_webvision.sh; besides:
+# The default recipe is webvision50. If a job fails, the jobs that depend on it are removed; run the same line again to
+# do what is missing. Takes INCV_SETUP, INCV_STAGE and the other variables of incv_webvision.sh, and:
 #
-# INCV_PACK_TASKS=N         jobs that pack one split; default: 16
-# INCV_PACK_OPTIONS="..."   options of sbatch for these, --partition=cpu say: words without spaces in them
+# INCV_PACK_TASKS=N         tasks that pack one split; default: 16
+# INCV_PACK_OPTIONS="..."   sbatch options for these, such as --partition=cpu; no option may contain spaces
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -32,7 +32,7 @@ main() {
   fi
   if [[ -n ${INCV_SETUP:-} ]]; then
     export INCV_SETUP
-    set +u # what people source there is seldom written for it
+    set +u # setup scripts are rarely written for set -u
     # shellcheck disable=SC1090  # the user's own file
     source "$INCV_SETUP" >&2
     set -u
@@ -44,12 +44,12 @@ main() {
   submit_stages
 }
 
-# Sets `dependency` to the jobs that merge.
+# Submit the packing jobs; sets `dependency` to the merge jobs.
 submit_packing() {
   local line words array merge pack_options=() submitted=" "
   read -ra pack_options <<<"${INCV_PACK_OPTIONS:-}"
   while IFS= read -r line; do
-    eval "words=($line)" # words that incv has quoted for a shell
+    eval "words=($line)" # incv quotes the words for a shell
     if [[ -e ${words[1]}/dataset.json || $submitted == *" ${words[1]} "* ]]; then
       continue
     fi
@@ -74,18 +74,18 @@ submit_stages() {
       "$here/incv_webvision.sh" "$stage" "${arguments[@]}")
     echo "$job does $stage"
     dependency=afterok:$job
-    few=() # only the labels, which come first, need no more than one node
+    few=() # only the first stage, labels, needs a single node
   done
   job=$(submit "${options[@]}" --dependency="$dependency" --job-name=incv-report \
     "$here/incv_webvision.sh" run "${arguments[@]}")
   echo "$job evaluates and reports, into $(incv run "${arguments[@]}" --print-run-dir)"
 }
 
-# The number of the new job; with several clusters sbatch adds a name.
+# Submit a job and print its id; with several clusters sbatch appends the cluster name.
 submit() {
-  local said
-  said=$(sbatch --parsable --kill-on-invalid-dep=yes "$@")
-  echo "${said%%;*}"
+  local output
+  output=$(sbatch --parsable --kill-on-invalid-dep=yes "$@")
+  echo "${output%%;*}"
 }
 
 main "$@"

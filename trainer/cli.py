@@ -22,7 +22,7 @@ from trainer.config.schema import DataConfig, Recipe
 from trainer.config.sweep import Variant, combinations
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
-from trainer.doctor.durable_point import durable_point
+from trainer.doctor.durable_point import describe_durable_point
 from trainer.doctor.examination import examine
 from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
@@ -307,7 +307,7 @@ def recipe_path(given: str) -> Path:
 def _doctor(parsed: argparse.Namespace) -> int:
     """Exit 0: well, finished or stopped; 1: a rank hangs, is silent or has failed; 2: no run directory."""
     if parsed.progress:
-        print(durable_point(parsed.run_dir))
+        print(describe_durable_point(parsed.run_dir))
         return 0
     text, well = examine(parsed.run_dir, time.time())
     print(text)
@@ -316,12 +316,12 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 def _validate(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
-    from trainer.models.factory import require_known
+    from trainer.models.factory import require_known_model
     from trainer.run.recipe import load_recipe
 
     recipe = load_recipe(path, parsed.overrides)
 
-    require_known(recipe.model.name)
+    require_known_model(recipe.model.name)
     print(f"{path} is valid")
     return 0
 

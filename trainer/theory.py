@@ -1,8 +1,8 @@
-"""The paper's formulas: the agreement, label precision and label recall a noise matrix leads to, and back."""
+"""The paper's formulas: agreement, label precision and label recall from a noise matrix, and their inverse."""
 
-# Symbols: T float64 [c, c], T_ij = P(given label j | true class i); prior float64 [c], π_i, the share of true
-# class i, or its count: priors are normalised here. ε is a noise ratio, c the number of classes.
-# Equation numbers are the paper's. A ratio with nothing in its denominator is nan, without a warning.
+# Symbols: T float64 [c, c], T_ij = P(given label j | true class i); prior float64 [c], π_i, the share or count of
+# true class i (priors are normalised here). ε is a noise ratio, c the number of classes. Equation numbers are the
+# paper's. A ratio with a zero denominator is nan, without a warning.
 
 import math
 from typing import Literal
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 NoiseKind = Literal["symmetric", "asymmetric"]
 Array = NDArray[np.float64]
 
-# Matrices come from YAML with a few decimals as well as from estimates; a forgotten entry is far larger.
+# Loose enough for matrices written in YAML with a few decimals; a missing entry is a far larger error.
 ROW_SUM_TOLERANCE = 1e-6
 
 
@@ -52,7 +52,7 @@ def check_transition(T: ArrayLike) -> None:
         if abs(total - 1.0) > ROW_SUM_TOLERANCE:
             raise ValueError(
                 f"row {row} of the noise matrix sums to {total:.9g} and must sum to 1: "
-                f"it says how the labels of true class {row} are distributed"
+                f"it is the distribution of the given labels of true class {row}"
             )
 
 
@@ -87,9 +87,9 @@ def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmet
     """Invert Eq. 4 or Eq. 5: the smaller ε at which the agreement is `accuracy`.
 
     With m = c/top_k (symmetric; agreement then means "given label among the top k") or m = 2 (asymmetric;
-    top_k must be 1, as two guesses always contain a pair-flipped label), both equations read
-    (1-ε)² + ε²/(m-1) = accuracy. The minimum is 1/m, at ε = (m-1)/m: that ε is returned for any agreement
-    below it, which no ε explains. An agreement above 1 gives 0.
+    top_k must be 1, since the top 2 always contain a pair-flipped label), both equations read
+    (1-ε)² + ε²/(m-1) = accuracy. The minimum is 1/m, at ε = (m-1)/m: it is returned for any agreement
+    below 1/m, which no ε explains. An agreement above 1 gives 0.
     """
     _check_classes(classes)
     if math.isnan(accuracy):
@@ -115,12 +115,12 @@ def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmet
 def label_precision_per_class(T: ArrayLike) -> Array:
     """Eq. 8: LP_i = T_ii² / Σ_j T_ij², among the selected of TRUE class i (Eq. 7); float64 [c]."""
     matrix = _transition(T)
-    # Each row sums to 1, so that Σ_j T_ij² is at least 1/c.
+    # Each row sums to 1, so Σ_j T_ij² is at least 1/c: no division by zero.
     return np.diag(matrix) ** 2 / (matrix**2).sum(axis=1)
 
 
 def label_recall_per_class(T: ArrayLike) -> Array:
-    """Eq. 8: LR_i = T_ii, among the clean of true class i (Eq. 7); float64 [c], 0 where none is clean."""
+    """Eq. 8: LR_i = T_ii, among the clean of true class i (Eq. 7); float64 [c], 0 if none is clean."""
     return np.diag(_transition(T)).copy()
 
 
@@ -130,7 +130,7 @@ def label_precision(T: ArrayLike, prior: ArrayLike) -> float:
 
 
 def label_recall(T: ArrayLike, prior: ArrayLike) -> float:
-    """Eq. 6 with Eq. 3: LR = Σ_i π_i T_ii² / Σ_i π_i T_ii; nan where no label is right."""
+    """Eq. 6 with Eq. 3: LR = Σ_i π_i T_ii² / Σ_i π_i T_ii; nan if no label is right."""
     return label_recall_after(T, prior, rounds=1)
 
 
@@ -155,10 +155,10 @@ def noise_of_selected(ratio: float, classes: int, kind: NoiseKind) -> float:
 
 
 def label_recall_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
-    """LR_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i T_ii after k rounds; nan where no label is right.
+    """LR_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i T_ii after k rounds; nan if no label is right.
 
-    Prop. 2 is for one round. This extends it to a network that memorises, whose predictions are drawn afresh
-    from T in each round, with no sample removed (r = 0).
+    Prop. 2 covers one round. This extends it to a network that memorises: its predictions are drawn independently
+    from T in each round, and no sample is removed (r = 0).
     """
     matrix = _transition(T)
     weights = _prior(prior, len(matrix))
@@ -180,7 +180,7 @@ def label_precision_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
 def _selected_after(matrix: Array, rounds: int) -> Array:
     """P(label j, selected within k rounds | true class i) = T_ij (1-(1-T_ij)^k); float64 [c, c]."""
     if rounds < 0:
-        raise ValueError(f"rounds is {rounds}; it counts rounds and cannot be negative")
+        raise ValueError(f"rounds is {rounds}; it cannot be negative")
     return matrix * (1.0 - (1.0 - matrix) ** rounds)
 
 

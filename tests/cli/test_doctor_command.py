@@ -18,7 +18,7 @@ def test_a_finished_run_is_well(incv: Incv, finished: Path) -> None:
         answer = incv("doctor", "--run-dir", finished)
     assert (answer.code, answer.err) == (0, "")
     assert "recipe tiny" in answer.out
-    assert f"The run is finished: {finished / 'report.html'}." in " ".join(answer.out.split())
+    assert f"The run has finished: {finished / 'report.html'}." in " ".join(answer.out.split())
 
 
 def test_the_line_of_progress_follows_a_run(incv: Incv, playground: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_run_that_was_killed_is_not(incv: Incv, finished: Path) -> None:
         heartbeat.write_text(json.dumps(content))
     answer = incv("doctor", "--run-dir", finished)
     assert answer.code == 1
-    assert "no sign of life" in answer.out
-    assert "The same command goes on" in answer.out
+    assert "no heartbeat" in answer.out
+    assert "Rerun the same command" in answer.out
 
 
 def test_another_folder_is_refused(incv: Incv, playground: Path) -> None:

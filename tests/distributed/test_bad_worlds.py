@@ -94,7 +94,7 @@ ERRORS = {
     "shards_unseen": (3, "this node does not see the shards in data/shards/digits-train"),
     "checkpoints_cut_short": (3, "holds no readable checkpoint"),
     "checkpoint_of_another_recipe": (3, "is a checkpoint of another recipe"),
-    "world_not_as_promised": (2, "execution.world promises 4 processes, and torchrun started 2"),
+    "world_not_as_promised": (2, "execution.world is 4, but the launcher (torchrun) started 2"),
     "precision_of_launcher": (2, "mixed_precision bf16, and the recipe says precision: fp32"),
     "clip_with_deepspeed": (2, "optimizer.clip limits each network's gradient by itself"),
     "fp16_with_deepspeed": (2, "precision: fp16 needs a loss scale"),
@@ -223,7 +223,7 @@ def test_accelerate_that_silently_starts_one_process(place: Path, tmp_path: Path
     launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "trainer"]
     code, terminal, lasted = ended([*launcher, *arguments(tmp_path / "run", *SHORT)], place, tmp_path)
     assert code != 0
-    assert "incv: error: accelerate was asked for several processes and started one" in terminal
+    assert "incv: error: accelerate was configured for several processes but started one" in terminal
     assert lasted < SECONDS
     assert not (tmp_path / "run").exists()
 

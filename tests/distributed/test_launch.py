@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from shards.errors import ConfigError
-from trainer.distributed.launch import Launch, check_launcher_options, check_world_size, detect_launch, launched_at
+from trainer.distributed.launch import (
+    Launch,
+    check_launcher_options,
+    check_world_size,
+    detect_launch,
+    get_launch_time,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -57,7 +63,7 @@ def test_accelerate_with_one_process() -> None:
 
 def test_accelerate_that_was_asked_for_two_and_started_one() -> None:
     told = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(ConfigError, match="asked for several processes and started one") as error:
+    with pytest.raises(ConfigError, match="configured for several processes but started one") as error:
         detect_launch(told)
     assert "--multi_gpu" in str(error.value)
 
@@ -65,7 +71,7 @@ def test_accelerate_that_was_asked_for_two_and_started_one() -> None:
 def test_srun() -> None:
     launch = detect_launch(SRUN)
     assert (launch.launcher, launch.rank, launch.size) == ("srun", 5, 8)
-    assert (launch.local_rank, launch.local_size, launch.address) == (1, 4, "n1")
+    assert (launch.local_rank, launch.local_size, launch.master_address) == (1, 4, "n1")
     assert not launch.stop_exits_zero
 
 
@@ -84,12 +90,12 @@ def test_torchrun_inside_of_srun_is_torchrun() -> None:
 
 def test_steps_and_jobs_of_a_node_have_ports_of_their_own() -> None:
     ports = [
-        detect_launch(SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).port
+        detect_launch(SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).master_port
         for job, step in (("17", "0"), ("17", "1"), ("18", "0"), ("19", "0"))
     ]
     assert len(set(ports)) == 4
     assert all(1024 < port < 65536 for port in ports)
-    assert detect_launch(SRUN | {"MASTER_PORT": "4242"}).port == 4242
+    assert detect_launch(SRUN | {"MASTER_PORT": "4242"}).master_port == 4242
 
 
 def test_srun_without_an_address_and_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -99,7 +105,7 @@ def test_srun_without_an_address_and_without_slurm(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_without_a_world() -> None:
-    with pytest.raises(ConfigError, match="RANK is set, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not"):
+    with pytest.raises(ConfigError, match="RANK is set without WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
         detect_launch({"RANK": "0"})
 
 
@@ -113,9 +119,9 @@ def test_the_promised_world() -> None:
     launch = detect_launch(TORCHRUN)
     check_world_size(launch, None)
     check_world_size(launch, 4)
-    with pytest.raises(ConfigError, match="promises 8 processes, and torchrun started 4"):
+    with pytest.raises(ConfigError, match=r"execution\.world is 8, .*torchrun.* started 4"):
         check_world_size(launch, 8)
-    with pytest.raises(ConfigError, match="promises 2 processes, and alone started 1"):
+    with pytest.raises(ConfigError, match=r"execution\.world is 2, .*alone.* started 1"):
         check_world_size(detect_launch({}), 2)
 
 
@@ -127,7 +133,7 @@ def test_a_launcher_that_does_not_contradict_the_recipe(precision: str, said: st
 
 @pytest.mark.parametrize(("precision", "said"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp32", "fp8")])
 def test_a_contrary_precision_names_both(precision: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"mixed_precision {said}, and the recipe says precision: {precision}"):
+    with pytest.raises(ConfigError, match=f"mixed_precision {said}, .*precision: {precision}"):
         check_launcher_options(precision, {"ACCELERATE_MIXED_PRECISION": said})
 
 
@@ -144,20 +150,20 @@ def test_other_settings_of_accelerate_that_nobody_would_obey(name: str, value: s
 
 
 def test_when_the_launcher_began() -> None:
-    assert launched_at({"INCV_LAUNCHED": "1700000000.5"}) == 1700000000.5
+    assert get_launch_time({"INCV_LAUNCHED": "1700000000.5"}) == 1700000000.5
     with pytest.raises(ConfigError, match="INCV_LAUNCHED is 'noon', not a Unix time"):
-        launched_at({"INCV_LAUNCHED": "noon"})
+        get_launch_time({"INCV_LAUNCHED": "noon"})
 
 
 def test_a_worker_of_an_agent_asks_when_the_agent_began() -> None:
     """This process is the agent of the one it starts: it began earlier, and that is what the worker says."""
-    program = "from trainer.distributed.launch import launched_at; print(launched_at())"
+    program = "from trainer.distributed.launch import get_launch_time; print(get_launch_time())"
     began = time.time()
     found = [
         float(subprocess.run([sys.executable, "-c", program], env=told, capture_output=True, check=True).stdout)
         for told in (os.environ | TORCHRUN, dict(os.environ))
     ]
-    assert found[0] == pytest.approx(launched_at({}), abs=0.05)
+    assert found[0] == pytest.approx(get_launch_time({}), abs=0.05)
     assert found[0] < began
     assert found[1] > began - 2.0  # the kernel's clock of process starts is coarse
     assert found[1] > found[0]

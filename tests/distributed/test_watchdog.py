@@ -1,4 +1,4 @@
-"""Signs of life over a real store: stops and failures spread, a silent rank is found, and nobody asks too much."""
+"""Heartbeats over a real store: stops and failures spread, a silent rank is found, and nobody asks too much."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trainer.distributed import watchdog as pulse_module
+from trainer.distributed import watchdog as watchdog_module
 from trainer.distributed.watchdog import Watchdog, WorldError
 
 HOSTS = ("n0", "n1", "n2")
@@ -27,7 +27,7 @@ class CountingStore:
         self.silent = False
 
     def set(self, key: str, value: str) -> None:
-        if not (self.silent and key.startswith("pulse/")):  # a rank whose words do not arrive any more
+        if not (self.silent and key.startswith("heartbeat/")):  # a rank whose words do not arrive any more
             self._store.set(key, value)
 
     def add(self, key: str, amount: int) -> int:
@@ -55,20 +55,20 @@ def client(server: dist.TCPStore) -> CountingStore:
 
 @pytest.fixture
 def begun(server: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes a rank's pulse; the process of a failed world is not to end here."""
-    monkeypatch.setattr(pulse_module, "_GRACE", 600.0)
-    pulses: list[Watchdog] = []
+    """Makes a rank's watchdog, which must not exit this process after a failure."""
+    monkeypatch.setattr(watchdog_module, "_GRACE", 600.0)
+    made_here: list[Watchdog] = []
 
-    def make(rank: int, wish: Callable[[], str | None] = lambda: None, **options: object) -> Watchdog:
+    def make(rank: int, get_stop_reason: Callable[[], str | None] = lambda: None, **options: object) -> Watchdog:
         store = options.pop("store", None) or client(server)
-        made = Watchdog(store, rank, HOSTS, wish=wish, **options)  # type: ignore[arg-type]
-        made.begin()
-        pulses.append(made)
+        made = Watchdog(store, rank, HOSTS, get_stop_reason=get_stop_reason, **options)  # type: ignore[arg-type]
+        made.start()
+        made_here.append(made)
         return made
 
     yield make
-    for each in pulses:
-        each._ending.set()
+    for each in made_here:
+        each._stopping.set()
 
 
 def soon(condition: Callable[[], bool], seconds: float = SOON) -> bool:
@@ -143,8 +143,8 @@ def test_a_silent_rank_is_lost_after_a_while(server: dist.TCPStore, begun: Make)
     assert soon(lambda: failure_of(ranks[1]) is not None)
     assert 1.0 < time.monotonic() - silent_since < 4.0
     for other in ranks[:2]:
-        assert "rank 2 (n2): no sign of life for" in str(failure_of(other))
-        assert "The same command goes on from the last checkpoint" in str(failure_of(other))
+        assert "rank 2 (n2): no heartbeat for" in str(failure_of(other))
+        assert "resume from the last checkpoint" in str(failure_of(other))
 
 
 def test_the_others_notice_that_rank_0_is_silent(server: dist.TCPStore, begun: Make) -> None:
@@ -152,7 +152,7 @@ def test_the_others_notice_that_rank_0_is_silent(server: dist.TCPStore, begun: M
     ranks = [begun(0, lost_after=1.0, store=store), begun(1, lost_after=1.0), begun(2, lost_after=1.0)]
     time.sleep(0.6)
     store.silent = True
-    assert soon(lambda: all("rank 0 (n0): no sign of life" in str(failure_of(rank)) for rank in ranks[1:]))
+    assert soon(lambda: all("rank 0 (n0): no heartbeat" in str(failure_of(rank)) for rank in ranks[1:]))
 
 
 def test_the_others_look_at_rank_0_alone(server: dist.TCPStore, begun: Make) -> None:
@@ -161,8 +161,8 @@ def test_the_others_look_at_rank_0_alone(server: dist.TCPStore, begun: Make) -> 
     for rank, store in enumerate(stores):
         begun(rank, store=store)
     assert soon(lambda: all(len(store.asked) > 2 for store in stores))
-    watched = [{key for keys in store.asked for key in keys if key.startswith("pulse/")} for store in stores]
-    assert watched == [{"pulse/0", "pulse/1", "pulse/2"}, {"pulse/0"}, {"pulse/0"}]
+    watched = [{key for keys in store.asked for key in keys if key.startswith("heartbeat/")} for store in stores]
+    assert watched == [{"heartbeat/0", "heartbeat/1", "heartbeat/2"}, {"heartbeat/0"}, {"heartbeat/0"}]
     time.sleep(1.0)
     assert all(len(store.asked) < 20 for store in stores), "a few times a second"
 
@@ -170,24 +170,24 @@ def test_the_others_look_at_rank_0_alone(server: dist.TCPStore, begun: Make) -> 
 def test_alone_it_keeps_the_heartbeat_fresh() -> None:
     beats: list[float] = []
     watchdog = Watchdog()
-    watchdog.beat = lambda: beats.append(time.monotonic())
-    watchdog.begin()
+    watchdog.on_heartbeat = lambda: beats.append(time.monotonic())
+    watchdog.start()
     assert soon(lambda: len(beats) == 1)
     watchdog.fail("nobody hears it", 1)
     watchdog.raise_if_failed()
     assert watchdog.stop_reason is None
-    watchdog.end()
+    watchdog.stop()
 
 
 HUNG = """
 import sys, time
 import torch.distributed as dist
-from trainer.distributed import watchdog as pulse
-pulse._GRACE = 0.5
+from trainer.distributed import watchdog
+watchdog._GRACE = 0.5
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
-watcher = pulse.Pulse(store, 1, ("n0", "n1"), lost_after=float(sys.argv[2]))
-watcher.last_words = lambda: print("last words", flush=True)
-watcher.begin()
+watcher = watchdog.Watchdog(store, 1, ("n0", "n1"), lost_after=float(sys.argv[2]))
+watcher.on_exit = lambda: print("last words", flush=True)
+watcher.start()
 print("begun", flush=True)
 time.sleep(60)  # a main thread inside a collective, which does not look
 """
@@ -231,4 +231,4 @@ def test_a_rank_is_ended_when_the_store_is_gone() -> None:
         keeper.kill()
         keeper.wait()
     assert process.returncode == 1
-    assert "rank 0 (n0): no sign of life for" in error
+    assert "rank 0 (n0): no heartbeat for" in error

@@ -18,7 +18,7 @@ def test_a_world_of_one_says_nothing() -> None:
     assert SINGLE_PROCESS.is_rank0
     assert SINGLE_PROCESS.group is None
     assert SINGLE_PROCESS.all_reduce(numbers) is numbers
-    assert torch.equal(SINGLE_PROCESS.gathered(numbers)[0], numbers)
+    assert torch.equal(SINGLE_PROCESS.all_gather(numbers)[0], numbers)
     assert torch.equal(SINGLE_PROCESS.all_reduce_mean([numbers])[0], numbers)
     assert SINGLE_PROCESS.all_reduce_mean([numbers])[0] is not numbers
     assert SINGLE_PROCESS.broadcast_from_rank0(lambda: {"a": 1}) == {"a": 1}
@@ -29,7 +29,7 @@ def test_a_world_of_one_says_nothing() -> None:
 
 def test_the_agreement_of_one() -> None:
     wishes: list[str] = []
-    agreement = SINGLE_PROCESS.agreement(lambda: wishes[0] if wishes else None)
+    agreement = SINGLE_PROCESS.stop_consensus(lambda: wishes[0] if wishes else None)
     agreement.post()
     assert not agreement.result()
     agreement.post()
@@ -46,8 +46,8 @@ def test_joining_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.set_num_threads(before)
     assert (world.rank, world.size, world.launcher, world.rank_group) == (0, 1, "alone", None)
-    world.watchdog.end()
-    with pytest.raises(ConfigError, match="promises 2 processes, and alone started 1"):
+    world.watchdog.stop()
+    with pytest.raises(ConfigError, match=r"execution\.world is 2, .*alone.* started 1"):
         join_world(ExecutionConfig(world=2))
 
 

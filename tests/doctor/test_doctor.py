@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from trainer.records.rank_log import rank_log
 
 from shards.errors import ConfigError
-from trainer.doctor.durable_point import NOTHING, durable_point
+from trainer.doctor.durable_point import NO_DURABLE_POINT, describe_durable_point
 from trainer.doctor.examination import WIDTH, examine
 from trainer.doctor.ranks import Rank
-from trainer.doctor.verdict import hanging_ranks, spans
+from trainer.doctor.verdict import find_hanging_ranks, format_spans
 from trainer.records.heartbeat import Heartbeat
 from trainer.training.checkpoint import Checkpointer, TrainState
 
@@ -36,8 +36,8 @@ def beat(root: Path, rank: int, world: int, where: str, step: int, **other: Any)
     """A file as `Heartbeat` writes it, with other times."""
     path = root / "logs" / f"heartbeat-rank{rank}.json"
     heartbeat = Heartbeat(path, rank, world, "torchrun")
-    heartbeat.at(where, step, 0 if where.startswith("waiting") else 400)
-    heartbeat.beat()
+    heartbeat.update(where, step, 0 if where.startswith("waiting") else 400)
+    heartbeat.write()
     content = (
         json.loads(path.read_text()) | {"moved": NOW - 1, "written": NOW - 2, "host": f"Node{rank // 8}"} | other
     )
@@ -78,10 +78,10 @@ def test_the_rank_that_is_a_step_behind_hangs(root: Path) -> None:
     four(root, (2, {"step": 29, "moved": NOW - 200.5}), moved=NOW - 200)
     text, well = examine(root, NOW)
     assert not well
-    assert f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv/0/0 at step 29 of 400: no movement for 3 min." in flat(
+    assert f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv/0/0 at step 29 of 400: no progress for 3 min." in flat(
         text
     )
-    assert "Standing for 3 min: ranks 0-1, 3 in incv/0/0 at step 30 of 400." in flat(text)
+    assert "Stalled or waiting for 3 min: ranks 0-1, 3 in incv/0/0 at step 30 of 400." in flat(text)
 
 
 def test_the_rank_that_stopped_clearly_before_the_others_hangs(root: Path) -> None:
@@ -96,7 +96,7 @@ def test_ranks_that_stopped_together_are_not_told_apart(root: Path) -> None:
     four(root, (1, {"moved": NOW - 101}), moved=NOW - 100)
     text, well = examine(root, NOW)
     assert not well
-    assert "Ranks 0-3 stand together in incv/0/0 at step 30 of 400: no movement for 100 s." in flat(text)
+    assert "Ranks 0-3 stalled together in incv/0/0 at step 30 of 400: no progress for 100 s." in flat(text)
     assert "cannot tell which" in flat(text)
 
 
@@ -122,13 +122,13 @@ def test_a_group_that_hangs_while_the_other_goes_on(root: Path) -> None:
     text, well = examine(four(root, (2, standing), (3, standing | {"step": 31})), NOW)
     assert not well
     assert "Rank 2 (Node0" in text
-    assert "Going on: ranks 0-1 in incv/0/0" in flat(text)
+    assert "Still running: ranks 0-1 in incv/0/0" in flat(text)
 
 
 def test_when_all_wait_nobody_works(root: Path) -> None:
     text, well = examine(four(root, where="waiting for the other fold", step=0, moved=NOW - 400), NOW)
     assert not well
-    assert "All 4 ranks wait, and nobody has been at work for 7 min." in flat(text)
+    assert "All 4 ranks are waiting; none has made progress for 7 min." in flat(text)
 
 
 def test_a_silent_rank_is_named_first(root: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_silent_rank_is_named_first(root: Path) -> None:
     assert not well
     verdict = flat(text.split("\n\n")[2])
     assert verdict.startswith(
-        f"Rank 3 (Node0, pid {os.getpid()}) has given no sign of life for 90 s: killed, frozen, or on"
+        f"Rank 3 (Node0, pid {os.getpid()}) has written no heartbeat for 90 s: killed, frozen, or on"
     )
-    assert "Standing for 80 s: ranks 0-2" in verdict
+    assert "Stalled or waiting for 80 s: ranks 0-2" in verdict
 
 
 def test_a_beat_that_is_late_is_not_death(root: Path) -> None:
@@ -148,8 +148,8 @@ def test_a_beat_that_is_late_is_not_death(root: Path) -> None:
 def test_a_killed_run(root: Path) -> None:
     text, well = examine(four(root, written=NOW - 900, moved=NOW - 900), NOW)
     assert not well
-    assert "All 4 ranks have given no sign of life for 15 min" in flat(text)
-    assert "The same command goes on" in flat(text)
+    assert "All 4 ranks have written no heartbeat for 15 min" in flat(text)
+    assert "Rerun the same command" in flat(text)
 
 
 def test_long_work_without_steps_is_no_hang(root: Path) -> None:
@@ -168,7 +168,7 @@ def test_ranks_of_an_earlier_start_are_not_looked_at(root: Path) -> None:
     write_manifest(root, 4)
     text, well = examine(root, NOW)
     assert not well
-    assert "Ranks 2-3 have given no sign of life since the last start." in flat(text)
+    assert "Ranks 2-3 have written no heartbeat since the last start." in flat(text)
     text, well = examine(root, BEGAN + 30)
     assert well
     assert "Ranks 2-3 of 4 not seen yet" in flat(text)
@@ -179,7 +179,7 @@ def test_finished_and_stopped(root: Path) -> None:
     write_manifest(root, 4, "finished", labels="done", report="done")
     text, well = examine(root, NOW)
     assert well
-    assert f"The run is finished: {root / 'report.html'}." in flat(text)
+    assert f"The run has finished: {root / 'report.html'}." in flat(text)
     write_manifest(root, 4, "finished", labels="done")
     assert "stages done so far: labels." in flat(examine(root, NOW)[0])
     record = {
@@ -230,7 +230,7 @@ def test_images_that_could_not_be_read_are_counted(root: Path) -> None:
 
 def test_a_stop_that_is_asked_for_is_said(root: Path) -> None:
     (four(root) / "STOP").touch()
-    assert "A stop is asked for" in examine(root, NOW)[0]
+    assert "STOP file requests a stop" in examine(root, NOW)[0]
 
 
 def test_damaged_files_are_taken_for_missing(root: Path) -> None:
@@ -239,7 +239,7 @@ def test_damaged_files_are_taken_for_missing(root: Path) -> None:
     (root / "logs" / "heartbeat-rank2.json").write_text('{"rank": "2"}')
     text, well = examine(root, NOW)
     assert not well
-    assert "Ranks 1-2 have given no sign of life" in flat(text)
+    assert "Ranks 1-2 have written no heartbeat" in flat(text)
 
 
 @pytest.mark.parametrize("content", [None, [], ["notes.txt"]])
@@ -248,7 +248,7 @@ def test_what_is_no_run_directory_is_refused(root: Path, content: list[str] | No
         root.mkdir()
         for name in content:
             (root / name).touch()
-    with pytest.raises(ConfigError, match=r"is not a run directory: give the --run-dir"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: pass the --run-dir"):
         examine(root, NOW)
 
 
@@ -281,7 +281,7 @@ def _rank(number: int, step: int, moved: float, where: str = "a") -> Rank:
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100), st.sampled_from("ab")), min_size=1, max_size=8))
 def test_some_standing_rank_is_always_named(standing: Sequence[tuple[int, float, str]]) -> None:
     ranks = [_rank(number, step, moved, where) for number, (step, moved, where) in enumerate(standing)]
-    hanging, sure = hanging_ranks(ranks)
+    hanging, sure = find_hanging_ranks(ranks)
     assert hanging
     assert sure or len(hanging) > 1
     by_step = {where: {rank.step for rank in ranks if rank.where == where} for where in "ab"}
@@ -290,17 +290,17 @@ def test_some_standing_rank_is_always_named(standing: Sequence[tuple[int, float,
 
 
 def test_numbers_in_spans() -> None:
-    assert spans([5, 0, 1, 2, 9, 8]) == "0-2, 5, 8-9"
+    assert format_spans([5, 0, 1, 2, 9, 8]) == "0-2, 5, 8-9"
 
 
 # --- the line of progress -----------------------------------------------------------------------------------
 
 
 def test_the_line_changes_with_each_durable_point_and_only_then(root: Path) -> None:
-    seen = [durable_point(root)]
+    seen = [describe_durable_point(root)]
 
     def changed() -> bool:
-        seen.append(durable_point(root))
+        seen.append(describe_durable_point(root))
         assert "\n" not in seen[-1]
         assert (seen[-1] != seen[-2]) == (seen[-1] not in seen[:-1])
         return seen[-1] != seen[-2]
@@ -340,5 +340,5 @@ def test_a_damaged_directory_has_a_line_too(root: Path) -> None:
     root.mkdir()
     (root / "manifest.json").write_text("{")
     (root / "evaluation.partial.json").write_text("[]")
-    assert durable_point(root) == NOTHING
-    assert durable_point(root / "manifest.json") == NOTHING
+    assert describe_durable_point(root) == NO_DURABLE_POINT
+    assert describe_durable_point(root / "manifest.json") == NO_DURABLE_POINT

@@ -18,7 +18,7 @@ from trainer.incv.noise_estimates import estimate_noise
 from trainer.incv.predictions import Predictions, merge_predictions
 from trainer.incv.selection import apply_round
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.loading.sample_order import stream_of
+from trainer.loading.sample_order import derive_stream
 from trainer.run.labels import corrupt_labels
 
 ROUNDS = 4
@@ -47,14 +47,14 @@ class Oracle:
         self._rng, self._seed = np.random.default_rng(seed), seed
         self.ids = np.arange(OUTSIDE, OUTSIDE + sum(counts), dtype=np.int64)
         self.true = self._rng.permutation(np.repeat(np.arange(self.classes), counts))
-        self.given = corrupt_labels(self.true, self.ids, transition, stream_of(seed, "labels"))
+        self.given = corrupt_labels(self.true, self.ids, transition, derive_stream(seed, "labels"))
 
     def rounds(self, count: int) -> list[tuple[SelectionIndex, Predictions]]:
         index = SelectionIndex.of_candidates(OUTSIDE + len(self.ids), self.ids)
         results = []
         for number in range(count):
             candidates = index.ids(State.CANDIDATE)
-            halves = split_halves(stream_of(self._seed, "incv.split", number), candidates)
+            halves = split_halves(derive_stream(self._seed, "incv.split", number), candidates)
             predictions = merge_predictions([self._judge(halves[1 - fold], fold) for fold in (0, 1)], candidates)
             index = apply_round(index, predictions, number, remove_ratio=0.0)
             results.append((index, predictions))

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.loading.augment import Geometry, centre_boxes, training_boxes
-from trainer.loading.sample_order import stream_of
+from trainer.loading.sample_order import derive_stream
 
 quick = settings(max_examples=50, deadline=None)
-STREAM = stream_of(0, "standard")
+STREAM = derive_stream(0, "standard")
 
 geometries = st.one_of(
     st.builds(
@@ -111,7 +111,7 @@ def test_the_draws_of_a_sample_do_not_depend_on_its_batch(ids, epoch, data):
     assert flips_again.tolist() == flips[part].tolist()
 
 
-@pytest.mark.parametrize(("stream", "epoch"), [(STREAM, 1), (stream_of(1, "standard"), 0)])
+@pytest.mark.parametrize(("stream", "epoch"), [(STREAM, 1), (derive_stream(1, "standard"), 0)])
 def test_another_epoch_or_stream_draws_anew(stream, epoch):
     geometry = Geometry(size=8, resize=None, pad=3, flip=True, fill="zero")
     widths = np.full(200, 8, np.int32)

@@ -23,7 +23,7 @@ from trainer.loading.dali_loader import DaliLoader
 from trainer.loading.image_set import open_image_set
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, derive_stream
 
 CPU = torch.device("cpu")
 GRAY_LEVELS = Normalise((0.0,) * 3, (1 / 255,) * 3, CPU)
@@ -51,7 +51,7 @@ def photographs(tmp_path_factory) -> SampleIndex:
 
 def requests_of(index, geometry, batch=8, epochs=2, candidates_from=1):
     ids, labels = index.usable_ids(), index.label.astype(np.int64)
-    plan = TrainingPlan(stream_of(3, "standard"), ids[:20], batch, epochs, ids[20:], candidates_from)
+    plan = TrainingPlan(derive_stream(3, "standard"), ids[:20], batch, epochs, ids[20:], candidates_from)
     training = list(training_requests(plan, index, labels, geometry))
     return training + list(predict_requests(ids, batch, index, labels, geometry))
 

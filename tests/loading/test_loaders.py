@@ -19,11 +19,11 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import BatchRequest
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader
-from trainer.loading.image_set import limited_ids, open_image_set
+from trainer.loading.image_set import limit_ids, open_image_set
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, derive_stream
 from trainer.run.preflight import preflight_evaluation
 from trainer.run.recipe import load_recipe
 
@@ -42,7 +42,7 @@ def labels_of(index):
 
 
 def plan_of(ids, batch=8, epochs=2, candidates=NONE):
-    return TrainingPlan(stream_of(0, "standard"), ids, batch, epochs, candidates, candidates_from=1)
+    return TrainingPlan(derive_stream(0, "standard"), ids, batch, epochs, candidates, candidates_from=1)
 
 
 def training_of(index, geometry, ids, rank=0, world=1, candidates=NONE):
@@ -391,21 +391,21 @@ def test_the_loader_must_fit_the_evaluation_sets_too(equal_index, mixed_index):
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 20, 36])
 def test_a_limit_is_spread_evenly_over_the_classes(equal_index, limit):
-    ids = limited_ids(equal_index, limit)
+    ids = limit_ids(equal_index, limit)
     assert len(ids) == limit
     assert ids.tolist() == sorted(set(ids.tolist()))
     counts = np.bincount(equal_index.label[ids], minlength=3)
     assert counts.max() - counts.min() <= 1
-    assert set(ids) <= set(limited_ids(equal_index, limit + 1))
+    assert set(ids) <= set(limit_ids(equal_index, limit + 1))
 
 
 def test_a_limit_is_no_prefix_and_none_means_all(equal_index):
-    assert limited_ids(equal_index, 12).tolist() != list(range(12))
+    assert limit_ids(equal_index, 12).tolist() != list(range(12))
     for limit in (None, 37, 1000):
-        assert limited_ids(equal_index, limit).tolist() == list(range(37))
+        assert limit_ids(equal_index, limit).tolist() == list(range(37))
 
 
 def test_a_class_too_small_for_its_share_is_taken_whole():
     label = np.repeat([0, 1, 2], [50, 2, 30]).astype(np.int32)
     index = SimpleNamespace(usable_ids=lambda: np.arange(82), label=label)
-    assert np.bincount(label[limited_ids(index, 22)]).tolist() == [10, 2, 10]
+    assert np.bincount(label[limit_ids(index, 22)]).tolist() == [10, 2, 10]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.loading.pixels import Normalise, cut
+from trainer.loading.pixels import Normalise, crop
 
 
 def noise(height, width, seed=0):
@@ -40,7 +40,7 @@ def slow_cut(image, box, flip, fill):
 def test_cuts_are_those_of_the_slow_reference(height, width, size, left, top, flip, fill):
     image = noise(height, width)
     box = np.array([left, top, size, size], np.int32)
-    piece = cut(image, box, flip, size, fill)
+    piece = crop(image, box, flip, size, fill)
     np.testing.assert_array_equal(piece, slow_cut(image, (left, top, size, size), flip, fill))
     np.testing.assert_array_equal(image, noise(height, width))  # the stored pixels are not touched
 
@@ -48,7 +48,7 @@ def test_cuts_are_those_of_the_slow_reference(height, width, size, left, top, fl
 @pytest.mark.parametrize("size", [6, 12])
 def test_a_flip_mirrors_left_to_right(size):
     image, box = noise(10, 12), np.array([1, 2, 6, 6], np.int32)
-    plain, mirrored = (cut(image, box, flip, size, "zero") for flip in (False, True))
+    plain, mirrored = (crop(image, box, flip, size, "zero") for flip in (False, True))
     np.testing.assert_array_equal(mirrored, plain[:, ::-1])
     assert (mirrored != plain).any()
 
@@ -60,7 +60,7 @@ def test_a_scaled_box_keeps_the_geometry(side, size, axis):
     ramp = np.repeat((2 * np.arange(80, dtype=np.uint8))[None, :, None], 80, axis=0).repeat(3, axis=2)
     image = ramp if axis == 1 else ramp.transpose(1, 0, 2).copy()
     left, top = (17, 5) if axis == 1 else (5, 17)
-    piece = cut(image, np.array([left, top, side, side], np.int32), False, size, "zero")
+    piece = crop(image, np.array([left, top, side, side], np.int32), False, size, "zero")
     assert piece.shape == (size, size, 3)
     centres = 17 + (np.arange(size) + 0.5) * side / size
     expected = np.broadcast_to(2 * (centres - 0.5), (size, size))
@@ -71,8 +71,8 @@ def test_a_scaled_box_keeps_the_geometry(side, size, axis):
 def test_padding_is_scaled_with_the_image():
     image = np.full((8, 8, 3), 200, np.uint8)
     box = np.array([-4, -4, 16, 16], np.int32)
-    assert (cut(image, box, False, 32, "edge") == 200).all()
-    zero = cut(image, box, False, 32, "zero")
+    assert (crop(image, box, False, 32, "edge") == 200).all()
+    zero = crop(image, box, False, 32, "zero")
     assert (zero[12:20, 12:20] == 200).all()
     assert not zero[:6].any()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.loading.batch import Batch
-from trainer.loading.prefetch import Feeder
+from trainer.loading.prefetch import PrefetchThread
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def numbers_of(batches):
 
 
 def feeding_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "feed"]
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
 @given(count=st.integers(0, 25), making=st.sampled_from([0, 0.001]), using=st.sampled_from([0, 0.001]))
@@ -35,7 +35,7 @@ def test_batches_come_in_order_whoever_is_slower(count, making, using):
             time.sleep(making)
             yield numbered(number)
 
-    feeder, got = Feeder(batches(), CPU), []
+    feeder, got = PrefetchThread(batches(), CPU), []
     try:
         for batch in feeder:
             time.sleep(using)
@@ -51,7 +51,7 @@ def test_an_error_comes_after_the_batches_before_it():
         yield from map(numbered, range(7))
         raise OSError("no such image")
 
-    feeder = Feeder(batches(), CPU)
+    feeder = PrefetchThread(batches(), CPU)
     fed = iter(feeder)
     assert numbers_of(islice(fed, 7)) == list(range(7))
     with pytest.raises(OSError, match="no such image"):
@@ -71,7 +71,7 @@ def test_closed_early_it_has_taken_few_and_lets_them_go():
         finally:
             ended.append(True)
 
-    feeder = Feeder(batches(), CPU)
+    feeder = PrefetchThread(batches(), CPU)
     assert int(next(iter(feeder)).ids[0]) == 0
     feeder.close()
     assert ended == [True]

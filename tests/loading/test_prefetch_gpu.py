@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer.loading.batch import Batch
-from trainer.loading.prefetch import Feeder, make_batches
+from trainer.loading.prefetch import PrefetchThread, make_batches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 GPU = torch.device("cuda", 0)
@@ -66,7 +66,7 @@ def test_fed_batches_arrive_unharmed_and_few_at_a_time():
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats(GPU)
     before = in_use("current")
-    feeder = Feeder(all_numbers(), GPU)
+    feeder = PrefetchThread(all_numbers(), GPU)
     try:
         seen = consumed(feeder)
     finally:
@@ -97,7 +97,7 @@ def test_a_feeder_that_is_closed_early_lets_go_of_its_batches():
     gc.collect()  # what the tests before it left
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(GPU)
-    feeder = Feeder(all_numbers(), GPU)
+    feeder = PrefetchThread(all_numbers(), GPU)
     batches = iter(feeder)
     assert extremes(next(batches)).tolist() == [0.0] * 8
     batches.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainer.loading.augment import Geometry, training_boxes
 from trainer.loading.requests import predict_requests, training_requests
-from trainer.loading.sample_order import TrainingPlan, Windows, stream_of
+from trainer.loading.sample_order import TrainingPlan, Windows, derive_stream
 
 GEOMETRY = Geometry(size=8, resize=None, pad=2, flip=True, fill="zero")
 INDEX = SimpleNamespace(
@@ -30,7 +30,7 @@ def plans(draw):
     scattered = draw(st.permutations(range(200)))[: draw(st.integers(1, 90))]
     selected = draw(st.integers(1, len(scattered)))
     return TrainingPlan(
-        stream_of(draw(st.integers(0, 9)), "x"),
+        derive_stream(draw(st.integers(0, 9)), "x"),
         np.array(scattered[:selected]),
         draw(st.integers(1, 20)),
         2,
@@ -85,7 +85,7 @@ def test_the_ranks_of_an_epoch_ask_for_the_subset_once(plan, world):
 
 
 def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():
-    plan = TrainingPlan(stream_of(0, "x"), np.arange(60), 16, 3, np.arange(100, 130))
+    plan = TrainingPlan(derive_stream(0, "x"), np.arange(60), 16, 3, np.arange(100, 130))
     requests = requests_of(plan)
     for number, request in enumerate(requests):
         widths, heights = INDEX.width[request.ids], INDEX.height[request.ids]
@@ -97,7 +97,7 @@ def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():
 
 
 def test_rows_of_the_selected_come_first_and_the_shape_is_fixed_within_an_epoch():
-    plan = TrainingPlan(stream_of(0, "x"), np.arange(21), 8, 2, np.arange(100, 120), candidates_from=1)
+    plan = TrainingPlan(derive_stream(0, "x"), np.arange(21), 8, 2, np.arange(100, 120), candidates_from=1)
     requests = requests_of(plan)
     assert [(len(request.ids), request.rows) for request in requests] == [
         (8, 8),
@@ -113,14 +113,14 @@ def test_rows_of_the_selected_come_first_and_the_shape_is_fixed_within_an_epoch(
 
 
 def test_a_rank_without_a_row_shows_the_steps_rows():
-    plan = TrainingPlan(stream_of(0, "x"), np.arange(6), 4, 1, np.empty(0, np.int64))
+    plan = TrainingPlan(derive_stream(0, "x"), np.arange(6), 4, 1, np.empty(0, np.int64))
     whole, empty = requests_of(plan)[1], requests_of(plan, rank=0, world=4)[1]
     assert whole.ids.tolist() == empty.ids.tolist()  # two ids, dealt to ranks 1 and 3
     assert (whole.real_rows, empty.real_rows) == (2, 0)
 
 
 def test_a_restart_asks_for_the_same():
-    plan = TrainingPlan(stream_of(0, "x"), np.arange(50), 8, 3, np.arange(100, 120), candidates_from=1)
+    plan = TrainingPlan(derive_stream(0, "x"), np.arange(50), 8, 3, np.arange(100, 120), candidates_from=1)
     for whole, resumed in zip(requests_of(plan)[9:], requests_of(plan, first=9), strict=True):
         for field in ("ids", "boxes", "flips", "labels"):
             np.testing.assert_array_equal(getattr(whole, field), getattr(resumed, field))

@@ -13,11 +13,11 @@ from trainer.loading.sample_order import (
     TrainingPlan,
     Windows,
     candidate_rows,
-    deal,
+    derive_stream,
+    draw_uniforms,
     epoch_order,
     mix64,
-    stream_of,
-    uniforms,
+    slice_for_rank,
 )
 
 quick = settings(max_examples=50, deadline=None)
@@ -82,7 +82,7 @@ def test_hashes_of_arrays_are_those_of_their_numbers(words, ids):
 def test_golden_streams(key, golden):
     seed, stage, *rest = key
     round_, fold = rest or (0, 0)
-    assert stream_of(*key) == golden == mixed(seed, number_of(stage), round_, fold)
+    assert derive_stream(*key) == golden == mixed(seed, number_of(stage), round_, fold)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_golden_streams(key, golden):
     [(0, [9, 11, 0, 5, 8, 10, 3, 7, 1, 2, 4, 6]), (1, [0, 7, 6, 5, 9, 10, 1, 4, 3, 11, 8, 2])],
 )
 def test_golden_orders(epoch, golden):
-    stream = stream_of(0, "standard")
+    stream = derive_stream(0, "standard")
     assert epoch_order(stream, epoch, np.arange(12)).tolist() == golden
     assert sorted(range(12), key=lambda sample: mixed(stream, epoch, sample)) == golden
 
@@ -103,13 +103,13 @@ def test_golden_orders(epoch, golden):
     ],
 )
 def test_golden_uniforms(what, golden):
-    stream = stream_of(0, "standard")
-    assert uniforms(stream, 3, np.array([0, 1, 5]), what).tolist() == golden
+    stream = derive_stream(0, "standard")
+    assert draw_uniforms(stream, 3, np.array([0, 1, 5]), what).tolist() == golden
     assert [(mixed(stream, 3, number_of(what), sample) >> 11) / 2**53 for sample in (0, 1, 5)] == golden
 
 
 def test_uniforms_fill_the_unit_interval():
-    drawn = uniforms(stream_of(3, "x"), 0, np.arange(20_000), "left")
+    drawn = draw_uniforms(derive_stream(3, "x"), 0, np.arange(20_000), "left")
     assert drawn.min() >= 0
     assert drawn.max() < 1
     counts = np.histogram(drawn, bins=20, range=(0, 1))[0]
@@ -139,7 +139,7 @@ def test_every_part_of_the_key_changes_the_order():
         for fold in (0, 1)
         for epoch in (0, 1, 2)
     ]
-    orders = {tuple(epoch_order(stream_of(*key[:4]), key[4], ids).tolist()) for key in keys}
+    orders = {tuple(epoch_order(derive_stream(*key[:4]), key[4], ids).tolist()) for key in keys}
     assert len(orders) == len(keys)
 
 
@@ -147,7 +147,7 @@ def test_every_part_of_the_key_changes_the_order():
 @quick
 def test_dealt_parts_are_contiguous_disjoint_and_near_equal(count, world):
     ids = np.arange(count) * 3
-    parts = [deal(ids, rank, world) for rank in range(world)]
+    parts = [slice_for_rank(ids, rank, world) for rank in range(world)]
     assert np.concatenate(parts).tolist() == ids.tolist()
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.packed_pictures import equal_pictures, packed, with_damage
 from trainer.loading.sample_order import windowed_order
-from trainer.loading.shard_reader import ChangedBytes, ShardReader
+from trainer.loading.shard_reader import CorruptSample, ShardReader
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_what_is_not_what_was_packed_is_never_returned(forty_shards, tmp_path):
     damaged = with_damage(forty_shards, tmp_path / "shards", [5])
     reader = ShardReader(damaged)
     assert reader.read_or_none(5) is None
-    with pytest.raises(ChangedBytes, match=r"sample 5 .*incv shards verify"):
+    with pytest.raises(CorruptSample, match=r"sample 5 .*incv shards verify"):
         reader.read(5)
     assert reader.read(6) == ShardReader(forty_shards).read(6)
     reader.close()

@@ -13,11 +13,11 @@ from trainer.config.schema import OrderConfig
 from trainer.loading.sample_order import (
     TrainingPlan,
     Windows,
+    build_windows,
+    derive_stream,
     epoch_order,
     mix64,
-    stream_of,
     windowed_order,
-    windows_of,
 )
 
 quick = settings(max_examples=60, deadline=None)
@@ -45,7 +45,7 @@ def by_hand(stream, epoch, ids, shards, window):
 )
 def test_golden_orders(epoch, golden):
     """Twenty samples in ten shards, three shards a window."""
-    stream, ids = stream_of(0, "standard"), np.arange(20)
+    stream, ids = derive_stream(0, "standard"), np.arange(20)
     assert windowed_order(stream, epoch, ids, ids // 2, 3).tolist() == golden
     assert by_hand(stream, epoch, ids.tolist(), (ids // 2).tolist(), 3) == golden
 
@@ -142,8 +142,8 @@ def test_epochs_mix_other_shards_together():
 
 def test_the_recipe_says_which_order():
     shards = np.arange(5)
-    assert windows_of(OrderConfig(), shards) is None
-    windows = windows_of(OrderConfig(kind="windowed", window=3), shards)
+    assert build_windows(OrderConfig(), shards) is None
+    windows = build_windows(OrderConfig(kind="windowed", window=3), shards)
     assert windows is not None
     assert (windows.window, windows.shards is shards) == (3, True)
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from shards.errors import ConfigError
 from trainer.models.cifar_resnets import ResidualBlock
-from trainer.models.factory import create_model, timm_with_ours, weight_decay_groups
+from trainer.models.factory import create_model, import_timm, weight_decay_groups
 from trainer.models.twin import TwinModel
 
-timm = timm_with_ours()
+timm = import_timm()
 
 OURS = {
     "cifar_resnet20": (32, 64),  # image size, features before the classifier

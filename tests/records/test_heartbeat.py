@@ -24,8 +24,8 @@ def test_says_who_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "logs" / "heartbeat-rank3.json"
     heartbeat = Heartbeat(path, 3, 4, "torchrun")
     before = time.time()
-    heartbeat.at("incv/0/1", 12, 40)
-    heartbeat.beat()
+    heartbeat.update("incv/0/1", 12, 40)
+    heartbeat.write()
     written = read(path)
     assert {key: written[key] for key in ("rank", "size", "launcher", "where", "step", "total", "ended")} == {
         "rank": 3,
@@ -44,7 +44,7 @@ def test_says_who_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_node_is_called_by_its_slurm_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
     heartbeat = Heartbeat(tmp_path / "heart.json", 0, 1, "srun")
-    heartbeat.beat()
+    heartbeat.write()
     assert read(tmp_path / "heart.json")["host"] == "n2"
 
 
@@ -53,20 +53,20 @@ def test_only_another_place_is_movement(tmp_path: Path) -> None:
     heartbeat = Heartbeat(path, 0, 1, "alone")
 
     def moved() -> float:
-        heartbeat.beat()
+        heartbeat.write()
         when: float = read(path)["moved"]
         return when
 
-    heartbeat.at("standard", 1, 9)
+    heartbeat.update("standard", 1, 9)
     first = moved()
     time.sleep(0.02)
-    heartbeat.at("standard", 1, 9)
+    heartbeat.update("standard", 1, 9)
     assert moved() == first
-    heartbeat.at("standard", 2, 9)
+    heartbeat.update("standard", 2, 9)
     second = moved()
     assert second > first
     time.sleep(0.02)
-    heartbeat.at("evaluate", 2, 9)
+    heartbeat.update("evaluate", 2, 9)
     assert moved() > second
 
 
@@ -78,13 +78,13 @@ def test_the_end_is_not_overtaken_by_the_beating_thread(tmp_path: Path) -> None:
 
     def keep_beating() -> None:
         while not ending.is_set():
-            heartbeat.beat()
+            heartbeat.write()
             seen.append(read(path)["step"])
 
     thread = threading.Thread(target=keep_beating)
     thread.start()
     for step in range(2000):
-        heartbeat.at("standard", step, 2000)
+        heartbeat.update("standard", step, 2000)
     heartbeat.close("stopped")
     ending.set()
     thread.join()
@@ -95,13 +95,13 @@ def test_the_end_is_not_overtaken_by_the_beating_thread(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     heartbeat = Heartbeat(tmp_path / "logs" / "heart.json", 0, 1, "alone")
-    heartbeat.beat()
+    heartbeat.write()
     heartbeat.close("finished")
 
 
 def test_what_cannot_take_its_place_is_not_left_behind(tmp_path: Path) -> None:
     (tmp_path / "heart.json").mkdir()
-    Heartbeat(tmp_path / "heart.json", 0, 1, "alone").beat()
+    Heartbeat(tmp_path / "heart.json", 0, 1, "alone").write()
     assert [path.name for path in tmp_path.iterdir()] == ["heart.json"]
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_take_its_place_is_not_left_behind(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
     (tmp_path / f".heart.json.tmp{os.getpid()}").symlink_to("/dev/full")  # where the content is written first
     assert is_leftover(tmp_path / f".heart.json.tmp{os.getpid()}"), "a start would not sweep it away"
-    Heartbeat(tmp_path / "heart.json", 0, 1, "alone").beat()
+    Heartbeat(tmp_path / "heart.json", 0, 1, "alone").write()
     assert not (tmp_path / "heart.json").exists()
     assert list(tmp_path.iterdir()) == []
 
@@ -117,7 +117,7 @@ def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
 def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     heartbeat = Heartbeat(None, 0, 1, "alone")
-    heartbeat.at("standard", 1, 2)
-    heartbeat.beat()
+    heartbeat.update("standard", 1, 2)
+    heartbeat.write()
     heartbeat.close("finished")
     assert list(tmp_path.iterdir()) == []

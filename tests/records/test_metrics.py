@@ -57,7 +57,7 @@ def test_means_of_bf16_are_not_summed_in_bf16(path):
 def test_cut_back_keeps_the_lines_up_to_the_step(logged, step, kept):
     before = logged.read_text().splitlines()
     log = MetricsLog(logged)
-    log.cut_back(step)
+    log.truncate_after(step)
     assert logged.read_text().splitlines() == before[: len(kept)]
     assert log.has_lines() == bool(kept)
     log.add({"loss": torch.tensor(1.0)})
@@ -70,7 +70,7 @@ def test_a_torn_last_line_is_forgotten(logged, torn):
     whole = logged.read_text()
     logged.write_text(whole + torn)
     log = MetricsLog(logged)
-    log.cut_back(100)
+    log.truncate_after(100)
     assert logged.read_text() == whole
     log.add({"loss": torch.tensor(1.0)})
     log.write(step=15)
@@ -78,7 +78,7 @@ def test_a_torn_last_line_is_forgotten(logged, torn):
 
 
 def test_nothing_to_cut_back(path):
-    MetricsLog(path).cut_back(5)
+    MetricsLog(path).truncate_after(5)
     assert not path.exists()
 
 
@@ -101,6 +101,6 @@ def test_a_whole_line_without_its_newline_stays_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 3}\n{"step": 6}')
     log = MetricsLog(path)
-    log.cut_back(6)
+    log.truncate_after(6)
     log.write(step=9)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3, 6, 9]

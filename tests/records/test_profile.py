@@ -231,7 +231,7 @@ class Loop:
     """Trainings of one start, without a run around them."""
 
     def __init__(self, root, start=0, reason=lambda: None):
-        stop = SimpleNamespace(reason=reason, agreed_reason=reason)
+        stop = SimpleNamespace(reason=reason, wait_for_reason=reason)
         execution, heartbeat = ExecutionConfig(checkpoint_every=4), Heartbeat(None, 0, 1, "alone")
         notes, profile = StartLog(RunDirectory(root), start), Profile(SINGLE_PROCESS.device, start)
         self._root = root

@@ -17,12 +17,12 @@ from tests.support import processes
 from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.image_set import open_image_set
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, derive_stream
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.models.factory import create_model
 from trainer.records.run_directory import RunDirectory
-from trainer.records.unreadable import Location, UnreadableLog, whole_lines
+from trainer.records.unreadable import Location, UnreadableLog, parse_complete_lines
 from trainer.run.labels import read_labels
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
@@ -138,15 +138,15 @@ def test_a_place_is_written_once_and_a_torn_line_is_forgotten(digits, tmp_path):
         read_through(watched)
         read_through(watched)
     log = run.unreadable(0)
-    assert [line["sample_id"] for line in whole_lines(log.read_bytes())] == [first]
+    assert [line["sample_id"] for line in parse_complete_lines(log.read_bytes())] == [first]
     with log.open("ab") as file:
         file.write(b'{"sample_id": 4')
     broken(folder, second)
     read_through(UnreadableLog(run, 0).watch(data, place))
-    assert [line["sample_id"] for line in whole_lines(log.read_bytes())] == [first, second]
+    assert [line["sample_id"] for line in parse_complete_lines(log.read_bytes())] == [first, second]
     assert log.read_bytes().count(b"\n") == 2
     read_through(UnreadableLog(run, 0).watch(data, Location("train", "incv", "predicting", 0, 1)))
-    assert len(list(whole_lines(log.read_bytes()))) == 4
+    assert len(list(parse_complete_lines(log.read_bytes()))) == 4
     data.close()
 
 
@@ -154,7 +154,7 @@ def train_as(rank: int, folder: Path, run: Path, answers: multiprocessing.Queue)
     """One of two ranks: an epoch of standard training on its own part of every batch."""
     torch.set_num_threads(1)
     data = image_set(folder)
-    plan = TrainingPlan(stream_of(0, "standard"), data.ids, 16, 1)
+    plan = TrainingPlan(derive_stream(0, "standard"), data.ids, 16, 1)
     task = StandardTask(
         create_model("digits_cnn", 10, 0), TaskSettings(OptimizerConfig(), plan.steps_per_epoch, SINGLE_PROCESS)
     )
@@ -186,7 +186,7 @@ def test_of_two_ranks_one_meets_the_image_and_neither_loses_a_step(digits, tmp_p
     assert sorted(first + second) == sorted(set(ids.tolist()) - {sample})
     logs = list((tmp_path / "run" / "logs").iterdir())
     assert len(logs) == 1  # the other rank has nothing to report
-    assert [line["sample_id"] for line in whole_lines(logs[0].read_bytes())] == [sample]
+    assert [line["sample_id"] for line in parse_complete_lines(logs[0].read_bytes())] == [sample]
 
 
 @pytest.mark.cluster

@@ -140,7 +140,7 @@ def test_a_refused_process_leaves_the_stop_file_to_the_one_that_runs(
     run_dir = tmp_path / "run"
     shutil.copytree(uninterrupted, run_dir)
     holder = RunDirectory(run_dir)
-    holder.take()
+    holder.acquire()
     (run_dir / "STOP").touch()
     monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shards.errors import ConfigError, DataError
-from trainer.models.factory import create_model, timm_with_ours
+from trainer.models.factory import create_model, import_timm
 from trainer.run.export import export_network, load_network
 from trainer.run.recipe import check_recipe
 
@@ -55,7 +55,7 @@ def test_an_exported_network_comes_back(tmp_path, name, size, options):
 
 @pytest.mark.parametrize(("name", "size", "options"), CASES[1:])
 def test_timm_loads_what_was_exported(tmp_path, name, size, options):
-    timm = timm_with_ours()
+    timm = import_timm()
     recipe = recipe_of(name, size, resize=40, **options)
     network = trained(recipe)
     export_network(network, recipe, NAMES, tmp_path / "model_a")

@@ -16,7 +16,7 @@ from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.sources import RawSample
 from trainer.config.schema import LabelsConfig
-from trainer.loading.sample_order import stream_of
+from trainer.loading.sample_order import derive_stream
 from trainer.run.label_file import file_checksum, read_label_file
 from trainer.run.labels import (
     build_transition,
@@ -96,7 +96,7 @@ def transitions() -> list[tuple[str, np.ndarray]]:
 def test_realised_transitions_are_those_of_t(name, transition):
     classes, count = len(transition), 60_000
     true = np.random.default_rng(0).integers(0, classes, count)
-    noisy = corrupt_labels(true, np.arange(count), transition, stream_of(0, "labels"))
+    noisy = corrupt_labels(true, np.arange(count), transition, derive_stream(0, "labels"))
     assert noisy.dtype == np.int64
     for label, expected in enumerate(transition):
         drawn = noisy[true == label]
@@ -109,7 +109,7 @@ def test_draws_of_neighbouring_ids_and_seeds_are_independent():
     """The flips of two seeds, and of ids one apart, coincide as often as chance says."""
     count, transition = 40_000, symmetric_transition(0.5, 10)
     true, ids = np.zeros(count, np.int64), np.arange(count)
-    flips = [corrupt_labels(true, ids, transition, stream_of(seed, "labels")) != 0 for seed in (0, 1)]
+    flips = [corrupt_labels(true, ids, transition, derive_stream(seed, "labels")) != 0 for seed in (0, 1)]
     error = math.sqrt(0.25 / count)
     assert abs((flips[0] == flips[1]).mean() - 0.5) < 4 * error
     assert abs((flips[0][1:] == flips[0][:-1]).mean() - 0.5) < 4 * error
@@ -121,9 +121,9 @@ def test_a_draw_depends_on_the_id_and_the_seed_alone(seed, ids, data):
     """A subset in another order gets the same labels: neither the row nor the other samples matter."""
     ids = np.array(ids)
     labels = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(ids), max_size=len(ids))))
-    whole = corrupt_labels(labels, ids, np.array(GENERAL), stream_of(seed, "labels"))
+    whole = corrupt_labels(labels, ids, np.array(GENERAL), derive_stream(seed, "labels"))
     some = np.array(data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, unique=True)))
-    part = corrupt_labels(labels[some], ids[some], np.array(GENERAL), stream_of(seed, "labels"))
+    part = corrupt_labels(labels[some], ids[some], np.array(GENERAL), derive_stream(seed, "labels"))
     np.testing.assert_array_equal(part, whole[some])
 
 

@@ -13,7 +13,7 @@ from trainer.config.schema import Recipe
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv.rounds import Incv
-from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
+from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
@@ -45,7 +45,7 @@ class Bench:
         return load_recipe(TINY, [*KEYS, *overrides])
 
     def data(self, recipe: Recipe) -> ImageSet:
-        ids = limited_ids(self.index, recipe.data.train.limit)
+        ids = limit_ids(self.index, recipe.data.train.limit)
         dense = np.full(len(self.index), -1, np.int64)
         dense[ids] = make_labels(recipe.labels, recipe.seed, self.index, ids)[0]
         device = torch.device("cpu")

@@ -174,7 +174,7 @@ def _words_of(do: Callable[[], object], kind: type[Exception]) -> str:
 def _agreed(world: World) -> list[bool]:
     """The last rank wishes to stop before its third step; all know it after that very step."""
     wishes = iter([None, None, "SIGTERM" if world.rank == world.size - 1 else None, None])
-    agreement = world.agreement(lambda: next(wishes))
+    agreement = world.stop_consensus(lambda: next(wishes))
     found = []
     for _ in range(4):
         agreement.post()

@@ -17,7 +17,7 @@ from trainer.config.schema import ExecutionConfig
 from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, deal
+from trainer.loading.sample_order import StepIds, slice_for_rank
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import BaseTask, TaskSettings
@@ -55,8 +55,8 @@ def task_of(kind: str, world: World, graphs: bool) -> BaseTask:
 def share_of(batch: Batch, at: StepIds, world: World) -> Batch:
     """What a loader gives this rank of a step: its rows of S, of C, then its own again at weight 0."""
     selected, candidates = len(at.selected), len(at.candidates)
-    of_s = deal(np.arange(selected), world.rank, world.size)
-    of_c = deal(np.arange(selected, selected + candidates), world.rank, world.size)
+    of_s = slice_for_rank(np.arange(selected), world.rank, world.size)
+    of_c = slice_for_rank(np.arange(selected, selected + candidates), world.rank, world.size)
     own = np.concatenate([of_s, of_c])
     rows = -(-ROWS // world.size) + (-(-CANDIDATES // world.size) if candidates else 0)
     shown = torch.from_numpy(own[np.arange(rows) % len(own)]).to(world.device)

@@ -92,13 +92,13 @@ def disturb(plan: Path) -> None:
     content = json.loads(plan.read_text())
     moments = [Moment(**each) for each in content["moments"]]
     disturbed = Disturbed(plan.parent, moments, int(os.environ["RANK"]))
-    tell = Heartbeat.at
+    update = Heartbeat.update
 
-    def at(self: Heartbeat, where: str, step: int, total: int) -> None:
-        tell(self, where, step, total)
+    def disturbed_update(self: Heartbeat, where: str, step: int, total: int) -> None:
+        update(self, where, step, total)
         disturbed.at(where, step)
 
-    Heartbeat.at = at  # type: ignore[method-assign]
+    Heartbeat.update = disturbed_update  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from trainer.config.schema import ExecutionConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import TrainingPlan, stream_of
+from trainer.loading.sample_order import TrainingPlan, derive_stream
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.records.heartbeat import Heartbeat
@@ -29,7 +29,7 @@ from trainer.training.loop import RunContext, TrainingJob, checkpoint_interval, 
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, CPU, 1)
-PLAN = TrainingPlan(stream_of(0, "toy"), np.arange(30), 7, 5, np.empty(0, np.int64))  # 5 epochs of 5 steps
+PLAN = TrainingPlan(derive_stream(0, "toy"), np.arange(30), 7, 5, np.empty(0, np.int64))  # 5 epochs of 5 steps
 TOTAL = 25
 EXECUTION = ExecutionConfig(log_every=3, checkpoint_every=4)
 DATA = torch.randn(30, 3, 2, 2, generator=torch.Generator().manual_seed(1))
@@ -112,7 +112,7 @@ def run(folder, task, stop_at=None, execution=EXECUTION, batches=batches_from):
         return "SIGTERM" if stop_at is not None and len(polls) >= stop_at else None
 
     torch.manual_seed(3)
-    stop = SimpleNamespace(reason=reason, agreed_reason=reason)
+    stop = SimpleNamespace(reason=reason, wait_for_reason=reason)
     ctx = RunContext(WORLD, execution, notes, stop, Heartbeat(None, 0, 1, "alone"))
     try:
         train(TrainingJob("toy", folder), task, PLAN, batches, ctx)

@@ -1,4 +1,4 @@
-"""Many small tensors as one: to be added up, selected or copied by one operation instead of hundreds."""
+"""Pack many small tensors into one flat buffer, so that one operation sums, selects or copies them all."""
 
 from collections.abc import Sequence
 
@@ -6,27 +6,27 @@ import torch
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Their numbers end to end."""
+    """Concatenate the elements of all tensors: [numel]."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def unflatten(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The pieces of `flat`, in the shapes of `like`: views, in the type of `whole`."""
-    parts = whole.split([tensor.numel() for tensor in like])
+def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Undo `flatten`: views of `flat` in the shapes of `like`, with the dtype of `flat`."""
+    parts = flat.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bits, whatever its type: uint8 [bytes]."""
+    """The tensor's raw bytes, for any dtype: uint8 [nbytes]."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def flatten_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Those of all of them, end to end."""
+    """Concatenate the raw bytes of all tensors: uint8 [nbytes]."""
     return flatten([as_bytes(tensor) for tensor in tensors])
 
 
-def unflatten_bytes(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The pieces of `flat_bytes`, in the shapes and types of `like`: copies, since a view may begin anywhere."""
-    parts = whole.split([tensor.nbytes for tensor in like])
+def unflatten_bytes(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Undo `flatten_bytes`, in the shapes and dtypes of `like`: copies, since a part may start unaligned."""
+    parts = flat.split([tensor.nbytes for tensor in like])
     return [part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

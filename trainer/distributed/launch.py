@@ -1,4 +1,4 @@
-"""Who started this process, as what rank of how many: torchrun, accelerate, srun, or nobody."""
+"""Detect the launcher (torchrun, accelerate, srun or none) and read rank and world size from its environment."""
 
 import os
 import socket
@@ -16,156 +16,156 @@ _PRECISION_NAMES = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher tells its processes through the environment."""
+    """Rank, world size and master address, as the launcher set them in the environment."""
 
     launcher: Launcher
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    address: str | None = None
-    """Host and port of rank 0; None: this process has no company and needs none."""
-    port: int = 0
+    master_address: str | None = None
+    """Host of rank 0; None: a single process, with no process group."""
+    master_port: int = 0
 
     @property
     def stop_exits_zero(self) -> bool:
-        """Whether an agent would restart a worker that leaves with another code than 0."""
-        return self.launcher in ("torchrun", "accelerate") and self.address is not None
+        """Whether the launcher's agent would restart a worker that exits with a code other than 0."""
+        return self.launcher in ("torchrun", "accelerate") and self.master_address is not None
 
 
 def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Read a launcher's variables; raises ConfigError where they contradict themselves."""
+    """Read the launcher's environment variables; raise ConfigError if they contradict each other."""
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
     if "RANK" in environ:
-        return _of_torch(environ, "accelerate" if by_accelerate else "torchrun")
+        return _from_torch_env(environ, "accelerate" if by_accelerate else "torchrun")
     if by_accelerate:
-        # accelerate sets it only where more than one process was asked for; a job script may have set it too.
-        if "MASTER_ADDR" in environ and not _launcher_has("MASTER_ADDR"):
+        # accelerate sets MASTER_ADDR only for several processes; a job script may also have set it.
+        if "MASTER_ADDR" in environ and not _parent_has_variable("MASTER_ADDR"):
             raise ConfigError(
-                "accelerate was asked for several processes and started one (`--cpu --num_processes N` does that): "
-                "say `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N ...` or take a file of "
-                "recipes/accelerate"
+                "accelerate was configured for several processes but started one, as `--cpu --num_processes N` does: "
+                "run `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N ...`, or use a config "
+                "file from recipes/accelerate"
             )
         return Launch("accelerate")
     if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
-        return _of_slurm(environ)
+        return _from_slurm_env(environ)
     return Launch("alone")
 
 
-def _of_torch(environ: Mapping[str, str], launcher: Launcher) -> Launch:
+def _from_torch_env(environ: Mapping[str, str], launcher: Launcher) -> Launch:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in environ]
     if missing:
         raise ConfigError(
-            f"RANK is set, {', '.join(missing)} not: start with torchrun, accelerate launch or srun, which set all "
-            "of them, or unset RANK"
+            f"RANK is set without {', '.join(missing)}: start with torchrun, accelerate launch or srun, which set "
+            "all of them, or unset RANK"
         )
-    rank, size, local = (_number(environ, name) for name in names[:3])
-    local_size = _number(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else local + 1
-    return Launch(launcher, rank, size, local, local_size, environ["MASTER_ADDR"], _number(environ, "MASTER_PORT"))
+    rank, size, local = (_read_int(environ, name) for name in names[:3])
+    local_size = _read_int(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else local + 1
+    return Launch(launcher, rank, size, local, local_size, environ["MASTER_ADDR"], _read_int(environ, "MASTER_PORT"))
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Launch:
-    size = _number(environ, "SLURM_STEP_NUM_TASKS")
+def _from_slurm_env(environ: Mapping[str, str]) -> Launch:
+    size = _read_int(environ, "SLURM_STEP_NUM_TASKS")
     if size == 1:
         return Launch("srun")
-    rank, local = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID")
-    every = _unfolded(environ.get("SLURM_STEP_TASKS_PER_NODE", str(local + 1)))
-    here = every[min(_number(environ, "SLURM_NODEID"), len(every) - 1)] if "SLURM_NODEID" in environ else every[0]
-    address = environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", ""))
-    # Jobs that share a node must not share a port, nor two steps of a job.
-    of_job = 20_000 + (_number(environ, "SLURM_JOB_ID") * 7 + _number(environ, "SLURM_STEP_ID")) % 20_000
-    port = _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else of_job
-    return Launch("srun", rank, size, local, max(here, local + 1), address, port)
+    rank, local = _read_int(environ, "SLURM_PROCID"), _read_int(environ, "SLURM_LOCALID")
+    tasks_per_node = _expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", str(local + 1)))
+    node = min(_read_int(environ, "SLURM_NODEID"), len(tasks_per_node) - 1) if "SLURM_NODEID" in environ else 0
+    master_address = environ.get("MASTER_ADDR") or _find_first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    # Jobs on one node, and steps of one job, need different ports.
+    default_port = 20_000 + (_read_int(environ, "SLURM_JOB_ID") * 7 + _read_int(environ, "SLURM_STEP_ID")) % 20_000
+    port = _read_int(environ, "MASTER_PORT") if "MASTER_PORT" in environ else default_port
+    return Launch("srun", rank, size, local, max(tasks_per_node[node], local + 1), master_address, port)
 
 
-def _unfolded(counts: str) -> list[int]:
-    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
-    unfolded: list[int] = []
+def _expand_counts(counts: str) -> list[int]:
+    """Expand Slurm's `2(x3),1` to [2, 2, 2, 1]."""
+    expanded: list[int] = []
     for part in counts.split(","):
         count, _, times = part.rstrip(")").partition("(x")
-        unfolded += [int(count)] * int(times or 1)
-    return unfolded
+        expanded += [int(count)] * int(times or 1)
+    return expanded
 
 
-def _launcher_has(name: str) -> bool:
-    """Whether the process that started this one was itself started with the variable."""
+def _parent_has_variable(name: str) -> bool:
+    """Whether the parent process already had the variable in its own environment."""
     try:
         return f"{name}=".encode() in b"\0" + Path(f"/proc/{os.getppid()}/environ").read_bytes()
     except OSError:
         return False
 
 
-def _first_host(nodes: str) -> str:
-    """The address of the first of Slurm's nodes; `n[1-3,7]` is for scontrol to unfold."""
+def _find_first_host(nodes: str) -> str:
+    """Address of the first node in a Slurm node list such as `n[1-3,7]`, which scontrol expands."""
     try:
-        first = _scontrol("show", "hostnames", nodes).split()[0]
-        facts = _scontrol("show", "node", "-o", first).split()
+        first = _run_scontrol("show", "hostnames", nodes).split()[0]
+        facts = _run_scontrol("show", "node", "-o", first).split()
     except (OSError, subprocess.SubprocessError, IndexError):
         raise ConfigError(
-            f"cannot find the address of the first of the nodes {nodes!r} by scontrol: set MASTER_ADDR to it"
+            f"scontrol did not return the address of the first node of {nodes!r}: set MASTER_ADDR to that address"
         ) from None
     addresses = [fact.removeprefix("NodeAddr=") for fact in facts if fact.startswith("NodeAddr=")]
     return addresses[0] if addresses else first
 
 
-def _scontrol(*arguments: str) -> str:
+def _run_scontrol(*arguments: str) -> str:
     return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=True, timeout=30).stdout
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _read_int(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except (KeyError, ValueError):
         raise ConfigError(f"the launcher's variable {name} is {environ.get(name)!r}, not a number") from None
 
 
-def check_world_size(launch: Launch, promised: int | None) -> None:
-    """The world the recipe was promised is the world that came."""
-    if promised is not None and launch.size != promised:
+def check_world_size(launch: Launch, expected: int | None) -> None:
+    """Raise ConfigError unless the launcher started as many processes as execution.world says."""
+    if expected is not None and launch.size != expected:
         raise ConfigError(
-            f"execution.world promises {promised} processes, and {launch.launcher} started {launch.size}: check the "
-            "launcher's number of nodes and processes, or correct execution.world"
+            f"execution.world is {expected}, but the launcher ({launch.launcher}) started {launch.size} processes: "
+            "check its number of nodes and processes, or correct execution.world"
         )
 
 
 def check_launcher_options(precision: str, environ: Mapping[str, str] = os.environ) -> None:
-    """The recipe decides how is computed; a launcher that says otherwise would be obeyed by nobody."""
-    said = environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if said not in ("no", _PRECISION_NAMES[precision]):
+    """Raise ConfigError if accelerate was given an option that the recipe sets, since it would have no effect."""
+    mixed_precision = environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if mixed_precision not in ("no", _PRECISION_NAMES[precision]):
         raise ConfigError(
-            f"accelerate was started with mixed_precision {said}, and the recipe says precision: {precision}: the "
-            "recipe decides, so start accelerate with `--mixed_precision no`, or change the recipe"
+            f"accelerate was started with mixed_precision {mixed_precision}, but the recipe sets precision: "
+            f"{precision}: start accelerate with `--mixed_precision no`, or change the recipe"
         )
     dynamo = environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if dynamo != "no":
         raise ConfigError(f"accelerate was started with dynamo_backend {dynamo}: start it with `--dynamo_backend no`")
-    parts = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if parts not in ("1", "auto"):
+    steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps not in ("1", "auto"):
         raise ConfigError(
-            f"accelerate was started with gradient_accumulation_steps {parts}: leave it at 1 and set batch.micro"
+            f"accelerate was started with gradient_accumulation_steps {steps}: leave it at 1 and set batch.micro"
         )
 
 
-def launched_at(environ: Mapping[str, str] = os.environ) -> float:
-    """Unix time at which the launcher started, not this worker: agents restart workers."""
+def get_launch_time(environ: Mapping[str, str] = os.environ) -> float:
+    """Unix time at which the launcher (not this worker, which an agent may have restarted) started."""
     if "INCV_LAUNCHED" in environ:
         try:
             return float(environ["INCV_LAUNCHED"])
         except ValueError:
             raise ConfigError(f"INCV_LAUNCHED is {environ['INCV_LAUNCHED']!r}, not a Unix time") from None
     process = os.getppid() if detect_launch(environ).stop_exits_zero else os.getpid()
-    return _started(process)
+    return _process_start_time(process)
 
 
-def launch_id() -> str:
-    """The launcher's process, by which workers that it starts again know that they are the same launch's."""
+def get_launch_id() -> str:
+    """Identify the launcher process: workers that an agent restarts get the same id."""
     parent = os.getppid()
-    return f"{hostname()} {parent} {os.environ.get('INCV_LAUNCHED') or _started(parent)}"
+    return f"{hostname()} {parent} {os.environ.get('INCV_LAUNCHED') or _process_start_time(parent)}"
 
 
-def _started(process: int) -> float:
-    """When a process began, from /proc; the file's time where there is no more to know."""
+def _process_start_time(process: int) -> float:
+    """Unix time at which a process started, from /proc; the mtime of its /proc entry as a fallback."""
     try:
         ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
@@ -175,5 +175,5 @@ def _started(process: int) -> float:
 
 
 def hostname() -> str:
-    """This machine's name; Slurm's name of the node where there is one."""
+    """Slurm's name of this node, or else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -1,4 +1,4 @@
-"""How a process comes among the ranks of a run, and how it leaves them."""
+"""Join the process group of a run and leave it, in order or after a failure."""
 
 import json
 import os
@@ -17,19 +17,19 @@ from trainer.distributed.devices import count_visible_gpus, prepare_gpu
 from trainer.distributed.launch import Launch, check_world_size, detect_launch, hostname
 from trainer.distributed.rendezvous import agree_on_nonce
 from trainer.distributed.stop import StopRequest
-from trainer.distributed.watchdog import Watchdog, WorldError, end_soon
+from trainer.distributed.watchdog import Watchdog, WorldError, force_exit_after
 from trainer.distributed.world import RankGroup, World
 
-_PAUSE = 0.05
-_LONGEST_LEAVING = 20.0
-_LONGEST_JOINING = 300.0
-"""Seconds for all processes to come; one that cannot read its recipe never will."""
+_POLL_SECONDS = 0.05
+_MAX_LEAVE_SECONDS = 20.0
+_MAX_JOIN_SECONDS = 300.0
+"""For all processes to join; one that failed to read its recipe never will."""
 
 
 def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> World:
-    """Set torch up as the execution keys say, and meet the other processes that the launcher started.
+    """Configure torch from the execution keys and join the other processes of the launch.
 
-    stop: what this process is asked; every rank of the world will know.
+    stop: the stop request of this process; the watchdog shares it with every rank.
     """
     launch = detect_launch()
     check_world_size(launch, execution.world)
@@ -41,7 +41,7 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
     elif launch.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_size))
     if execution.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only so
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic cuBLAS
         torch.use_deterministic_algorithms(True)
     world = World(
         launch.rank,
@@ -52,74 +52,80 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
         launch.launcher,
         launch.stop_exits_zero,
     )
-    if launch.address is None:
-        world.watchdog.begin()
+    if launch.master_address is None:
+        world.watchdog.start()
         return world
     return _join_ranks(world, launch, execution, stop or StopRequest())
 
 
 def select_device(execution: ExecutionConfig, local_rank: int = 0) -> torch.device:
-    """Where a process with this number on its node computes."""
+    """The device for the process with this local rank."""
     gpus = 0 if execution.device == "cpu" else count_visible_gpus()
     if execution.device == "cuda" and gpus == 0:
-        raise ConfigError("execution.device is cuda, and no GPU is visible here: set it to auto or cpu")
+        raise ConfigError("execution.device is cuda, but no GPU is visible: set it to auto or cpu")
     return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
 
 
 def _join_ranks(world: World, launch: Launch, execution: ExecutionConfig, stop: StopRequest) -> World:
-    """Everyone finds the store of rank 0, then each other."""
-    long = timedelta(seconds=execution.start_timeout)
-    joining = timedelta(seconds=min(execution.start_timeout, _LONGEST_JOINING))
+    """Connect to the store of rank 0, create the process group and start the watchdog."""
+    start_timeout = timedelta(seconds=execution.start_timeout)
+    join_timeout = timedelta(seconds=min(execution.start_timeout, _MAX_JOIN_SECONDS))
     backend = select_backend(execution, world.device)
-    os.environ.update(  # for srun, which does not say it in torch's words
+    os.environ.update(  # srun does not set torch's variables
         RANK=str(launch.rank),
         WORLD_SIZE=str(launch.size),
         LOCAL_RANK=str(launch.local_rank),
         LOCAL_WORLD_SIZE=str(launch.local_size),
-        MASTER_ADDR=str(launch.address),
-        MASTER_PORT=str(launch.port),
+        MASTER_ADDR=str(launch.master_address),
+        MASTER_PORT=str(launch.master_port),
     )
     try:
-        store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=joining))
-        attempt = agree_on_nonce(store, launch.rank, launch.size, joining.total_seconds())
-        apart_from_torch = dist.PrefixStore(f"{attempt}/torch", store)
+        base_store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=join_timeout))
+        nonce = agree_on_nonce(base_store, launch.rank, launch.size, join_timeout.total_seconds())
+        torch_store = dist.PrefixStore(f"{nonce}/torch", base_store)
         dist.init_process_group(
-            backend, store=apart_from_torch, rank=launch.rank, world_size=launch.size, timeout=long
+            backend, store=torch_store, rank=launch.rank, world_size=launch.size, timeout=start_timeout
         )
-        ours = dist.PrefixStore(f"{attempt}/incv", store)
-        ours.set(f"place/{world.rank}", json.dumps([hostname(), _gpu(world.device)]))
-        places = [json.loads(found) for found in ours.multi_get([f"place/{rank}" for rank in range(world.size)])]
+        store = dist.PrefixStore(f"{nonce}/incv", base_store)
+        store.set(f"location/{world.rank}", json.dumps([hostname(), _gpu_uuid(world.device)]))
+        keys = [f"location/{rank}" for rank in range(world.size)]
+        locations = [json.loads(found) for found in store.multi_get(keys)]
     except (RuntimeError, ValueError) as error:
         raise WorldError(
-            f"rank {launch.rank} of {launch.size} could not meet the others at {launch.address}:{launch.port}: "
-            f"{error}"
+            f"rank {launch.rank} of {launch.size} could not join the others at "
+            f"{launch.master_address}:{launch.master_port}: {error}"
         ) from error
     if backend != "gloo":
-        _require_own_gpus(places)
-    # The thread has a connection of its own: a store answers one question at a time.
-    apart = dist.PrefixStore(f"{attempt}/incv", store.clone())
-    wish = stop.local_reason if world.rank == 0 else stop.local_signal
-    watchdog = Watchdog(apart, world.rank, [name for name, _ in places], execution.lost_after, wish)
-    watchdog.begin()
-    stop.join(watchdog)
+        _require_distinct_gpus(locations)
+    # A connection of its own for the watchdog: a store client serves one request at a time.
+    watchdog_store = dist.PrefixStore(f"{nonce}/incv", base_store.clone())
+    get_stop_reason = stop.local_reason if world.rank == 0 else stop.local_signal
+    watchdog = Watchdog(
+        watchdog_store, world.rank, [host for host, _ in locations], execution.lost_after, get_stop_reason
+    )
+    watchdog.start()
+    stop.attach(watchdog)
     world = replace(world, watchdog=watchdog)
-    return replace(world, rank_group=RankGroup(dist.group.WORLD, ours, "world", _half(world, ours, long)))
+    fold_group = _create_fold_group(world, store, start_timeout)
+    return replace(world, rank_group=RankGroup(dist.group.WORLD, store, "world", fold_group))
 
 
-def _gpu(device: torch.device) -> str:
+def _gpu_uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def _require_own_gpus(places: list[list[str]]) -> None:
-    for rank, place in enumerate(places):
-        if place[1] and place in places[:rank]:
+def _require_distinct_gpus(locations: list[list[str]]) -> None:
+    """locations: [host, GPU UUID] by rank."""
+    for rank, location in enumerate(locations):
+        if location[1] and location in locations[:rank]:
             raise ConfigError(
-                f"ranks {places.index(place)} and {rank} have the same GPU on {place[0]}: start one process a GPU, "
-                "or set execution.backend: gloo to let processes share a GPU (NCCL refuses that)"
+                f"ranks {locations.index(location)} and {rank} use the same GPU on {location[0]}: start one process "
+                "per GPU, or set execution.backend: gloo, which unlike NCCL lets processes share a GPU"
             )
 
 
 def select_backend(execution: ExecutionConfig, device: torch.device) -> str:
+    """torch's backend string: gloo for CPU tensors always, NCCL for CUDA tensors unless the recipe says gloo."""
     if device.type == "cpu" or execution.backend == "gloo":
         if execution.backend == "nccl":
             raise ConfigError("execution.backend: nccl needs GPUs; set it to auto or gloo")
@@ -127,20 +133,20 @@ def select_backend(execution: ExecutionConfig, device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _half(world: World, store: Any, timeout: timedelta) -> World | None:
-    """The group of this rank's fold; every rank takes part in making both groups."""
+def _create_fold_group(world: World, store: Any, timeout: timedelta) -> World | None:
+    """The group of this rank's fold, None for odd worlds; every rank must take part in creating both groups."""
     if world.size % 2:
         return None
-    ranks = world.size // 2
-    members = [range(ranks), range(ranks, world.size)]
+    half = world.size // 2
+    members = [range(half), range(half, world.size)]
     groups = [dist.new_group(list(each), timeout=timeout) for each in members]
-    mine = world.rank // ranks
-    rank_group = RankGroup(groups[mine], store, f"half{mine}")
-    return replace(world, rank=world.rank % ranks, size=ranks, rank_group=rank_group)
+    own = world.rank // half
+    rank_group = RankGroup(groups[own], store, f"half{own}")
+    return replace(world, rank=world.rank % half, size=half, rank_group=rank_group)
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an error says that another rank does not answer any more."""
+    """Whether the error means that another rank no longer responds."""
     words = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "store")
     known = (dist.DistError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
     return isinstance(error, known) or (
@@ -148,22 +154,23 @@ def is_peer_failure(error: BaseException) -> bool:
     )
 
 
-def leave_world(world: World, code: int = 0, seconds: float = 10.0, in_peace: bool = True) -> None:
-    """Rank 0, whose process may hold the store, goes last. in_peace: no collective is under way.
+def leave_world(world: World, code: int = 0, seconds: float = 10.0, destroy_group: bool = True) -> None:
+    """Leave the process group; rank 0, whose process may host the store, waits for the others.
 
-    code: of the exit, should the store or the other ranks keep this process from it.
+    code: exit code if the store or the other ranks block this process. seconds: how long rank 0 waits.
+    destroy_group: False if a collective may still be in flight.
     """
     rank_group = world.rank_group
-    world.watchdog.end()
+    world.watchdog.stop()
     if rank_group is None or world.watchdog.store_unreachable:
         return
-    timer = end_soon(code, _LONGEST_LEAVING)
+    timer = force_exit_after(code, _MAX_LEAVE_SECONDS)
     try:
         rank_group.store.add("left", 1)
-        limit = time.monotonic() + seconds
-        while world.is_rank0 and rank_group.store.add("left", 0) < world.size and time.monotonic() < limit:
-            time.sleep(_PAUSE)
-        if in_peace:
+        deadline = time.monotonic() + seconds
+        while world.is_rank0 and rank_group.store.add("left", 0) < world.size and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if destroy_group:
             dist.destroy_process_group()
     except RuntimeError as error:
         if not is_peer_failure(error):
@@ -173,15 +180,15 @@ def leave_world(world: World, code: int = 0, seconds: float = 10.0, in_peace: bo
 
 
 def abort(world: World, message: str, code: int) -> None:
-    """After a failure: tell the others, and end this process without waiting for anything they hold."""
+    """After a failure: report it to the other ranks and exit, without waiting for any of them."""
     if world.rank_group is None:
         return
-    end_soon(code, 2 * _LONGEST_LEAVING)
+    force_exit_after(code, 2 * _MAX_LEAVE_SECONDS)
     try:
         world.watchdog.fail(message, code)
-        leave_world(world, code, seconds=3.0, in_peace=False)
-    except Exception as error:  # whatever it is: the first failure is the one that counts, and it has been told
-        print(f"(leaving: {error})", file=sys.stderr)
+        leave_world(world, code, seconds=3.0, destroy_group=False)
+    except Exception as error:  # secondary: the first failure counts, and it is already reported
+        print(f"(while leaving the process group: {error})", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,38 +1,39 @@
-"""The name of one start of a run's processes, under which they keep all they say in a store that outlives them."""
+"""Agree on a per-attempt nonce: it prefixes all keys of this attempt in a store that may outlive its processes."""
 
 import os
 import time
 from typing import Any
 
-_PAUSE = 0.01
+_POLL_SECONDS = 0.01
 
 
 def agree_on_nonce(store: Any, rank: int, size: int, seconds: float) -> str:
-    """A name that the processes of this very start share: the store may outlive them, with all they said in it.
+    """Return a nonce shared by the processes of this attempt and by no earlier one.
 
-    Rank 0 offers a name; each rank signs it with a word of its own; rank 0 confirms with the words it has read. Who
-    finds its word confirmed is among the living. What is left of an earlier attempt has none of these words.
+    The store may still hold the keys of an attempt that died. Rank 0 publishes a nonce; each rank registers a token
+    under it; rank 0 confirms with the list of tokens it read. A rank accepts the nonce only once its own token is
+    confirmed, which no leftover of an earlier attempt contains.
     """
-    word = os.urandom(8).hex()
-    limit = time.monotonic() + seconds
+    token = os.urandom(8).hex()
+    deadline = time.monotonic() + seconds
     if rank == 0:
-        store.set("attempt", word)
-        store.set(f"{word}/signed/0", word)
-        keys = [f"{word}/signed/{each}" for each in range(size)]
+        store.set("attempt", token)
+        store.set(f"{token}/registered/0", token)
+        keys = [f"{token}/registered/{each}" for each in range(size)]
         while not store.check(keys):
-            _pause_until(limit, "not all ranks came")
-        store.set(f"{word}/confirmed", " ".join(found.decode() for found in store.multi_get(keys)))
-        return word
+            _sleep_or_raise(deadline, "not all ranks joined")
+        store.set(f"{token}/confirmed", " ".join(found.decode() for found in store.multi_get(keys)))
+        return token
     while True:
         if store.check(["attempt"]):
-            name = store.get("attempt").decode()
-            store.set(f"{name}/signed/{rank}", word)
-            if store.check([f"{name}/confirmed"]) and word in store.get(f"{name}/confirmed").decode().split():
-                return str(name)
-        _pause_until(limit, "rank 0 did not come")
+            nonce = store.get("attempt").decode()
+            store.set(f"{nonce}/registered/{rank}", token)
+            if store.check([f"{nonce}/confirmed"]) and token in store.get(f"{nonce}/confirmed").decode().split():
+                return str(nonce)
+        _sleep_or_raise(deadline, "rank 0 did not join")
 
 
-def _pause_until(limit: float, why: str) -> None:
-    if time.monotonic() > limit:
-        raise RuntimeError(why)
-    time.sleep(_PAUSE)
+def _sleep_or_raise(deadline: float, message: str) -> None:
+    if time.monotonic() > deadline:
+        raise RuntimeError(message)
+    time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""A wish to stop, by signal, by a file named STOP or by another rank; loops poll it, the handler only notes it."""
+"""Stop requests: a signal, a file named STOP or another rank. Loops poll; the signal handler only records."""
 
 import signal
 import sys
@@ -7,17 +7,17 @@ from pathlib import Path
 from types import FrameType
 from weakref import WeakSet
 
-from trainer.distributed.launch import launched_at
+from trainer.distributed.launch import get_launch_time
 from trainer.distributed.watchdog import Watchdog
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-_ROUNDING = 1.0  # second; the time at which a process began is not known better
-_LOOKS, _SECONDS_BETWEEN_LOOKS = 50, 0.1
-EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
+_START_TIME_RESOLUTION = 1.0  # seconds
+_POLLS, _POLL_SECONDS = 50, 0.1
+EXIT_STOPPED = 75  # EX_TEMPFAIL: rerun the same command to resume
 
 
 class Stopped(Exception):
-    """Raised by a loop once its progress is durable."""
+    """Raised by a loop on a stop request, once its progress is durable."""
 
     def __init__(self, where: str, step: int, reason: str) -> None:
         super().__init__(f"stopped in {where} at step {step} ({reason})")
@@ -25,81 +25,83 @@ class Stopped(Exception):
 
 
 class StopRequest:
+    """Whether and why this run should stop: this process's own signal or STOP file, or another rank's."""
+
     def __init__(self, run_dir: Path | None = None) -> None:
         self._file = run_dir / "STOP" if run_dir is not None else None
         self._signal: str | None = None
-        self._pulse: Watchdog | None = None
-        self._looked = False
-        self._old: tuple[int, int] | None = None
+        self._watchdog: Watchdog | None = None
+        self._checked = False
+        self._stale: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Take over the signals; whoever listened before still hears them."""
+        """Install the signal handlers; earlier instances still receive the signals."""
         _LISTENING.add(self)
         for number in _SIGNALS:
             signal.signal(number, _on_signal)
 
-    def join(self, watchdog: Watchdog) -> None:
-        """From now on the other ranks are asked too: their wish is ours, and ours theirs."""
-        self._pulse = watchdog
+    def attach(self, watchdog: Watchdog) -> None:
+        """From now on `reason` covers the requests of all ranks."""
+        self._watchdog = watchdog
 
-    def note_signal(self, name: str) -> None:
+    def record_signal(self, name: str) -> None:
         self._signal = name
 
     def remove_stale_file(self) -> None:
-        """Remove a STOP file that is no longer meant; call it once the directory is ours."""
-        if self._file is not None and self._file.exists() and not self._file_is_meant():
-            print(f"warning: {self._file} is from before this start and was removed", file=sys.stderr)
+        """Remove a STOP file that predates this launch; call it while holding the directory's lock."""
+        if self._file is not None and self._file.exists() and not self._file_is_current():
+            print(f"warning: {self._file} is from before this start; removed", file=sys.stderr)
             self._file.unlink()
 
     def local_reason(self) -> str | None:
-        """Why this process was asked to stop, or None."""
+        """This process's own reason to stop (signal or STOP file), or None."""
         if self._signal is not None:
             return self._signal
-        return "STOP file" if self._file_is_meant() else None
+        return "STOP file" if self._file_is_current() else None
 
-    def _file_is_meant(self) -> bool:
-        """Not one that lay there at the first look, from before the launcher's start.
+    def _file_is_current(self) -> bool:
+        """Whether there is a STOP file that does not predate the launcher.
 
-        Only that one is judged by its time: clocks of file servers and machines differ. Agents restart workers, so a
-        file that one of them has not obeyed before it died is younger than the launcher, and meant.
+        Only the file found by the first check is judged by its mtime, since the clocks of file server and node
+        differ. A file that a killed worker did not obey is newer than the launcher, so a restarted worker obeys it.
         """
         if self._file is None:
             return False
         try:
             found = self._file.stat()
-        except OSError:  # none, or a network file system that fails for a while
-            self._looked = True
+        except OSError:  # no file, or a transient error of a network file system
+            self._checked = True
             return False
-        mark = (found.st_ino, found.st_mtime_ns)
-        if not self._looked:
-            self._looked = True
-            self._old = mark if found.st_mtime < launched_at() - _ROUNDING else None
-        return mark != self._old
+        identity = (found.st_ino, found.st_mtime_ns)
+        if not self._checked:
+            self._checked = True
+            self._stale = identity if found.st_mtime < get_launch_time() - _START_TIME_RESOLUTION else None
+        return identity != self._stale
 
     def local_signal(self) -> str | None:
-        """The same for a rank that leaves looking for the file to rank 0: not all of them must ask the disk."""
+        """The signal this process received, or None; only rank 0 polls the disk for the file."""
         return self._signal
 
     def reason(self) -> str | None:
-        """Why to stop, or None; raises where another rank cannot go on."""
-        if self._pulse is None:
+        """Why the run should stop, or None; raises WorldError if another rank has failed."""
+        if self._watchdog is None:
             return self.local_reason()
-        self._pulse.raise_if_failed()
-        return self._signal or self._pulse.stop_reason
+        self._watchdog.raise_if_failed()
+        return self._signal or self._watchdog.stop_reason
 
     def requested(self) -> bool:
         return self.reason() is not None
 
-    def agreed_reason(self) -> str:
-        """The reason of a stop that the ranks have agreed on; another rank's may be on its way."""
-        for _ in range(_LOOKS):
+    def wait_for_reason(self) -> str:
+        """The reason of a stop that the ranks have agreed on; another rank's may take a moment to arrive."""
+        for _ in range(_POLLS):
             if reason := self.reason():
                 return reason
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return "another rank was asked to stop"
+            time.sleep(_POLL_SECONDS)
+        return "another rank received a stop request"
 
     def mark_obeyed(self) -> None:
-        """After the stop is recorded: the STOP file has been obeyed."""
+        """Rename the STOP file, after the stop is recorded."""
         if self._file is not None and self._file.exists():
             self._file.rename(self._file.with_name("STOP.obeyed"))
 
@@ -109,4 +111,4 @@ _LISTENING: "WeakSet[StopRequest]" = WeakSet()
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     for request in _LISTENING:
-        request.note_signal(signal.Signals(number).name)
+        request.record_signal(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""Signs of life: threads of each rank that tell the others it lives, and learn of a stop, a failure or a death."""
+"""Watchdog threads: exchange heartbeats over the store, spread stop requests and failures, detect lost ranks."""
 
 import json
 import os
@@ -12,23 +12,23 @@ from typing import Protocol
 
 from shards.errors import InputError
 
-_PERIOD = 0.25
-_SECONDS_BETWEEN_BEATS = 5.0
+_POLL_SECONDS = 0.25
+_HEARTBEAT_SECONDS = 5.0
 _GRACE = 5.0
-"""Seconds a failed run's ranks have to end by themselves; one inside a collective may not come back."""
+"""Seconds that ranks have to exit by themselves after a failure; one inside a collective may never return."""
 
 
 class WorldError(InputError):
-    """The ranks of a run cannot go on together."""
+    """The ranks of a run cannot continue together."""
 
     def __init__(self, message: str, exit_code: int = 1, from_peer: bool = False) -> None:
-        """of_another: a rank has failed that says so itself."""
+        """from_peer: another rank has failed, and reports the error itself."""
         super().__init__(message)
         self.exit_code, self.from_peer = exit_code, from_peer
 
 
 class Store(Protocol):
-    """What torch's stores offer, as far as needed here."""
+    """The methods of torch.distributed.Store used here."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -43,7 +43,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run's ranks must end, in the words of the rank that knows."""
+    """Why the run must end, as reported by the rank that failed or detected the failure."""
 
     rank: int
     host: str
@@ -52,12 +52,11 @@ class Failure:
 
 
 class Watchdog:
-    """Alone it only keeps the heartbeat file fresh; with others it also watches them.
+    """Heartbeats between ranks; in a single process it only keeps the heartbeat file fresh.
 
-    Every rank tells the store that it lives; rank 0 looks at all of them, the others look at rank 0: the load on
-    the store grows with the number of ranks, not with its square. Three threads, since each may be held up by what
-    must not hold up the others: a store whose node has vanished need not answer, nor a shared disk, and the one that
-    ends the process asks neither.
+    Every rank increments a counter in the store; rank 0 reads all counters, the others read rank 0's, so the load on
+    the store is linear in the number of ranks. Three threads, because a store whose node is gone or a shared disk may
+    block for ever: one uses the disk, one the store, and the one that exits the process uses neither.
     """
 
     def __init__(
@@ -66,145 +65,146 @@ class Watchdog:
         rank: int = 0,
         hosts: Sequence[str] = ("",),
         lost_after: float = 30.0,
-        wish: Callable[[], str | None] = lambda: None,
+        get_stop_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """wish: why this rank wants to stop; it may ask the disk."""
+        """get_stop_reason: this rank's own reason to stop, or None; it may access the disk."""
         self._store, self._rank, self._hosts, self._lost_after = store, rank, hosts, lost_after
-        self._wish = wish
-        self.beat: Callable[[], None] = lambda: None
-        """Called every few seconds; it may ask the disk."""
+        self._get_stop_reason = get_stop_reason
+        self.on_heartbeat: Callable[[], None] = lambda: None
+        """Called every few seconds; it may access the disk."""
         self.on_exit: Callable[[], None] = lambda: None
-        """Called before a thread of this pulse ends the process."""
+        """Called before a watchdog thread exits the process."""
         self.store_unreachable = False
-        """Whether the store does not answer any more: who asks it again may wait for ever."""
-        self._seen: dict[int, tuple[bytes, float]] = {}
-        self._wished: str | None = None
+        """Whether the store stopped responding: any further request may block for ever."""
+        self._last_seen: dict[int, tuple[bytes, float]] = {}
+        self._local_reason: str | None = None
         self._stop_reason: str | None = None
         self._failure: Failure | None = None
-        self._count = 0
-        self._answers = 0
+        self._heartbeats = 0
+        self._responses = 0
         self._last_error = ""
-        self._told = self._has_failed = False
-        self._ending = threading.Event()
-        work = {"disk": self._ask_disk, "talk": self._talk, "watch": self._watch}
+        self._stop_published = self._has_failed = False
+        self._stopping = threading.Event()
+        loops = {"disk": self._poll_disk, "store": self._poll_store, "watch": self._watch_store}
         self._threads = {
-            name: threading.Thread(target=target, name=f"pulse-{name}", daemon=True) for name, target in work.items()
+            name: threading.Thread(target=target, name=f"watchdog-{name}", daemon=True)
+            for name, target in loops.items()
         }
 
-    def begin(self) -> None:
-        """All ranks call it together with the store, once `wish` can be asked."""
+    def start(self) -> None:
+        """Start the threads; with a store, all ranks call it."""
         self._threads["disk"].start()
         if self._store is not None:
-            self._store.set(f"pulse/{self._rank}", "0")
+            self._store.set(f"heartbeat/{self._rank}", "0")
             self._store.compare_set("stop", "", "")
             self._store.compare_set("failed", "", "")
-            self._threads["talk"].start()
+            self._threads["store"].start()
             self._threads["watch"].start()
 
-    def end(self) -> None:
-        """No more signs of life: this rank is about to leave, and has told why."""
-        self._ending.set()
+    def stop(self) -> None:
+        """Stop the heartbeats: this rank is about to leave, or has reported its failure."""
+        self._stopping.set()
         for name, thread in self._threads.items():
-            if thread.is_alive() and not (name == "talk" and self.store_unreachable):
+            if thread.is_alive() and not (name == "store" and self.store_unreachable):
                 thread.join(timeout=_GRACE)
 
     @property
     def stop_reason(self) -> str | None:
-        """Why some rank wants to stop."""
+        """The first stop reason that any rank published, or None."""
         return self._stop_reason
 
     def raise_if_failed(self) -> None:
-        """Raise where another rank has failed or is lost."""
+        """Raise WorldError if another rank has failed or is lost."""
         failure = self._failure
         if failure is not None and not self._has_failed:
             raise WorldError(f"rank {failure.rank} ({failure.host}): {failure.message}", failure.code, True)
 
     def fail(self, message: str, code: int) -> None:
-        """Tell the others that this rank ends, and why; the first to tell is believed."""
-        self._has_failed = True  # and ends by itself
+        """Report this rank's failure to the others; the first report wins."""
+        self._has_failed = True  # it exits by itself
         if self._store is not None and self._failure is None:
-            self._tell(Failure(self._rank, self._hosts[self._rank], message, code))
+            self._publish(Failure(self._rank, self._hosts[self._rank], message, code))
 
-    def _tell(self, failure: Failure) -> None:
+    def _publish(self, failure: Failure) -> None:
         assert self._store is not None
-        first = self._store.compare_set("failed", "", json.dumps(vars(failure)))
-        self._failure = Failure(**json.loads(first))
+        winner = self._store.compare_set("failed", "", json.dumps(vars(failure)))
+        self._failure = Failure(**json.loads(winner))
 
-    def _ask_disk(self) -> None:
-        next_beat = 0.0
-        while not self._ending.is_set():
-            with suppress(OSError):  # a network file system may fail for a while
-                self._wished = self._wish()
-                if time.monotonic() >= next_beat:
-                    self.beat()
-                    next_beat = time.monotonic() + _SECONDS_BETWEEN_BEATS
-            self._ending.wait(_PERIOD)
+    def _poll_disk(self) -> None:
+        next_heartbeat = 0.0
+        while not self._stopping.is_set():
+            with suppress(OSError):  # a network file system may fail transiently
+                self._local_reason = self._get_stop_reason()
+                if time.monotonic() >= next_heartbeat:
+                    self.on_heartbeat()
+                    next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
+            self._stopping.wait(_POLL_SECONDS)
 
-    def _talk(self) -> None:
+    def _poll_store(self) -> None:
         assert self._store is not None
-        while not self._ending.is_set() and self._failure is None:
+        while not self._stopping.is_set() and self._failure is None:
             try:
                 self._exchange(self._store)
-                self._answers += 1
-            except Exception as error:  # of the store: whatever it is, rank 0's node does not answer
+                self._responses += 1
+            except Exception as error:  # any store error: rank 0's node does not respond
                 self._last_error = str(error)
-            self._ending.wait(_PERIOD)
+            self._stopping.wait(_POLL_SECONDS)
 
-    def _watch(self) -> None:
-        answers, silent = 0, 0.0
-        while not self._ending.wait(_PERIOD):
-            # Looks are counted, not time: a process that was held still itself has not missed any answer.
-            silent = silent + _PERIOD if answers == self._answers else 0.0
-            answers = self._answers
+    def _watch_store(self) -> None:
+        responses, silent = 0, 0.0
+        while not self._stopping.wait(_POLL_SECONDS):
+            # Count polls, not wall time: a process that was suspended itself has not missed a response.
+            silent = silent + _POLL_SECONDS if responses == self._responses else 0.0
+            responses = self._responses
             if self._failure is None and silent > self._lost_after:
                 self.store_unreachable = True
-                self._failure = Failure(0, self._hosts[0], _unheard(silent, self._last_error), 1)
+                self._failure = Failure(0, self._hosts[0], _lost_message(silent, self._last_error), 1)
             if self._failure is not None and not self._has_failed:
-                self._end_the_process(self._failure)
+                self._exit_process(self._failure)
 
     def _exchange(self, store: Store) -> None:
-        if self._wished is not None and not self._told:
-            store.compare_set("stop", "", self._wished)
-            self._told = True
-        self._count += 1
-        store.set(f"pulse/{self._rank}", str(self._count))
+        if self._local_reason is not None and not self._stop_published:
+            store.compare_set("stop", "", self._local_reason)
+            self._stop_published = True
+        self._heartbeats += 1
+        store.set(f"heartbeat/{self._rank}", str(self._heartbeats))
         watched = range(len(self._hosts)) if self._rank == 0 else (0,)
-        stop, failed, *beats = store.multi_get(["stop", "failed", *(f"pulse/{rank}" for rank in watched)])
+        stop, failed, *heartbeats = store.multi_get(["stop", "failed", *(f"heartbeat/{rank}" for rank in watched)])
         self._stop_reason = stop.decode() or None
         if failed:
             self._failure = Failure(**json.loads(failed))
             return
         now = time.monotonic()
-        for rank, watchdog in zip(watched, beats, strict=True):
-            known = self._seen.get(rank)
-            if known is None or known[0] != watchdog:
-                self._seen[rank] = (watchdog, now)
+        for rank, heartbeat in zip(watched, heartbeats, strict=True):
+            known = self._last_seen.get(rank)
+            if known is None or known[0] != heartbeat:
+                self._last_seen[rank] = (heartbeat, now)
             elif rank != self._rank and now - known[1] > self._lost_after:
-                self._tell(Failure(rank, self._hosts[rank], _unheard(now - known[1]), 1))
+                self._publish(Failure(rank, self._hosts[rank], _lost_message(now - known[1]), 1))
                 return
 
-    def _end_the_process(self, failure: Failure) -> None:
-        """The main thread raises at its next look; where it cannot look, inside a collective, this ends it."""
-        if self._ending.wait(_GRACE):
+    def _exit_process(self, failure: Failure) -> None:
+        """Exit for a main thread that is stuck in a collective; otherwise it raises at its next poll."""
+        if self._stopping.wait(_GRACE):
             return
-        end_soon(failure.code, _GRACE)  # the words below go to a disk that may not answer
-        # Into this rank's log, and on rank 0 to the terminal too.
+        force_exit_after(failure.code, _GRACE)  # the output below goes to a disk that may block
+        # Goes to this rank's log, and on rank 0 also to the terminal.
         print(f"incv: error: rank {failure.rank} ({failure.host}): {failure.message}", file=sys.stderr, flush=True)
         self.on_exit()
         os._exit(failure.code)
 
 
-def end_soon(code: int, seconds: float) -> threading.Timer:
-    """End this process after so many seconds, whatever it is doing, unless the timer is cancelled."""
+def force_exit_after(code: int, seconds: float) -> threading.Timer:
+    """Exit this process after `seconds`, whatever it is doing, unless the timer is cancelled."""
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()
     return timer
 
 
-def _unheard(seconds: float, why: str = "") -> str:
-    because = f" ({why.splitlines()[0]})" if why else ""
+def _lost_message(seconds: float, error: str = "") -> str:
+    cause = f" ({error.splitlines()[0]})" if error else ""
     return (
-        f"no sign of life for {seconds:.0f} s{because}: its process was killed, its node is gone or the network is "
-        "down. The same command goes on from the last checkpoint"
+        f"no heartbeat for {seconds:.0f} s{cause}: its process was killed, its node is gone or the network is down. "
+        "Rerun the same command to resume from the last checkpoint"
     )

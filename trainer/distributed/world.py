@@ -1,6 +1,6 @@
-"""The ranks of a run: who this process is among them, and all they say to each other.
+"""`World`: this process's rank and the collectives over all ranks.
 
-It and joining.py alone import torch.distributed. A world of one without a launcher has no ties, and says nothing.
+A single process without a launcher has no `RankGroup`; its collectives return their input.
 """
 
 import itertools
@@ -20,26 +20,26 @@ from trainer.distributed.watchdog import Store, Watchdog, WorldError
 
 Result = TypeVar("Result")
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+_MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """What binds a process to the others of its world, or of its fold's group."""
+    """Process group and store that connect the ranks of a world, or of one fold's group."""
 
     group: Any
     store: Store
     name: str
-    """Of the world or group: their keys in the store start with it."""
+    """Prefix of this group's keys in the store."""
     fold_group: "World | None" = None
-    """The fold's group of this process, in a world that can be split."""
+    """This rank's half of the world, for training two folds at once; None if the world cannot be halved."""
     sequence: Iterator[int] = field(default_factory=itertools.count)
-    """Of the meetings, the same on all ranks since they meet in the same order."""
+    """Numbers the store collectives, equal on all ranks because they call them in the same order."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One process of `size`."""
+    """This process among the `size` ranks of a run."""
 
     rank: int
     size: int
@@ -48,34 +48,34 @@ class World:
     local_rank: int = 0
     launcher: Launcher = "alone"
     stop_exits_zero: bool = False
-    """Whether an agent would take an exit code other than 0 for a crash."""
+    """Whether a stop must exit with 0, since an agent takes any other code for a crash."""
     rank_group: RankGroup | None = None
     watchdog: Watchdog = field(default_factory=Watchdog)
 
     @property
     def is_rank0(self) -> bool:
-        """The one that writes."""
+        """Rank 0 writes the run's files."""
         return self.rank == 0
 
     @property
     def group(self) -> Any:
-        """The process group, for DistributedDataParallel; None without ties."""
+        """The process group, for DistributedDataParallel; None in a single process."""
         return self.rank_group.group if self.rank_group is not None else None
 
     def fold_group(self) -> "tuple[int, World]":
-        """Which of two halves this rank is in, and the group of that half."""
+        """Index (0 or 1) of the half this rank belongs to, and the group of that half."""
         assert self.rank_group is not None
         assert self.rank_group.fold_group is not None
         return self.rank // (self.size // 2), self.rank_group.fold_group
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up over ranks, in place."""
+        """Sum over ranks, in place."""
         if self.rank_group is not None:
             dist.all_reduce(tensor, group=self.rank_group.group)
         return tensor
 
     def all_reduce_mean(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Means over ranks, of like floating-point tensors; equal ones come back bit for bit."""
+        """Mean over ranks of floating-point tensors; tensors that are equal on all ranks keep their exact bits."""
         if self.rank_group is None or not tensors:
             return [tensor.clone() for tensor in tensors]
         sums = self.all_reduce(flatten([tensor.detach().double() for tensor in tensors]))
@@ -83,17 +83,17 @@ class World:
         return [mean.to(like.dtype) for mean, like in zip(means, tensors, strict=True)]
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, equal in shape and type, by rank."""
+        """Every rank's tensor, by rank; shape and dtype must be equal on all ranks."""
         if self.rank_group is None:
             return [tensor]
-        # A sum of zeros and one: works on every backend and device, and on bits instead of numbers.
+        # All-reduce of a buffer in which each rank fills its own row: works for every backend, device and dtype.
         rows = torch.zeros(self.size, tensor.numel() * tensor.element_size(), dtype=torch.uint8, device=tensor.device)
         rows[self.rank] = as_bytes(tensor)
         self.all_reduce(rows)
         return [row.view(tensor.dtype).reshape(tensor.shape) for row in rows]
 
     def gather_to_rank0(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Every rank's tensor, equal in shape and type, in host memory: [ranks, ...]; None on all but the first."""
+        """Every rank's tensor in host memory, [ranks, ...], on rank 0; None on the others. Shapes must be equal."""
         if self.rank_group is None:
             return tensor[None]
         rows = tensor.new_empty(self.size, *tensor.shape) if self.is_rank0 else None
@@ -101,14 +101,14 @@ class World:
         return rows
 
     def broadcast_from_rank0(self, value: Callable[[], Any]) -> Any:
-        """What the first rank finds, as JSON, for all of them."""
+        """Call `value` on rank 0 alone and return its result, passed through JSON, on every rank."""
         if self.rank_group is None:
             return value()
-        key = f"{self.rank_group.name}/said/{next(self.rank_group.sequence)}"
+        key = f"{self.rank_group.name}/broadcast/{next(self.rank_group.sequence)}"
         if self.is_rank0:
-            found = json.dumps(value())
-            self.rank_group.store.set(key, found)
-            return json.loads(found)
+            text = json.dumps(value())
+            self.rank_group.store.set(key, text)
+            return json.loads(text)
         self._wait(lambda rank_group: rank_group.store.check([key]))
         return json.loads(self.rank_group.store.multi_get([key])[0])
 
@@ -119,75 +119,78 @@ class World:
         return result
 
     def all_gather_strings(self, value: str) -> list[str]:
-        """What every rank says, by rank."""
+        """Every rank's string, by rank."""
         if self.rank_group is None:
             return [value]
-        key = f"{self.rank_group.name}/told/{next(self.rank_group.sequence)}"
+        key = f"{self.rank_group.name}/gather/{next(self.rank_group.sequence)}"
         self.rank_group.store.set(f"{key}/{self.rank}", value)
         keys = [f"{key}/{rank}" for rank in range(self.size)]
         self._wait(lambda rank_group: rank_group.store.check(keys))
         return [found.decode() for found in self.rank_group.store.multi_get(keys)]
 
-    def barrier(self, wish: bool = False) -> bool:
-        """Return once all ranks are here; whether any of them wished (to stop, say).
+    def barrier(self, flag: bool = False) -> bool:
+        """Return once all ranks have arrived: whether any of them set `flag` (a stop request, say).
 
-        Waiting is polling: one rank may come hours after another, and no collective times out.
+        Polls the store, so there is no timeout: one rank may arrive hours after another.
         """
         if self.rank_group is None:
-            return wish
-        key = f"{self.rank_group.name}/met/{next(self.rank_group.sequence)}"
-        self.rank_group.store.add(f"{key}/wishes", int(wish))
+            return flag
+        key = f"{self.rank_group.name}/barrier/{next(self.rank_group.sequence)}"
+        self.rank_group.store.add(f"{key}/flags", int(flag))
         self.rank_group.store.add(key, 1)
         self._wait(lambda rank_group: rank_group.store.add(key, 0) >= self.size)
-        return self.rank_group.store.add(f"{key}/wishes", 0) > 0
+        return self.rank_group.store.add(f"{key}/flags", 0) > 0
 
     def require_equal(self, value: str, what: str) -> None:
-        """All ranks hold the same, or none goes on."""
+        """Raise WorldError on all ranks unless they hold the same value."""
         every = self.all_gather_strings(value)
         if len(set(every)) > 1:
             raise WorldError(f"{what} differs between ranks: {', '.join(f'{i}: {v}' for i, v in enumerate(every))}")
 
-    def stop_consensus(self, wish: Callable[[], object]) -> "StopConsensus":
-        """wish: this rank's, asked before each step; None is none."""
-        return StopConsensus(self, wish)
+    def stop_consensus(self, stop_reason: Callable[[], object]) -> "StopConsensus":
+        """stop_reason: this rank's, called before each step; None means no stop."""
+        return StopConsensus(self, stop_reason)
 
     def set_timeout(self, seconds: float) -> None:
-        """From the first step on a collective that takes long has lost someone."""
+        """Set the timeout of collectives: from the first step on, a slow collective means a lost rank."""
         if self.rank_group is not None:
-            # Its name in torch < 2.12 is the second.
+            # torch < 2.12 has only the private name.
             set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
             set_timeout(timedelta(seconds=seconds), self.rank_group.group)
 
     def _wait(self, ready: Callable[[RankGroup], bool]) -> None:
         assert self.rank_group is not None
-        pause = _SHORTEST_PAUSE
+        seconds = _MIN_POLL_SECONDS
         while not ready(self.rank_group):
             self.watchdog.raise_if_failed()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(seconds)
+            seconds = min(2 * seconds, _MAX_POLL_SECONDS)
 
 
 SINGLE_PROCESS = World(0, 1, torch.device("cpu"), 1)
-"""One process on a CPU."""
+"""A single process on the CPU."""
 
 
 class StopConsensus:
-    """Whether any rank wishes to stop, known to all ranks after the same step."""
+    """Agree, after the same step on all ranks, on whether any rank wants to stop.
 
-    def __init__(self, world: World, wish: Callable[[], object]) -> None:
-        self._group, self._wish = world.group, wish
-        self._wishes = torch.zeros(1, dtype=torch.int32)
-        self._under_way: Any = None
+    The all-reduce is asynchronous: it overlaps with the step.
+    """
+
+    def __init__(self, world: World, stop_reason: Callable[[], object]) -> None:
+        self._group, self._stop_reason = world.group, stop_reason
+        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._pending: Any = None
 
     def post(self) -> None:
-        """Before a step: the wish travels while the step is computed."""
+        """Before the step: start the all-reduce of this rank's flag."""
         if self._group is not None:
-            self._wishes.fill_(int(self._wish() is not None))
-            self._under_way = dist.all_reduce(self._wishes, dist.ReduceOp.MAX, self._group, async_op=True)
+            self._flag.fill_(int(self._stop_reason() is not None))
+            self._pending = dist.all_reduce(self._flag, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def result(self) -> bool:
-        """After the step."""
+        """After the step: whether any rank wants to stop."""
         if self._group is None:
-            return self._wish() is not None
-        self._under_way.wait()
-        return bool(self._wishes.item())
+            return self._stop_reason() is not None
+        self._pending.wait()
+        return bool(self._flag.item())

@@ -1,1 +1,5 @@
-"""`incv doctor`: from the files of a run directory, how its ranks are; imports no torch, changes nothing."""
+"""`incv doctor`: diagnose a run from the files in its run directory.
+
+Reads heartbeats, manifest and logs; writes nothing and does not import torch, so it is fast and works on any machine
+that sees the directory. It may import trainer.report, trainer.records and trainer.config.
+"""

@@ -1,49 +1,49 @@
-"""How far a run has durably come, as one line to compare with an earlier one."""
+"""One line that describes the durable progress of a run, to compare with an earlier one."""
 
 from pathlib import Path
 
 from trainer.doctor.ranks import read_mapping
 from trainer.records.run_directory import RunDirectory
 
-NOTHING = "no durable point yet"
+NO_DURABLE_POINT = "no durable point yet"
 
 
-def durable_point(root: Path) -> str:
-    """Two calls answer alike unless a stage, a checkpoint, a predict pass or an evaluation became durable between.
+def describe_durable_point(root: Path) -> str:
+    """A line that changes if and only if a stage, checkpoint, predict pass or evaluation became durable.
 
-    Times, starts and attempts are not in it: a run that is restarted again and again without getting on answers
-    the same. Any folder will do, also one that is not there yet.
+    It contains no times, starts or attempts: a run that restarts without progress keeps its line. Works on any
+    folder, even one that does not exist yet.
     """
     run = RunDirectory(root)
     stages = read_mapping(run.manifest).get("stages") or {}
-    # Packing belongs to the shards: it is checked again by every start.
+    # Packing belongs to the shards, which every start checks again.
     done = [name for name, stage in stages.items() if name != "pack" and (stage or {}).get("state") == "done"]
     parts = {
         "done": done,
-        "checkpoints": _checkpoints(run),
-        "predicted": [_name(file.parent, root) for file in sorted(run.rounds.rglob("predictions.parquet"))],
-        "evaluated": _evaluated(run),
+        "checkpoints": _find_checkpoints(run),
+        "predicted": [_relative_name(file.parent, root) for file in sorted(run.rounds.rglob("predictions.parquet"))],
+        "evaluated": _find_evaluations(run),
     }
-    said = [f"{name}: {' '.join(values)}" for name, values in parts.items() if values]
-    return "; ".join(said) or NOTHING
+    fields = [f"{name}: {' '.join(values)}" for name, values in parts.items() if values]
+    return "; ".join(fields) or NO_DURABLE_POINT
 
 
-def _checkpoints(run: RunDirectory) -> list[str]:
-    """The newest of each training. A folder has its name only once it is whole."""
+def _find_checkpoints(run: RunDirectory) -> list[str]:
+    """The newest checkpoint of each training. A checkpoint folder gets its final name only once it is complete."""
     newest: dict[str, int] = {}
     for top in (run.rounds, run.methods):
         for folder in top.rglob("checkpoints/step-*"):
             step = folder.name.removeprefix("step-")
             if step.isdecimal():
-                training = _name(folder.parent.parent, run.root)
+                training = _relative_name(folder.parent.parent, run.root)
                 newest[training] = max(newest.get(training, 0), int(step))
     return [f"{training}@{step}" for training, step in sorted(newest.items())]
 
 
-def _evaluated(run: RunDirectory) -> list[str]:
+def _find_evaluations(run: RunDirectory) -> list[str]:
     passes = read_mapping(run.evaluation_progress)
     return sorted(f"{name}/{method}" for name, methods in passes.items() for method in methods or ())
 
 
-def _name(folder: Path, root: Path) -> str:
+def _relative_name(folder: Path, root: Path) -> str:
     return folder.relative_to(root).as_posix()

@@ -1,4 +1,4 @@
-"""What each rank's heartbeat file says, held against the clock and the run's last start."""
+"""Read the manifest and heartbeat files of a run, and derive the state of each rank."""
 
 import json
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from trainer.records.heartbeat import WAITING
 from trainer.records.run_directory import RunDirectory
 
 SILENT_AFTER = 60.0
-"""Seconds without a beat after which a rank counts as dead; it beats every few seconds, whatever else it does."""
-_STILL_AFTER = 60.0  # seconds at one step after which a rank counts as standing
-_STILL_UNCOUNTED_AFTER = 600.0  # where no steps are counted: writing a report, checking shards
-_CLOCKS_DIFFER = 2.0  # seconds between the machines of a run, and by which times are rounded
+"""Seconds without a heartbeat after which a rank counts as dead; it writes one every few seconds."""
+_STALLED_AFTER = 60.0  # seconds at one step after which a rank counts as stalled
+_STALLED_UNCOUNTED_AFTER = 600.0  # the same for work without a step count: writing a report, checking shards
+_CLOCK_SKEW = 2.0  # seconds between the clocks of the nodes, including rounding
 
 _TYPES = {"rank": int, "size": int, "host": str, "pid": int, "launcher": str, "where": str, "step": int, "total": int}
 
@@ -32,15 +32,15 @@ class Rank:
     step: int = 0
     total: int = 0
     moved: float = 0.0
-    """Unix time at which it came to this place."""
+    """Unix time at which it reached this step."""
     written: float = 0.0
-    """Unix time of its last sign of life."""
+    """Unix time of its last heartbeat."""
     host: str = ""
     pid: int = 0
 
     @property
     def place(self) -> str:
-        """Words for a sentence."""
+        """Position, as part of a sentence."""
         return f"{self.where} at step {self.step:,} of {self.total:,}" if self.total else self.where
 
     @property
@@ -50,7 +50,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the run directory says of the run as a whole."""
+    """The run as recorded in its directory."""
 
     root: Path
     recipe: str | None
@@ -59,25 +59,25 @@ class RunRecord:
     began: float | None
     """Unix time of the last start."""
     ended: str | None
-    """How the last start ended: finished, stopped, failed; None while it runs, or where it was killed."""
+    """How the last start ended: finished, stopped, failed; None while it runs or if it was killed."""
     stopped: dict[str, Any] | None
-    """stopped.json."""
+    """Content of stopped.json."""
     launcher: str
     ranks: list[Rank]
 
 
 def read_run(run: RunDirectory, now: float) -> RunRecord:
-    """Raises ConfigError where the folder is not a run directory."""
-    beats = {beat["rank"]: beat for beat in _heartbeats(run.logs)}
+    """Read the record of a run. Raises ConfigError if the folder is not a run directory."""
+    heartbeats = {heartbeat["rank"]: heartbeat for heartbeat in _read_heartbeats(run.logs)}
     manifest = read_mapping(run.manifest)
-    if not beats and not isinstance(manifest.get("starts"), list):
+    if not heartbeats and not isinstance(manifest.get("starts"), list):
         raise ConfigError(
-            f"{run.root} is not a run directory: give the --run-dir of `incv run` (default: runs/<recipe>)"
+            f"{run.root} is not a run directory: pass the --run-dir of `incv run` (default: runs/<recipe>)"
         )
     starts = manifest.get("starts") or []
     last = starts[-1] if starts else {}
-    began = _unix(last.get("time"))
-    newest = max(beats.values(), key=lambda beat: float(beat["written"]), default=None)
+    began = _parse_time(last.get("time"))
+    newest = max(heartbeats.values(), key=lambda heartbeat: float(heartbeat["written"]), default=None)
     size = last.get("world") or (newest["size"] if newest else 1)
     return RunRecord(
         root=run.root,
@@ -88,41 +88,47 @@ def read_run(run: RunDirectory, now: float) -> RunRecord:
         ended=last.get("ended"),
         stopped=read_mapping(run.stopped) or None,
         launcher=newest["launcher"] if newest else "",
-        ranks=[_rank(number, beats.get(number), began, now) for number in range(size)],
+        ranks=[_build_rank(number, heartbeats.get(number), began, now) for number in range(size)],
     )
 
 
-def _rank(number: int, beat: dict[str, Any] | None, began: float | None, now: float) -> Rank:
-    state = _state(beat, began, now)
-    if beat is None or state in ("unseen", "starting"):
+def _build_rank(number: int, heartbeat: dict[str, Any] | None, began: float | None, now: float) -> Rank:
+    state = _find_state(heartbeat, began, now)
+    if heartbeat is None or state in ("unseen", "starting"):
         return Rank(number, state)
     names = ("where", "step", "total", "moved", "written", "host", "pid")
-    return Rank(number, state, **{name: beat[name] for name in names})
+    return Rank(number, state, **{name: heartbeat[name] for name in names})
 
 
-def _state(beat: dict[str, Any] | None, began: float | None, now: float) -> str:
-    if beat is None or (began is not None and beat["written"] < began - _CLOCKS_DIFFER):  # of an earlier start
+def _find_state(heartbeat: dict[str, Any] | None, began: float | None, now: float) -> str:
+    if heartbeat is None or (
+        began is not None and heartbeat["written"] < began - _CLOCK_SKEW
+    ):  # from an earlier start
         return "starting" if began is not None and now - began <= SILENT_AFTER else "unseen"
-    if beat["ended"]:
-        return str(beat["ended"])
-    if now - beat["written"] > SILENT_AFTER:
+    if heartbeat["ended"]:
+        return str(heartbeat["ended"])
+    if now - heartbeat["written"] > SILENT_AFTER:
         return "silent"
-    if beat["where"].startswith(WAITING):
+    if heartbeat["where"].startswith(WAITING):
         return "waiting"
-    still_after = _STILL_AFTER if beat["total"] else _STILL_UNCOUNTED_AFTER
-    return "still" if now - beat["moved"] > still_after else "moving"
+    stalled_after = _STALLED_AFTER if heartbeat["total"] else _STALLED_UNCOUNTED_AFTER
+    return "still" if now - heartbeat["moved"] > stalled_after else "moving"
 
 
-def _heartbeats(logs: Path) -> Iterator[dict[str, Any]]:
+def _read_heartbeats(logs: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(logs.glob("heartbeat-rank*.json")):
-        beat = read_mapping(path)
-        numbers = all(isinstance(beat.get(name), (int, float)) for name in ("moved", "written"))
-        if numbers and "ended" in beat and all(isinstance(beat.get(name), kind) for name, kind in _TYPES.items()):
-            yield beat
+        heartbeat = read_mapping(path)
+        numbers = all(isinstance(heartbeat.get(name), (int, float)) for name in ("moved", "written"))
+        if (
+            numbers
+            and "ended" in heartbeat
+            and all(isinstance(heartbeat.get(name), kind) for name, kind in _TYPES.items())
+        ):
+            yield heartbeat
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none, since a doctor reads what is left of a run."""
+    """A JSON object, or {} if the file is missing or damaged: the doctor reads what is left of a run."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text())
         if isinstance(content, dict):
@@ -130,7 +136,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _unix(time: object) -> float | None:
+def _parse_time(time: object) -> float | None:
     with suppress(TypeError, ValueError):
         return datetime.fromisoformat(time).timestamp()  # type: ignore[arg-type]
     return None

@@ -15,7 +15,7 @@ from trainer.estimate.table import estimate_text
 from trainer.estimate.times import Estimate, estimate, setting_of
 from trainer.estimate.work import Samples, work_of
 from trainer.incv.rounds import folds_side_by_side
-from trainer.loading.image_set import limited_ids
+from trainer.loading.image_set import limit_ids
 from trainer.run.preflight import check_rows
 
 _CLASSES = 1000  # where nobody knows yet: the last layer is a small part of a network
@@ -45,7 +45,7 @@ class Counted:
 def counted_split(config: DataConfig, index: SampleIndex | None, source: Source | None) -> Counted | None:
     """From the packed index, else the source's list, else the published size; None: nobody knows."""
     if index is not None:
-        ids = limited_ids(index, config.limit)
+        ids = limit_ids(index, config.limit)
         size = float(index.nbytes[ids].mean()) if len(ids) else None
         return Counted(len(ids), index.num_classes, "packed", size)
     if source is not None:

@@ -14,7 +14,7 @@ from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate.asked import Asked, counted_split, estimated
 from trainer.incv.noise_estimates import uses_best_epoch
-from trainer.loading.image_set import limited_ids
+from trainer.loading.image_set import limit_ids
 from trainer.methods.registry import get_method
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
@@ -33,7 +33,7 @@ def describe_plan(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
     states, obstacles = _states(recipe, RunDirectory(root), indices, redo)
     train = indices["train"]
-    samples = len(limited_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
+    samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
@@ -78,7 +78,7 @@ def _states(
     """The state of each stage, and why this directory would refuse the recipe."""
     states = dict.fromkeys(stages_of(recipe), "to do")
     states |= {"pack": "to do" if None in indices.values() else "done", "report": "made anew"}
-    obstacles = _refusals(run.require_ours)
+    obstacles = _refusals(run.require_run_directory)
     train = indices["train"]
     if not run.manifest.exists() or train is None or obstacles:
         return states, obstacles

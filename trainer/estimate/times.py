@@ -8,7 +8,7 @@ from trainer.config.schema import Recipe
 from trainer.estimate import figures
 from trainer.estimate.network import NetworkCost
 from trainer.estimate.work import Predicting, Training, Work
-from trainer.loading.resident_loader import MOST_BYTES
+from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.methods.predict import WORTH_COMPILING
 from trainer.methods.registry import methods_of
 
@@ -81,7 +81,7 @@ def setting_of(recipe: Recipe, network: NetworkCost, samples: int, image_bytes: 
     sections = (recipe.incv, *(method.config(recipe) for method in methods_of(recipe)))
     adam = any(section.optimizer.kind == "adam" for section in sections if section is not None)
     loader, image = recipe.execution.loader, recipe.image
-    small = image.resize is None and samples * 3 * image.size**2 <= MOST_BYTES
+    small = image.resize is None and samples * 3 * image.size**2 <= MAX_RESIDENT_BYTES
     decoded: float | None = figures.DECODED_BY_GPU[image.chroma]
     if loader == "cpu":
         decoded = figures.DECODED_BY_WORKER * recipe.execution.workers

@@ -24,7 +24,7 @@ from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, collect_pre
 from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
+from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import seed_rng
 from trainer.methods.predict import predict
 from trainer.methods.task import build_task_settings
@@ -142,7 +142,7 @@ class Incv:
         candidates = index.ids(State.CANDIDATE)
         if world.broadcast_from_rank0(path.exists):
             return merge_predictions([Predictions.read(path)], candidates)
-        halves = split_halves(stream_of(self._recipe.seed, "incv.split", number), candidates)
+        halves = split_halves(derive_stream(self._recipe.seed, "incv.split", number), candidates)
         selected = index.ids(State.SELECTED)
         folds = [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best) for f in (0, 1)]
         if folds_side_by_side(self._ctx.execution, world):
@@ -170,9 +170,9 @@ class Incv:
             mine = yield from self._predicted(folds[which], replace(ctx, world=group))
         except Stopped as stop:
             stopped = stop
-        ctx.heartbeat.at("waiting for the other fold", 0, 0)
+        ctx.heartbeat.update("waiting for the other fold", 0, 0)
         if world.barrier(stopped is not None):
-            raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.agreed_reason())
+            raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.wait_for_reason())
         return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, candidates)
 
     def _predicted(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
@@ -189,11 +189,11 @@ class Incv:
     def _trained(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
         recipe, world = self._recipe, ctx.world
         plan = TrainingPlan(
-            stream=stream_of(recipe.seed, "incv", fold.round, fold.number),
+            stream=derive_stream(recipe.seed, "incv", fold.round, fold.number),
             selected=np.sort(fold.trained_on),
             batch=recipe.batch.global_,
             epochs=self._config.epochs,
-            windows=windows_of(recipe.order, self._data.index.shard),
+            windows=build_windows(recipe.order, self._data.index.shard),
         )
         training = TrainingJob(
             "incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity
@@ -252,8 +252,8 @@ class Incv:
 def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:
     """Seed of a fold's first weights: one for all folds (released code), or each its own (paper)."""
     if config.init == "same":
-        return stream_of(seed, "incv.init")
-    return stream_of(seed, "incv.init", number, fold + 1)
+        return derive_stream(seed, "incv.init")
+    return derive_stream(seed, "incv.init", number, fold + 1)
 
 
 def _record(predictions: Predictions, ratio: float, best: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What loaders are asked for and what they give: the same two types for every backend."""
+"""The loader interface: every loader turns a `BatchRequest` into a `Batch`."""
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
@@ -9,27 +9,27 @@ import numpy.typing as npt
 import torch
 
 from trainer.loading.sample_order import Ids, StepIds
-from trainer.loading.transfer import on_device
+from trainer.loading.transfer import copy_to_device
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The real rows of a batch: which samples, which whole-pixel boxes; a backend only cuts."""
+    """Samples, crop boxes and flips of a batch; a loader only decodes and crops."""
 
     ids: Ids
     """int64 [n]"""
     boxes: npt.NDArray[np.int32]
-    """[n, 4]: left, top, width, height in the stored image's pixels; may reach outside it (padding)."""
+    """[n, 4]: left, top, width, height in pixels of the stored image; may extend beyond it (padding)."""
     flips: npt.NDArray[np.bool_]
-    """[n]: mirror left to right after the cut."""
+    """[n]: flip horizontally after the crop."""
     labels: npt.NDArray[np.int64]
     """[n]"""
     rows: int
-    """The fixed shape: rows beyond n are filled and carry weight 0."""
+    """Fixed number of rows of the batch: rows beyond n are fill rows with weight 0."""
     fill_with_images: bool
-    """Training repeats real images (zeros would poison BatchNorm); predict passes use zeros."""
+    """Whether fill rows repeat real images, as training needs (zeros would distort BatchNorm), or are zero."""
     real: int = -1
-    """How many of the n rows count; -1: all. 0 on a rank without work in this step."""
+    """How many of the n rows have weight; -1: all. 0 on a rank that has no sample in this step."""
     step: StepIds | None = None
     """The ids of the training step over all ranks; None in predict passes."""
 
@@ -43,15 +43,15 @@ class Batch:
     """One rank's rows of a step, on the device."""
 
     ids: torch.Tensor
-    """int64 [rows], -1 in filled rows"""
+    """int64 [rows], -1 in fill rows"""
     images: torch.Tensor
     """float32 [rows, 3, size, size], normalised"""
     labels: torch.Tensor
     """int64 [rows]"""
     weights: torch.Tensor
-    """float32 [rows], 1 in real rows and 0 in filled or unreadable ones"""
+    """float32 [rows], 1 in real rows and 0 in fill rows and unreadable ones"""
     request: BatchRequest | None = None
-    """What was asked for."""
+    """The request this batch answers."""
     unreadable: list[int] = field(default_factory=list)
     """sample_ids that could not be decoded"""
     step: StepIds | None = None
@@ -59,26 +59,26 @@ class Batch:
 
 
 Batches = Generator[Batch, None, None]
-"""Threads and decoders may stand behind them: whoever stops asking closes them."""
+"""Threads and decoders may be running behind it: a consumer that stops early must close it."""
 
 
 class Loader(Protocol):
-    """Turns requests into batches, in the order of the requests, reading ahead as it likes."""
+    """Turns requests into batches, in order; it may prefetch."""
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches: ...
 
     def close(self) -> None: ...
 
 
-def assemble(
+def assemble_batch(
     request: BatchRequest,
     failed: npt.NDArray[np.int64],
     show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
     device: torch.device,
 ) -> Batch:
-    """Fill the request up to its fixed shape; `show` gives the images of the request rows it is handed.
+    """Build the batch, with fill rows up to its fixed shape; `show` returns the images of the given request rows.
 
-    failed: request rows that could not be decoded; they keep their id and lose their weight.
+    failed: request rows that could not be decoded; they keep their id and get weight 0.
     """
     real, rows = request.real_rows, request.rows
     source = _shown_rows(request, failed)
@@ -91,8 +91,8 @@ def assemble(
     lost = failed[failed < real]
     weights[lost] = 0
     if not request.fill_with_images and len(lost):
-        images[on_device(images.device, lost)[0]] = 0
-    there = on_device(device, ids, request.labels[source], weights)
+        images[copy_to_device(images.device, lost)[0]] = 0
+    there = copy_to_device(device, ids, request.labels[source], weights)
     return Batch(
         ids=there[0],
         images=images,
@@ -104,15 +104,15 @@ def assemble(
     )
 
 
-def picked(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-    """These rows of the images; the very same tensor where they are all, in order."""
+def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Index `images` by `rows`; returns the same tensor, without a copy, if rows are all of them in order."""
     if np.array_equal(rows, np.arange(len(images))):
         return images
-    return images[on_device(images.device, rows)[0]]
+    return images[copy_to_device(images.device, rows)[0]]
 
 
 def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The request row each batch row shows: itself while real, then row j mod n of the n available."""
+    """The request row shown in each batch row: row j if real, else row j mod n of the n available."""
     available = len(request.ids)
     index = np.arange(request.rows)
     source = np.where(index < request.real_rows, index, index % max(available, 1))

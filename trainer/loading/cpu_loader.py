@@ -1,4 +1,4 @@
-"""Decodes JPEG and PNG shards of any size with a pool of threads (the decoders release the GIL)."""
+"""Decodes JPEG and PNG shards of any size in a thread pool (the decoders release the GIL)."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -14,16 +14,16 @@ import torch
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
-from trainer.loading.pixels import Normalise, Pixels, cut, decode
-from trainer.loading.prefetch import Feeder
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
+from trainer.loading.pixels import Normalise, Pixels, crop, decode
+from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
-_BATCHES_AHEAD = 2  # a worker, so that the network never waits for one slow image
+_PREFETCH_FACTOR = 2  # batches per worker, so that one slow image does not stall the network
 
 
 class CpuLoader:
-    """One batch is one thread's work; batches come out in the order they were asked for."""
+    """Each batch is decoded by one thread; batches come out in the order of the requests."""
 
     def __init__(
         self,
@@ -41,39 +41,39 @@ class CpuLoader:
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
         if self._device.type == "cpu":
-            yield from self._decoded(requests)
+            yield from self._decode_ahead(requests)
             return
-        with closing(Feeder(self._decoded(requests), self._device)) as feeder:
-            yield from feeder
+        with closing(PrefetchThread(self._decode_ahead(requests), self._device)) as prefetched:
+            yield from prefetched
 
-    def _decoded(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
-        waiting: deque[tuple[BatchRequest, Future[tuple[torch.Tensor, npt.NDArray[np.int64]]]]] = deque()
+    def _decode_ahead(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
+        pending: deque[tuple[BatchRequest, Future[tuple[torch.Tensor, npt.NDArray[np.int64]]]]] = deque()
         remaining = iter(requests)
         try:
-            for request in islice(remaining, self._workers * _BATCHES_AHEAD):
-                waiting.append((request, self._pool.submit(self._decode, request)))
-            while waiting:
-                request, decoding = waiting.popleft()
-                pictures, failed = decoding.result()
-                for following in islice(remaining, 1):
-                    waiting.append((following, self._pool.submit(self._decode, following)))
-                yield assemble(request, failed, partial(self._show, pictures), self._device)
+            for request in islice(remaining, self._workers * _PREFETCH_FACTOR):
+                pending.append((request, self._pool.submit(self._decode, request)))
+            while pending:
+                request, decoding = pending.popleft()
+                images, failed = decoding.result()
+                for upcoming in islice(remaining, 1):
+                    pending.append((upcoming, self._pool.submit(self._decode, upcoming)))
+                yield assemble_batch(request, failed, partial(self._show, images), self._device)
         finally:
-            for _, decoding in waiting:
+            for _, decoding in pending:
                 decoding.cancel()
 
     def _decode(self, request: BatchRequest) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-        """Pictures of the request's rows, [n, size, size, 3], and the numbers of rows that cannot be decoded.
+        """Images of the request's rows, [n, size, size, 3], and the indices of rows that cannot be decoded.
 
-        Normalised here where they stay on the CPU: the picture is still in the cache, and the threads share the work.
+        Images for a CPU are normalised here: they are still in the cache, and the threads share the work.
         """
         encoded = (self._reader.read_or_none(int(sample)) for sample in request.ids)
         normalise = self._normalise if self._normalise.fits_cpu else None
-        pictures, failed = decode_rows(request, encoded, self._geometry, normalise)
-        return torch.from_numpy(pictures), failed
+        images, failed = decode_rows(request, encoded, self._geometry, normalise)
+        return torch.from_numpy(images), failed
 
-    def _show(self, pictures: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        shown = picked(pictures, rows)
+    def _show(self, images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        shown = select_rows(images, rows)
         if self._normalise.fits_cpu:
             return shown.permute(0, 3, 1, 2)
         if self._device.type == "cuda":
@@ -87,31 +87,33 @@ class CpuLoader:
 
 def decode_rows(
     request: BatchRequest,
-    images: Iterable[bytes | None],
+    encoded: Iterable[bytes | None],
     geometry: Geometry,
     normalise: Normalise | None = None,
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
-    """The request's rows, [n, size, size, 3], and the numbers of those that cannot be decoded (or are None): black.
+    """Decode and crop the request's rows: images [n, size, size, 3] and the indices of rows that failed or are None.
 
-    uint8, or float32 where `normalise` is given.
+    Failed rows are black. Images are uint8, or float32 if `normalise` is given.
     """
     shape = (geometry.size, geometry.size, 3)
-    pictures = np.empty((len(request.ids), *shape), np.uint8 if normalise is None else np.float32)
+    images = np.empty((len(request.ids), *shape), np.uint8 if normalise is None else np.float32)
     failed = []
-    for row, piece in enumerate(_pieces(request, images, geometry)):
-        if piece is None:
+    for row, image in enumerate(_decode_each(request, encoded, geometry)):
+        if image is None:
             failed.append(row)
-            piece = np.zeros(shape, np.uint8)
+            image = np.zeros(shape, np.uint8)
         if normalise is None:
-            pictures[row] = piece
+            images[row] = image
         else:
-            normalise.write(piece, pictures[row])
-    return pictures, np.asarray(failed, np.int64)
+            normalise.write(image, images[row])
+    return images, np.asarray(failed, np.int64)
 
 
-def _pieces(request: BatchRequest, images: Iterable[bytes | None], geometry: Geometry) -> Iterator[Pixels | None]:
-    for data, box, flip in zip(images, request.boxes, request.flips, strict=True):
+def _decode_each(
+    request: BatchRequest, encoded: Iterable[bytes | None], geometry: Geometry
+) -> Iterator[Pixels | None]:
+    for data, box, flip in zip(encoded, request.boxes, request.flips, strict=True):
         try:
-            yield cut(decode(data or b""), box, flip, geometry.size, geometry.fill)
+            yield crop(decode(data or b""), box, flip, geometry.size, geometry.fill)
         except UndecodableImage:
             yield None

@@ -1,4 +1,4 @@
-"""Decodes shards with NVIDIA DALI: JPEGs on the GPU's own decoder, or on CPU threads where there is no GPU."""
+"""Decodes shards with NVIDIA DALI: JPEGs on the GPU's decoders, or on CPU threads without a GPU."""
 
 import sys
 import threading
@@ -16,21 +16,21 @@ import torch
 
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble, picked
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
 from trainer.loading.cpu_loader import decode_rows
-from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Fed
+from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, EncodedBatch
 from trainer.loading.pixels import Normalise
-from trainer.loading.prefetch import Feeder
+from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
-_READING_THREADS = 8  # enough for one GPU; more would only fight over the interpreter
-_REQUESTS_AHEAD = 8  # read from disk before DALI wants them
-_READ_AT_ONCE = 64  # samples of a request: several threads read for the one that is wanted first
+_MAX_READ_THREADS = 8  # enough for one GPU; more only contend for the GIL
+_REQUESTS_AHEAD = 8  # read from disk before DALI needs them
+_READ_CHUNK = 64  # samples per read task: several threads share the next request
 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """The bytes of a request's rows; a row that cannot be read has none."""
+    """A request with its encoded images; None for a row that cannot be read."""
 
     request: BatchRequest
     images: list[bytes | None]
@@ -41,9 +41,9 @@ class _Encoded:
 
 
 class DaliLoader:
-    """Threads read ahead, one thread feeds DALI and hands finished batches over; the training loop only fetches.
+    """A thread pool reads ahead; one prefetch thread feeds DALI and queues batches for the training loop.
 
-    Crops and flips are those of the request, so that every loader cuts the same pixels.
+    Crops and flips come from the request, so that every loader crops the same pixels.
     """
 
     def __init__(
@@ -57,38 +57,38 @@ class DaliLoader:
         window: int | None = None,
         exact: bool = False,
     ) -> None:
-        """scales: whether some box has to be scaled to the network's size; exact: as in DecodingPipeline."""
+        """scales: whether any box must be scaled to the input size; exact: as in DecodingPipeline."""
         self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._workers, self._scales, self._exact = workers, scales, exact
-        self._pool = ThreadPoolExecutor(min(workers, _READING_THREADS), thread_name_prefix="read")
+        self._pool = ThreadPoolExecutor(min(workers, _MAX_READ_THREADS), thread_name_prefix="read")
         self._idle: list[DecodingPipeline] = []
         self._lock = threading.Lock()
-        self._said = False
+        self._warned = False
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
-        with closing(Feeder(self._decoded(iter(requests)), self._device)) as feeder:
-            yield from feeder
+        with closing(PrefetchThread(self._decode(iter(requests)), self._device)) as prefetched:
+            yield from prefetched
 
-    def _decoded(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
-        """Batches in order; runs in the feeding thread."""
+    def _decode(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
+        """Batches in order; runs in the prefetch thread."""
         with closing(self._read_ahead(requests)) as encoded:
             for rows, group in groupby(encoded, key=lambda one: max(one.request.rows, len(one.images))):
-                yield from self._decoded_group(rows, group)
+                yield from self._decode_group(rows, group)
 
-    def _decoded_group(self, rows: int, group: Iterator[_Encoded]) -> Iterator[Batch]:
-        """Steps of one shape through one pipeline; a new one takes over where DALI could not decode an image."""
+    def _decode_group(self, rows: int, group: Iterator[_Encoded]) -> Iterator[Batch]:
+        """Decode requests of equal rows in one pipeline; after a decoding error, continue with a new one."""
         while True:
-            pipeline = self._pipeline(rows)
+            pipeline = self._acquire_pipeline(rows)
             decoding: deque[_Encoded] = deque()
             try:
-                with closing(pipeline.decode(_fed(group, decoding))) as pictures:
-                    for pixels in pictures:
+                with closing(pipeline.decode(_feed(group, decoding))) as decoded:
+                    for pixels in decoded:
                         yield self._batch(decoding.popleft(), pixels)
             except DecodingFailed as failure:
                 pipeline.close()
-                self._say_once(failure)
-                yield from self._slowly(decoding)
+                self._warn_once(failure)
+                yield from self._decode_on_cpu(decoding)
             except BaseException:
                 pipeline.close()
                 raise
@@ -96,13 +96,13 @@ class DaliLoader:
                 self._idle.append(pipeline)
                 return
 
-    def _say_once(self, failure: DecodingFailed) -> None:
-        if not self._said:
-            print(f"DALI could not decode a batch, the CPU does it instead: {failure}", file=sys.stderr)
-        self._said = True
+    def _warn_once(self, failure: DecodingFailed) -> None:
+        if not self._warned:
+            print(f"DALI could not decode a batch; decoding it on the CPU instead: {failure}", file=sys.stderr)
+        self._warned = True
 
-    def _pipeline(self, rows: int) -> DecodingPipeline:
-        """An idle one that is large enough, or a new one: a predict pass may run while a training waits half-way."""
+    def _acquire_pipeline(self, rows: int) -> DecodingPipeline:
+        """An idle pipeline that is large enough, or a new one: a predict pass may run in the middle of a training."""
         with self._lock:
             for pipeline in self._idle:
                 if pipeline.rows >= rows:
@@ -111,40 +111,40 @@ class DaliLoader:
         return DecodingPipeline(rows, self._geometry, self._scales, self._device, self._workers, self._exact)
 
     def _read_ahead(self, requests: Iterator[BatchRequest]) -> Generator[_Encoded, None, None]:
-        reading = deque(self._reading(request) for request in islice(requests, _REQUESTS_AHEAD))
+        reading = deque(self._submit_reads(request) for request in islice(requests, _REQUESTS_AHEAD))
         try:
             while reading:
                 request, parts = reading[0]
                 encoded = _Encoded(request, [image for part in parts for image in part.result()])
                 reading.popleft()
-                reading.extend(self._reading(request) for request in islice(requests, 1))
+                reading.extend(self._submit_reads(request) for request in islice(requests, 1))
                 yield encoded
         finally:
             for _, parts in reading:
                 for part in parts:
                     part.cancel()
 
-    def _reading(self, request: BatchRequest) -> tuple[BatchRequest, list[Future[list[bytes | None]]]]:
+    def _submit_reads(self, request: BatchRequest) -> tuple[BatchRequest, list[Future[list[bytes | None]]]]:
         ids = request.ids.tolist()
-        starts = range(0, len(ids), _READ_AT_ONCE)
-        return request, [self._pool.submit(self._read, ids[start : start + _READ_AT_ONCE]) for start in starts]
+        starts = range(0, len(ids), _READ_CHUNK)
+        return request, [self._pool.submit(self._read, ids[start : start + _READ_CHUNK]) for start in starts]
 
     def _read(self, ids: list[int]) -> list[bytes | None]:
         return [self._reader.read_or_none(sample) for sample in ids]
 
     def _batch(self, encoded: _Encoded, pixels: torch.Tensor) -> Batch:
-        return assemble(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
+        return assemble_batch(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
 
-    def _slowly(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
-        """What was under way when DALI met an image it cannot decode, one image at a time by the CPU's decoder."""
+    def _decode_on_cpu(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
+        """Fallback for the requests in flight when DALI failed: one image at a time, by the CPU decoder."""
         while decoding:
             encoded = decoding.popleft()
             pixels, failed = decode_rows(encoded.request, encoded.images, self._geometry)
             show = partial(self._show, torch.from_numpy(pixels).to(self._device))
-            yield assemble(encoded.request, failed, show, self._device)
+            yield assemble_batch(encoded.request, failed, show, self._device)
 
     def _show(self, pixels: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        return self._normalise(picked(pixels, rows))
+        return self._normalise(select_rows(pixels, rows))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -153,8 +153,8 @@ class DaliLoader:
         self._reader.close()
 
 
-def _fed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[Fed]:
-    """What the pipeline is given; `decoding` remembers what is under way."""
+def _feed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[EncodedBatch]:
+    """Source of the pipeline; appends what is in flight to `decoding`."""
     for encoded in group:
         decoding.append(encoded)
-        yield Fed(encoded.images, encoded.request.boxes, encoded.request.flips)
+        yield EncodedBatch(encoded.images, encoded.request.boxes, encoded.request.flips)

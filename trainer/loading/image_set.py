@@ -1,4 +1,4 @@
-"""A packed split as a run sees it: which of its samples, with which labels, through which loader."""
+"""`ImageSet`: the samples and labels of one packed split, with the loader that reads them."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,11 +22,11 @@ from trainer.loading.sample_order import Ids, TrainingPlan, mix64
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Samples of one split, ready to be trained on or predicted."""
+    """Samples of one split, ready for training and predict passes."""
 
     index: SampleIndex
     ids: Ids
-    """The samples of this run, ascending."""
+    """sample_ids of this run, ascending."""
     labels: npt.NDArray[np.int64]
     """Dense, by sample_id."""
     geometry: Geometry
@@ -38,7 +38,7 @@ class ImageSet:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the images live decoded on the device."""
+        """Whether the decoded images stay on the device."""
         return isinstance(self.loader, ResidentLoader)
 
     def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Batches:
@@ -63,14 +63,14 @@ def open_image_set(
     window: int | None = None,
 ) -> ImageSet:
     """Choose the loader and open it. dtype: of the images; window: as in ShardReader."""
-    geometry = _geometry(image)
+    geometry = _build_geometry(image)
     normalise = Normalise(image.mean, image.std, device, dtype)
-    kind = loader_kind(index, ids, image, execution, device)
+    kind = choose_loader(index, ids, image, execution, device)
     loader: Loader
     if kind == "resident":
         loader = ResidentLoader(index, ids, geometry, normalise, device)
     elif kind == "dali":
-        from trainer.loading.dali_loader import DaliLoader  # here, because DALI need not be installed
+        from trainer.loading.dali_loader import DaliLoader  # deferred: DALI is an optional dependency
 
         sides = [geometry.side(index.width[ids], index.height[ids], pad) for pad in (geometry.pad, 0)]
         scales = bool((np.stack(sides) != geometry.size).any())
@@ -82,45 +82,45 @@ def open_image_set(
     return ImageSet(index, ids, labels, geometry, loader)
 
 
-def loader_kind(
+def choose_loader(
     index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig, device: torch.device
 ) -> str:
-    """`resident`, `dali` or `cpu`; auto keeps small sets on the device and decodes others on the GPU, if it can."""
-    require_loader(index, ids, image, execution)
+    """`resident`, `dali` or `cpu`; auto picks resident for small sets, then DALI if there is a GPU, then cpu."""
+    check_loader(index, ids, image, execution)
     if execution.loader != "auto":
         return execution.loader
-    if can_be_resident(index, ids, _geometry(image)):
+    if can_be_resident(index, ids, _build_geometry(image)):
         return "resident"
-    return "dali" if device.type == "cuda" and _dali_installed() and _dali_can_pad(image) else "cpu"
+    return "dali" if device.type == "cuda" and _is_dali_installed() and _dali_supports_padding(image) else "cpu"
 
 
-def require_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
-    """Raises where the loader that the recipe names cannot load these images."""
-    if execution.loader == "resident" and not can_be_resident(index, ids, _geometry(image)):
+def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
+    """Raise ConfigError if the loader named in the recipe cannot load these images."""
+    if execution.loader == "resident" and not can_be_resident(index, ids, _build_geometry(image)):
         raise ConfigError(
             "execution.loader: resident needs images of one size, no scaling, and at most 2 GiB of pixels; "
             "set it to auto or cpu"
         )
-    if execution.loader == "dali" and not _dali_can_pad(image):
+    if execution.loader == "dali" and not _dali_supports_padding(image):
         raise ConfigError("execution.loader: dali cannot pad with image.fill: edge; set it to auto, cpu or resident")
-    if execution.loader == "dali" and not _dali_installed():
-        raise ConfigError("execution.loader is dali, and DALI is not installed here: pip install 'incv[dali]'")
+    if execution.loader == "dali" and not _is_dali_installed():
+        raise ConfigError("execution.loader is dali, but DALI is not installed: pip install 'incv[dali]'")
 
 
-def _dali_can_pad(image: ImageConfig) -> bool:
+def _dali_supports_padding(image: ImageConfig) -> bool:
     return image.pad == 0 or image.fill == "zero"
 
 
-def _dali_installed() -> bool:
+def _is_dali_installed() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _geometry(image: ImageConfig) -> Geometry:
+def _build_geometry(image: ImageConfig) -> Geometry:
     return Geometry(image.size, image.resize, image.pad, image.flip, image.fill, image.chroma == "smooth")
 
 
-def limited_ids(index: SampleIndex, limit: int | None) -> Ids:
-    """The usable ids, or `limit` of them spread evenly over the source's classes, by hash within a class."""
+def limit_ids(index: SampleIndex, limit: int | None) -> Ids:
+    """The usable ids, or `limit` of them spread evenly over the source's classes, in hash order within a class."""
     ids = index.usable_ids()
     if limit is None or limit >= len(ids):
         return ids

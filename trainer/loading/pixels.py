@@ -1,4 +1,4 @@
-"""From stored bytes to the network's pixels: decoded and cut on the CPU, normalised on any device."""
+"""Decode and crop on the CPU, normalise on any device."""
 
 import warnings
 
@@ -20,36 +20,35 @@ warnings.filterwarnings("ignore", "The image decoding and encoding capabilities"
 def decode(data: bytes) -> Pixels:
     """uint8 [height, width, 3] of a packed image; raises UndecodableImage.
 
-    Packed images stand upright, so no EXIF orientation is looked for. JPEGs go through libjpeg-turbo in torchvision,
-    with the same inverse DCT and smooth chroma upsampling as in Pillow, which checked them when they were packed.
+    Packing has applied the EXIF orientation, so it is ignored here. JPEGs are decoded by torchvision's libjpeg-turbo,
+    with the same inverse DCT and smooth chroma upsampling as Pillow, which checked them when they were packed.
     """
     if data.startswith(_JPEG):
         try:
             planes = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
             return planes.permute(1, 2, 0).numpy()
         except RuntimeError:
-            pass  # Pillow takes more kinds, or says what is wrong
+            pass  # Pillow supports more variants, or raises a clear error
     return decode_rgb(data)
 
 
-def cut(image: Pixels, box: npt.NDArray[np.int32], flip: bool, size: int, fill: str) -> Pixels:
-    """Cut `box` out of uint8 [H, W, 3], scale the cut to `size` where it differs, mirror: uint8 [size, size, 3]."""
+def crop(image: Pixels, box: npt.NDArray[np.int32], flip: bool, size: int, fill: str) -> Pixels:
+    """Crop `box` from uint8 [H, W, 3], scale it to `size` if needed, flip: uint8 [size, size, 3]."""
     left, top, width, height = (int(value) for value in box)
     rows, columns = image.shape[:2]
-    outside = max(-left, -top, left + width - columns, top + height - rows, 0)
-    if outside:
-        ctx = ((outside, outside), (outside, outside), (0, 0))
-        image = np.pad(image, ctx, mode="edge" if fill == "edge" else "constant")
-        left, top = left + outside, top + outside
-    piece = image[top : top + height, left : left + width]
+    pad = max(-left, -top, left + width - columns, top + height - rows, 0)
+    if pad:
+        image = np.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode="edge" if fill == "edge" else "constant")
+        left, top = left + pad, top + pad
+    cropped = image[top : top + height, left : left + width]
     if width != size or height != size:
-        piece = _scaled(piece, size)
-    return piece[:, ::-1] if flip else piece
+        cropped = _resize(cropped, size)
+    return cropped[:, ::-1] if flip else cropped
 
 
-def _scaled(piece: Pixels, size: int) -> Pixels:
-    """Bilinear, and averaging over the pixels that make one where the picture shrinks."""
-    planes = torch.from_numpy(piece).permute(2, 0, 1)[None]
+def _resize(image: Pixels, size: int) -> Pixels:
+    """Bilinear, with antialiasing when downscaling."""
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None]
     scaled = F.interpolate(planes, (size, size), mode="bilinear", antialias=True)
     return scaled[0].permute(1, 2, 0).numpy()
 
@@ -57,7 +56,7 @@ def _scaled(piece: Pixels, size: int) -> Pixels:
 class Normalise:
     """uint8 [n, size, size, 3] to `dtype` [n, 3, size, size] = (x / 255 - mean) / std, channels last.
 
-    Computed in float32 whatever the type of the result.
+    Computed in float32 for every `dtype`.
     """
 
     def __init__(
@@ -73,18 +72,18 @@ class Normalise:
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        if pixels.is_cuda:  # in one pass over the pixels, since the network waits for the same memory
+        if pixels.is_cuda:  # one fused pass: it competes with the network for memory bandwidth
             out = torch.empty(pixels.shape, dtype=self.dtype, device=pixels.device)
             return torch.addcmul(self.shift, pixels, self.scale, out=out).permute(0, 3, 1, 2)
         count, height, width, channels = pixels.shape
-        lines = pixels.reshape(count, height, width * channels).float()  # long lines: three values are slow to repeat
+        lines = pixels.reshape(count, height, width * channels).float()  # long rows: 3-channel broadcasts are slow
         lines.mul_(self.scale.repeat(width)).add_(self.shift.repeat(width))
         return lines.to(self.dtype).view(count, height, width, channels).permute(0, 3, 1, 2)
 
     def write(self, pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
-        """One picture into its place in a batch, both [size, size, 3]: bit for bit what calling this gives.
+        """Normalise one image into `out`, both [size, size, 3]: bitwise equal to `__call__`.
 
-        By NumPy, which starts no threads of its own: the caller is one of many.
+        In NumPy, which starts no threads: the caller is one of many decoding threads.
         """
         lines, width = out.reshape(len(out), -1), out.shape[1]
         lines[...] = pixels.reshape(lines.shape)

@@ -1,4 +1,4 @@
-"""Batches made beside the network's own work: on a CUDA stream of their own, and in a thread where they take long."""
+"""Overlap loading with compute: on a side CUDA stream, and in a background thread for loaders that take host time."""
 
 import queue
 import sys
@@ -12,105 +12,105 @@ import torch
 
 from trainer.loading.batch import Batch, Batches
 
-_BATCHES_READY = 2  # made before the network wants them
-_LONGEST_TURN = 0.0005  # seconds
-_BATCHES_COMPUTING = 4  # handed over, and not yet computed by the GPU
+_PREFETCHED_BATCHES = 2  # ready ahead of the consumer
+_SWITCH_INTERVAL = 0.0005  # seconds
+_MAX_IN_FLIGHT = 4  # batches handed to the consumer that the GPU has not finished
 
 Request = TypeVar("Request")
 
 
 def make_batches(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Batches:
-    """Batches that take the host next to no time, made when they are asked for, while the GPU still computes."""
+    """Make each batch on demand, on a side stream while the GPU still computes; for `make` with little host time."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    computing = _Computing()
+    back_pressure = _BackPressure()
     for request in requests:
         if stream is None:
             yield make(request)
             continue
         with torch.cuda.stream(stream):
             batch = make(request)
-            made = stream.record_event()
-        _hand_over(batch, made)
+            ready = stream.record_event()
+        _hand_over(batch, ready)
         yield batch
-        computing.launched(device)
-        computing.pace()
+        back_pressure.record_launched(device)
+        back_pressure.wait()
 
 
-class _Computing:
-    """Batches that were handed over and that the GPU has not computed yet. They are memory: not too many of them."""
+class _BackPressure:
+    """Bounds the batches in flight (handed over, not yet finished by the GPU), and so their memory."""
 
     def __init__(self) -> None:
-        self._ends: deque[torch.cuda.Event] = deque()
+        self._finished: deque[torch.cuda.Event] = deque()
 
-    def launched(self, device: torch.device) -> None:
-        """Whoever comes back for the next batch has launched all its work on the last one."""
-        self._ends.append(torch.cuda.current_stream(device).record_event())
+    def record_launched(self, device: torch.device) -> None:
+        """Call it when the consumer asks for the next batch: it has launched all work on the previous one."""
+        self._finished.append(torch.cuda.current_stream(device).record_event())
 
-    def pace(self) -> None:
-        """Wait where the host has run far ahead; the GPU has work for several batches meanwhile."""
-        while len(self._ends) > _BATCHES_COMPUTING:
-            self._ends.popleft().synchronize()
+    def wait(self) -> None:
+        """Block while too many batches are in flight; the GPU has several batches of work queued meanwhile."""
+        while len(self._finished) > _MAX_IN_FLIGHT:
+            self._finished.popleft().synchronize()
 
 
-def _hand_over(batch: Batch, made: torch.cuda.Event) -> None:
-    """The consumer's stream waits for the batch; its memory is not reused before that stream is done with it."""
+def _hand_over(batch: Batch, ready: torch.cuda.Event) -> None:
+    """Make the consumer's stream wait for the batch, and keep its memory until that stream has finished with it."""
     stream = torch.cuda.current_stream(batch.images.device)
-    stream.wait_event(made)
+    stream.wait_event(ready)
     for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
         tensor.record_stream(stream)
 
 
-def _take_short_turns() -> None:
-    """Threads that read and feed hold the interpreter for up to 5 ms; the loop, which wants it back after each of its
-    launches, would lose a step's time to that."""
-    sys.setswitchinterval(min(sys.getswitchinterval(), _LONGEST_TURN))
+def _shorten_gil_switch_interval() -> None:
+    """By default a thread holds the GIL for up to 5 ms; the training loop, which needs it back after every kernel
+    launch, would lose a step's time to the reading threads."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
 
 
-class Feeder:
-    """Draws batches in a thread of its own, a few ahead, on a CUDA stream of its own."""
+class PrefetchThread:
+    """Iterates over `batches` in a background thread and on its own CUDA stream, a few batches ahead."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
-        _take_short_turns()
+        _shorten_gil_switch_interval()
         self._batches = batches
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ready: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
-            _BATCHES_READY
+        self._queue: queue.Queue[tuple[Batch, torch.cuda.Event | None] | BaseException | None] = queue.Queue(
+            _PREFETCHED_BATCHES
         )
-        self._computing, self._closed = _Computing(), threading.Event()
-        self._thread = threading.Thread(target=self._draw, name="feed", daemon=True)
+        self._back_pressure, self._closed = _BackPressure(), threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="prefetch", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
-        while (item := self._ready.get()) is not None:
+        while (item := self._queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            batch, made = item
+            batch, ready = item
             del item
-            if made is not None:
-                _hand_over(batch, made)
+            if ready is not None:
+                _hand_over(batch, ready)
             yield batch
-            if made is not None:
-                self._computing.launched(batch.images.device)
-            del batch  # its memory is wanted
+            if ready is not None:
+                self._back_pressure.record_launched(batch.images.device)
+            del batch  # frees its memory
 
-    def _draw(self) -> None:
+    def _produce(self) -> None:
         try:
             with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
                 for batch in self._batches:
-                    self._computing.pace()
+                    self._back_pressure.wait()
                     if not self._put((batch, self._stream.record_event() if self._stream is not None else None)):
                         break
             self._put(None)
-        except BaseException as error:  # it belongs to the consumer
+        except BaseException as error:  # re-raised in the consumer
             self._put(error)
         finally:
             self._batches.close()
 
     def _put(self, item: tuple[Batch, torch.cuda.Event | None] | BaseException | None) -> bool:
-        """Whether the consumer still wants more."""
+        """Enqueue for the consumer; False once it has closed this."""
         while not self._closed.is_set():
             try:
-                self._ready.put(item, timeout=0.1)
+                self._queue.put(item, timeout=0.1)
                 return True
             except queue.Full:
                 continue

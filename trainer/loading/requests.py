@@ -1,4 +1,4 @@
-"""From a plan's ids to what a rank's loader is asked for: boxes, flips, labels and fill rows."""
+"""Build one rank's `BatchRequest`s from a plan: boxes, flips, labels and fill rows."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry, centre_boxes, training_boxes
 from trainer.loading.batch import BatchRequest
-from trainer.loading.sample_order import Ids, TrainingPlan, deal
+from trainer.loading.sample_order import Ids, TrainingPlan, slice_for_rank
 
 
 def training_requests(
@@ -20,13 +20,15 @@ def training_requests(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[BatchRequest]:
-    """One request a step from `first_step` on: rows of S first, then rows of C, then fill.
+    """One request per step from `first_step` on: rows of S first, then rows of C, then fill rows.
 
     labels: dense int64 [samples], by sample_id.
     """
     for step in plan.steps(first_step):
-        own = np.concatenate([deal(step.selected, rank, world), deal(step.candidates, rank, world)])
-        # A rank without a row of its own still shows real images to its BatchNorm, at weight 0.
+        own = np.concatenate(
+            [slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)]
+        )
+        # A rank without a sample in this step still feeds real images to BatchNorm, at weight 0.
         ids = own if len(own) else np.concatenate([step.selected, step.candidates])
         boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
         yield BatchRequest(
@@ -50,9 +52,9 @@ def predict_requests(
     rank: int = 0,
     world: int = 1,
 ) -> Iterable[BatchRequest]:
-    """Every id once, on one of the ranks, in the order in which they lie in the shards, at the centre crop."""
+    """Every id exactly once over all ranks, in shard order, with the centre crop."""
     ids = np.sort(ids)
-    ids = deal(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
+    ids = slice_for_rank(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
     for first in range(0, len(ids), batch):
         part = ids[first : first + batch]
         yield BatchRequest(

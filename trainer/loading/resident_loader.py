@@ -1,4 +1,4 @@
-"""A small set of equal-sized images, decoded once, kept as uint8 on the device and augmented there."""
+"""Keeps a small set of equal-sized images on the device as uint8: decoded once, augmented there."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,29 +13,29 @@ import torch.nn.functional as F
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch
 from trainer.loading.pixels import Normalise, decode
 from trainer.loading.prefetch import make_batches
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
-from trainer.loading.transfer import on_device
+from trainer.loading.transfer import copy_to_device
 
-MOST_BYTES = 2 * 1024**3
+MAX_RESIDENT_BYTES = 2 * 1024**3
 
 
 def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
-    """Equal sizes, no scaling, and small enough to live on the device."""
+    """Whether the images have equal sizes, need no scaling and fit into MAX_RESIDENT_BYTES."""
     if len(ids) == 0:
         return False
     widths, heights = index.width[ids], index.height[ids]
     same = bool((widths == widths[0]).all() and (heights == heights[0]).all())
     room = min(int(widths[0]), int(heights[0]))
     unscaled = geometry.resize is None and geometry.size <= room
-    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= MOST_BYTES
+    return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= MAX_RESIDENT_BYTES
 
 
 @dataclass(frozen=True, eq=False)
-class _Pictures:
+class _DecodedImages:
     """Decoded images on the device."""
 
     pixels: torch.Tensor
@@ -44,19 +44,19 @@ class _Pictures:
     """[n]: rows that could not be decoded."""
 
 
-_SHARED: "WeakValueDictionary[tuple[str, bytes, torch.device], _Pictures]" = WeakValueDictionary()
-"""Runs side by side look at the same pictures."""
+_SHARED: "WeakValueDictionary[tuple[str, bytes, torch.device], _DecodedImages]" = WeakValueDictionary()
+"""Concurrent runs share the decoded images."""
 
 
-def _decoded(index: SampleIndex, ids: Ids, device: torch.device) -> _Pictures:
+def _load_shared(index: SampleIndex, ids: Ids, device: torch.device) -> _DecodedImages:
     key = index.checksum, hashlib.sha256(ids.tobytes()).digest(), device
-    found = _SHARED.get(key)
-    if found is None:
-        found = _SHARED[key] = _decode(index, ids, device)
-    return found
+    images = _SHARED.get(key)
+    if images is None:
+        images = _SHARED[key] = _decode(index, ids, device)
+    return images
 
 
-def _decode(index: SampleIndex, ids: Ids, device: torch.device) -> _Pictures:
+def _decode(index: SampleIndex, ids: Ids, device: torch.device) -> _DecodedImages:
     height, width = int(index.height[ids[0]]), int(index.width[ids[0]])
     pixels, failed = np.zeros((len(ids), height, width, 3), np.uint8), np.zeros(len(ids), bool)
     reader = ShardReader(index)
@@ -66,11 +66,11 @@ def _decode(index: SampleIndex, ids: Ids, device: torch.device) -> _Pictures:
         except UndecodableImage:
             failed[row] = True
     reader.close()
-    return _Pictures(torch.from_numpy(pixels).to(device), failed)
+    return _DecodedImages(torch.from_numpy(pixels).to(device), failed)
 
 
 class ResidentLoader:
-    """Gives bit for bit the batches that CpuLoader gives."""
+    """Its batches are bitwise equal to those of CpuLoader."""
 
     def __init__(
         self, index: SampleIndex, ids: Ids, geometry: Geometry, normalise: Normalise, device: torch.device
@@ -78,43 +78,43 @@ class ResidentLoader:
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._row_of = np.full(len(index), -1, np.int64)
         self._row_of[ids] = np.arange(len(ids))
-        self._pictures: _Pictures | None = _decoded(index, ids, device)
+        self._images: _DecodedImages | None = _load_shared(index, ids, device)
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
-        return make_batches(self._batch, requests, self._device)
+        return make_batches(self._make_batch, requests, self._device)
 
-    def _batch(self, request: BatchRequest) -> Batch:
+    def _make_batch(self, request: BatchRequest) -> Batch:
         stored = self._row_of[request.ids]
 
         def show(rows: Ids) -> torch.Tensor:
-            return self._normalise(self._cut(stored[rows], request.boxes[rows], request.flips[rows]))
+            return self._normalise(self._crop(stored[rows], request.boxes[rows], request.flips[rows]))
 
-        assert self._pictures is not None
-        return assemble(request, np.flatnonzero(self._pictures.failed[stored]), show, self._device)
+        assert self._images is not None
+        return assemble_batch(request, np.flatnonzero(self._images.failed[stored]), show, self._device)
 
-    def _cut(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
+    def _crop(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
         size, pad = self._geometry.size, self._geometry.pad
-        where, left, top, mirrored = on_device(
+        source, left, top, flipped = copy_to_device(
             self._device, stored, boxes[:, 0].astype(np.int64) + pad, boxes[:, 1].astype(np.int64) + pad, flips
         )
-        assert self._pictures is not None
-        images = self._pictures.pixels[where]
+        assert self._images is not None
+        images = self._images.pixels[source]
         if pad:
-            images = self._padded(images, pad)
-        steps = torch.arange(size, device=self._device)
-        rows = top[:, None] + steps
-        columns = left[:, None] + torch.where(mirrored[:, None], size - 1 - steps, steps)
+            images = self._pad(images, pad)
+        offsets = torch.arange(size, device=self._device)
+        rows = top[:, None] + offsets
+        columns = left[:, None] + torch.where(flipped[:, None], size - 1 - offsets, offsets)
         sample = torch.arange(len(images), device=self._device)[:, None, None]
         return images[sample, rows[:, :, None], columns[:, None, :]]
 
-    def _padded(self, images: torch.Tensor, pad: int) -> torch.Tensor:
-        ctx = (pad, pad, pad, pad)
+    def _pad(self, images: torch.Tensor, pad: int) -> torch.Tensor:
+        padding = (pad, pad, pad, pad)
         planes = images.permute(0, 3, 1, 2)
         if self._geometry.fill == "edge":
-            planes = F.pad(planes.float(), ctx, mode="replicate").to(torch.uint8)
+            planes = F.pad(planes.float(), padding, mode="replicate").to(torch.uint8)
         else:
-            planes = F.pad(planes, ctx)
+            planes = F.pad(planes, padding)
         return planes.permute(0, 2, 3, 1)
 
     def close(self) -> None:
-        self._pictures = None
+        self._images = None

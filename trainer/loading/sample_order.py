@@ -1,6 +1,6 @@
 """Which samples a step sees: pure functions of (stream, epoch, ids), the same at any world size.
 
-Nothing here reads a library's random generator: those change between versions, `mix64` does not.
+Uses no library's random generator: those change between versions, `mix64` does not.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _FIRST_INVERSE = np.uint64(pow(int(_FIRST), -1, 2**64))
 _SECOND_INVERSE = np.uint64(pow(int(_SECOND), -1, 2**64))
-_BLOCK = 2**15  # words that are hashed at once: they stay in the processor's cache
+_BLOCK = 2**15  # words hashed at a time, so that they stay in the CPU cache
 _MAX_CANDIDATE_SHARE = 0.5  # |B_C| / |B_S| = min(0.5, |C| / |S|), paper section 5.3
 
 
 def _scramble(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64-bit words in which every input bit moves every output bit (SplitMix64's finaliser)."""
+    """A bijection of 64-bit words in which every input bit affects every output bit (SplitMix64's finaliser)."""
     value = value + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _FIRST
     value = (value ^ (value >> np.uint64(27))) * _SECOND
@@ -41,7 +41,7 @@ def _unscramble(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def mix64(*words: int | npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Hash integers, or arrays of them, into uint64; the result has the words' broadcast shape."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what we want
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         state = np.zeros((), np.uint64)
         for word in words:
             bits = np.asarray(word).astype(np.uint64) if not isinstance(word, int) else _as_uint64(word)
@@ -55,25 +55,25 @@ def _as_uint64(word: int) -> npt.NDArray[np.uint64]:
 
 @cache
 def _word(name: str) -> int:
-    """A name as one of mix64's words."""
+    """Hash a name to an input word of mix64."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-def stream_of(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
-    """The key of one training's draws; different stages, rounds and folds never share one."""
+def derive_stream(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
+    """Derive the random key of one training; different stages, rounds and folds get different keys."""
     return int(mix64(seed, _word(stage), round_, fold))
 
 
-def uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) a sample for the purpose `what`; float64 [len(ids)]."""
+def draw_uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
+    """One uniform number in [0, 1) per sample for the purpose `what`: float64 [len(ids)]."""
     return (mix64(stream, epoch, _word(what), ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
-    """The subset sorted by mix64(stream, epoch, sample_id), in whatever order it came.
+    """Shuffle: the ids sorted by mix64(stream, epoch, sample_id), independent of their input order.
 
-    mix64 is a bijection of its last word: there are no ties, and the ids are read back from the sorted hashes. That
-    is seven times faster than sorting ids by their hashes, and needs no memory but the result's.
+    mix64 is a bijection of its last word, so there are no ties and the ids can be recovered from the sorted hashes.
+    That is seven times faster than an argsort by hash, and needs no memory beyond the result.
     """
     state = mix64(stream, epoch)
     words = np.empty(len(ids), np.uint64)
@@ -88,30 +88,30 @@ def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
 
 
 def windowed_order(stream: int, epoch: int, ids: Ids, shards: npt.NDArray[np.integer], window: int) -> Ids:
-    """The subset, shards shuffled and taken `window` at a time, inside a window sorted as by epoch_order.
+    """Shuffle the shards, take `window` of them at a time, and order the ids of each window by epoch_order.
 
-    shards: [len(ids)], the shard each id lies in. A reader has the shards of one window open, of two where a
-    step crosses over; a window of all shards is epoch_order.
+    shards: [len(ids)], the shard of each id. A reader has the shards of one window open, or of two where a step
+    crosses the boundary; a window of all shards is epoch_order.
     """
     present = np.flatnonzero(np.bincount(shards))
     shuffled = present[np.argsort(mix64(stream, epoch, _word("shard"), present))]
     window_of = np.zeros(shuffled.max(initial=0) + 1, np.min_scalar_type(len(shuffled) // window))
     window_of[shuffled] = np.arange(len(shuffled)) // window
     windows = window_of[shards]
-    order = ids[np.argsort(windows, kind="stable")]  # on words this short a linear-time radix sort
+    order = ids[np.argsort(windows, kind="stable")]  # NumPy uses a linear-time radix sort for integers this short
     ends = np.cumsum(np.bincount(windows)).tolist()
     for first, end in zip([0, *ends], ends, strict=False):
         order[first:end] = epoch_order(stream, epoch, order[first:end])
     return order
 
 
-def deal(ids: Ids, rank: int, world: int) -> Ids:
-    """This rank's contiguous part of a step's global list; parts differ in length by at most one."""
+def slice_for_rank(ids: Ids, rank: int, world: int) -> Ids:
+    """This rank's contiguous slice of a step's global ids; slice lengths differ by at most one."""
     return ids[rank * len(ids) // world : (rank + 1) * len(ids) // world]
 
 
 def candidate_rows(selected_rows: int, selected: int, candidates: int) -> int:
-    """|B_C| = floor(b * min(0.5, |C| / |S|)) for the b ids of S in this very step."""
+    """|B_C| = floor(b * min(0.5, |C| / |S|)) for a step with b ids of S."""
     if candidates == 0:
         return 0
     if 2 * candidates >= selected:
@@ -121,7 +121,7 @@ def candidate_rows(selected_rows: int, selected: int, candidates: int) -> int:
 
 @dataclass(frozen=True)
 class StepIds:
-    """What one training step sees, over all ranks."""
+    """The sample ids of one training step, over all ranks."""
 
     step: int
     epoch: int
@@ -131,22 +131,22 @@ class StepIds:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """How a training reads its shards where jumping between all of them is slow."""
+    """Windowed shuffling, for storage on which random access over all shards is slow."""
 
     shards: npt.NDArray[np.integer]
     """Dense, by sample_id."""
     window: int
-    """Shards that are open together."""
+    """Number of shards read together."""
 
 
-def windows_of(order: OrderConfig, shards: npt.NDArray[np.integer]) -> Windows | None:
-    """What the recipe says of the order, for samples that lie in these shards (dense, by sample_id)."""
+def build_windows(order: OrderConfig, shards: npt.NDArray[np.integer]) -> Windows | None:
+    """The recipe's windows, None for a full shuffle. shards: dense, by sample_id."""
     return Windows(shards, order.window) if order.kind == "windowed" else None
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """Every step of one training: an epoch deals each id of S once, each id of C at most once."""
+    """Every step of one training: an epoch visits each id of S once and each id of C at most once."""
 
     stream: int
     selected: Ids
@@ -154,9 +154,9 @@ class TrainingPlan:
     epochs: int
     candidates: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     candidates_from: int = 0
-    """First epoch that draws from C (the warm-up E0 of Algorithm 3)."""
+    """First epoch that samples from C (after the warm-up E0 of Algorithm 3)."""
     windows: Windows | None = None
-    """None: every epoch shuffles the whole subset."""
+    """None: every epoch is a full shuffle."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -167,7 +167,7 @@ class TrainingPlan:
         return self.steps_per_epoch * self.epochs
 
     def rows_at(self, epoch: int) -> tuple[int, int]:
-        """Rows of S and of C in a full step of that epoch: the fixed shape its batches are filled up to."""
+        """Rows of S and of C in a full step of that epoch: the fixed shape that fill rows pad its batches to."""
         if epoch < self.candidates_from:
             return self.batch, 0
         return self.batch, candidate_rows(self.batch, len(self.selected), len(self.candidates))

@@ -1,29 +1,29 @@
-"""Small arrays on their way to the device, without anybody waiting for them."""
+"""Non-blocking host-to-device copies of small arrays."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-_ALIGNED = 16
+_ALIGNMENT = 16
 
 
-def on_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> list[torch.Tensor]:
-    """The arrays as tensors there: to a GPU in one copy from pinned memory, which the host does not wait for."""
+def copy_to_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> list[torch.Tensor]:
+    """The arrays as tensors on `device`: for a GPU, one non-blocking copy from pinned memory."""
     if device.type == "cpu":
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-    starts = np.cumsum([0] + [-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays])
+    starts = np.cumsum([0] + [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])
     pinned = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=True)
-    memory = pinned.numpy()
+    buffer = pinned.numpy()
     for start, array in zip(starts, arrays, strict=False):
-        memory[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    there = pinned.to(device, non_blocking=True)
+        buffer[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    copied = pinned.to(device, non_blocking=True)
     return [
-        there[start : start + array.nbytes].view(_TYPES[array.dtype.name]).view(array.shape)
+        copied[start : start + array.nbytes].view(_DTYPES[array.dtype.name]).view(array.shape)
         for start, array in zip(starts.tolist(), arrays, strict=False)
     ]
 
 
-_TYPES = {
+_DTYPES = {
     "bool": torch.bool,
     "uint8": torch.uint8,
     "int32": torch.int32,

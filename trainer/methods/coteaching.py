@@ -15,8 +15,8 @@ from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.config.schema import Positive, Ratio, Recipe, TrainingConfig
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, TrainingPlan, deal
-from trainer.loading.transfer import on_device
+from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
+from trainer.loading.transfer import copy_to_device
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
 from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses
 from trainer.models.twin import TwinModel
@@ -134,11 +134,11 @@ class CoteachingTask(BaseTask):
         key = selected, candidates, rows
         if key not in self._places:
             world = self.world
-            of_s = deal(np.arange(selected), world.rank, world.size)
-            of_c = deal(np.arange(selected, selected + candidates), world.rank, world.size)
+            of_s = slice_for_rank(np.arange(selected), world.rank, world.size)
+            of_c = slice_for_rank(np.arange(selected, selected + candidates), world.rank, world.size)
             own = np.concatenate([of_s, of_c])
             fill = world.size * rows + np.arange(len(own), rows)
-            self._places[key] = on_device(self.device, np.concatenate([own, fill]))[0]
+            self._places[key] = copy_to_device(self.device, np.concatenate([own, fill]))[0]
         return self._places[key]
 
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:

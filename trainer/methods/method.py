@@ -11,7 +11,7 @@ from torch import nn
 from trainer.acceleration.cuda_graphs import PhaseTimer
 from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
 from trainer.distributed.world import World
-from trainer.loading.sample_order import Ids, TrainingPlan, stream_of, windows_of
+from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_module
 from trainer.methods.task import BaseTask, TaskSettings, build_task_settings
 
@@ -55,11 +55,11 @@ class MethodInputs:
     def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
         """The steps of the training: `config.epochs` epochs over `selected`, and over C from an epoch on."""
         plan = TrainingPlan(
-            stream=stream_of(self.recipe.seed, self.name),
+            stream=derive_stream(self.recipe.seed, self.name),
             selected=selected,
             batch=self.recipe.batch.global_,
             epochs=self.config.epochs,
-            windows=windows_of(self.recipe.order, self.shards),
+            windows=build_windows(self.recipe.order, self.shards),
         )
         if candidates is None:
             return plan

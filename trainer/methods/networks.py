@@ -8,7 +8,7 @@ from torch import nn
 from shards.durable import read_json
 from shards.errors import DataError
 from trainer.config.schema import Recipe
-from trainer.loading.sample_order import mix64, stream_of
+from trainer.loading.sample_order import derive_stream, mix64
 from trainer.models.factory import create_model
 from trainer.models.twin import TwinModel
 from trainer.training.checkpoint import find_newest_checkpoint, load_module
@@ -21,7 +21,7 @@ def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.M
     """
 
     def network(number: int) -> nn.Module:
-        seed = stream_of(recipe.seed, f"{name}.init", 0, number)
+        seed = derive_stream(recipe.seed, f"{name}.init", 0, number)
         return create_model(recipe.model.name, classes, seed, **recipe.model.options)
 
     return TwinModel(network(0), network(1)) if networks == 2 else network(0)

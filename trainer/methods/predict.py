@@ -41,7 +41,7 @@ def predict(
     """
     world, device = ctx.world, ctx.world.device
     requests = data.predict_requests(ids, ctx.execution.predict_batch, world)
-    ctx.heartbeat.at(name, 0, len(requests))
+    ctx.heartbeat.update(name, 0, len(requests))
     result, stopped = None, None
     try:
         graphs = ctx.execution.graphs is not False
@@ -50,9 +50,9 @@ def predict(
             result = read(_report_progress(passes, ctx, name, len(requests)))
     except Stopped as stop:
         stopped = stop
-    ctx.heartbeat.at(f"waiting after {name}", 0, 0)
+    ctx.heartbeat.update(f"waiting after {name}", 0, 0)
     if world.barrier(stopped is not None):
-        raise stopped or Stopped(name, len(requests), ctx.stop.agreed_reason())
+        raise stopped or Stopped(name, len(requests), ctx.stop.wait_for_reason())
     assert result is not None
     return result
 
@@ -72,7 +72,7 @@ def on_priority_stream(device: torch.device) -> Iterator[None]:
 
 def _report_progress(passes: Passes, ctx: RunContext, name: str, total: int) -> Passes:
     for number, batch in enumerate(passes):
-        ctx.heartbeat.at(name, number, total)
+        ctx.heartbeat.update(name, number, total)
         yield batch
 
 

@@ -1,4 +1,4 @@
-"""Our own small networks: the paper's CIFAR ResNets, and one for 8x8 digits."""
+"""The paper's CIFAR ResNets, and a small CNN for 8x8 digits."""
 
 import math
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Keras's defaults, which the released code trains with; Keras's momentum of 0.99 is torch's 0.01.
+# Keras's defaults, as in the released code; Keras's momentum of 0.99 is 0.01 in torch.
 BATCH_NORM_MOMENTUM = 0.01
 BATCH_NORM_EPS = 1e-3
 
 
 class _Classifier(nn.Module):
-    """timm's classifier protocol over a stack of convolutions: body, global average pool, linear layer."""
+    """timm's classifier interface: convolutional body, global average pool, linear layer."""
 
     body: nn.Module
     fc: nn.Module
@@ -22,7 +22,7 @@ class _Classifier(nn.Module):
         self.num_features = num_features
         self.num_classes = num_classes
         self.body = body
-        # As in timm, no classes means: return the features.
+        # As in timm, 0 classes: return the pooled features.
         self.fc = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
 
     def get_classifier(self) -> nn.Module:
@@ -42,7 +42,7 @@ class _Classifier(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    # No bias: BatchNorm follows, at once or after the sum of a residual block, and has its own.
+    # No bias: a BatchNorm follows, directly or after the residual sum, and has its own.
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
@@ -51,7 +51,7 @@ def _keras_norm(width: int) -> nn.BatchNorm2d:
 
 
 class ResidualBlock(nn.Module):
-    """A residual branch and its shortcut; `weight_decay_groups` knows their convolutions by this class."""
+    """Residual branch plus shortcut; `weight_decay_groups` finds the decayed convolutions by this class."""
 
     def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class BottleneckBlock(ResidualBlock):
     """v2: BatchNorm and ReLU before each of 1x1, 3x3, 1x1; nothing after the sum."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, activated: bool) -> None:
-        # The stem has already normalised and rectified what the very first block is given.
+        # The first block's input has already passed the stem's BatchNorm and ReLU.
         residual = nn.Sequential(
             *([] if activated else [_keras_norm(inputs), nn.ReLU()]),
             _convolution(inputs, width, 1, stride),
@@ -102,7 +102,7 @@ class BottleneckBlock(ResidualBlock):
 
 
 class CifarResNetV1(_Classifier):
-    """He et al. 2016a for 32x32 images: 6n+2 layers, widths 16, 32, 64; initialised as Keras's examples."""
+    """He et al. 2016a for 32x32 images: 6n+2 layers, widths 16, 32, 64; initialised as in Keras's examples."""
 
     def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3) -> None:
         blocks = (depth - 2) // 6
@@ -144,15 +144,15 @@ class CifarResNetV2(_Classifier):
 
 
 def _he_normal(weight: Tensor) -> None:
-    """Keras's he_normal: variance 2/fan_in, cut at two of the underlying normal's standard deviations."""
+    """Keras's he_normal: variance 2/fan_in, truncated at two standard deviations of the underlying normal."""
     fan_in = weight[0].numel()
-    # 0.8796 is the standard deviation of a unit normal cut at ±2.
+    # 0.8796 is the standard deviation of a unit normal truncated at ±2.
     deviation = math.sqrt(2.0 / fan_in) / 0.87962566103423978
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
 class DigitsCnn(_Classifier):
-    """Four convolutions for 8x8 digits: 132 thousand weights, quick to train on a CPU."""
+    """Four convolutions for 8x8 digits: 132 thousand weights, fast to train on a CPU."""
 
     def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
         layers: list[nn.Module] = []

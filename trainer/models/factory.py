@@ -1,4 +1,4 @@
-"""Networks by name: timm's, the paper's CIFAR ResNets and a small CNN for digits; weight decay groups."""
+"""Create networks by name (timm's and ours) and group their parameters for weight decay."""
 
 import difflib
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from trainer.models.cifar_resnets import SMALL_NETWORKS, ResidualBlock
 
 DecayScope = Literal["all", "residual_convs"]
 
-# Options of timm.create_model that would fetch weights or unpickle a file. We train from scratch, and
-# a recipe may come from anywhere: it cannot set them.
+# Options of timm.create_model that would download weights or unpickle a file. Recipes may be untrusted and training
+# starts from scratch, so a recipe cannot set them.
 WEIGHT_OPTIONS = frozenset({"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"})
 
 
 def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.Module:
-    """Build the network `name` on the CPU with random weights that depend on the arguments alone.
+    """Build the network on the CPU with random weights that depend on the arguments alone.
 
-    Name: any of timm's, or cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn, registered there.
-    Options go to the architecture (`in_chans`, ...). The global random state is neither read nor changed.
+    name: any timm model, or cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn.
+    options: passed to the architecture (`in_chans`, ...). The global random state is neither read nor changed.
     """
-    require_known(name)
-    build = SMALL_NETWORKS.get(name) or _built_by_timm(name)
+    require_known_model(name)
+    build = SMALL_NETWORKS.get(name) or _timm_builder(name)
     if refused := sorted(WEIGHT_OPTIONS & options.keys()):
-        raise ConfigError(f"model option {refused[0]!r} loads weights; models here start from scratch: remove it")
-    # Only the CPU generator is seeded: torch.manual_seed would also reseed every GPU, outside the fork below.
+        raise ConfigError(f"model option {refused[0]!r} loads weights, but training starts from scratch: remove it")
+    # Seed the CPU generator only: torch.manual_seed would also reseed every GPU, outside this fork.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         try:
@@ -40,37 +40,38 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
             ) from error
 
 
-def require_known(name: str) -> None:
+def require_known_model(name: str) -> None:
+    """Raise ConfigError, with near matches, unless `name` is a model of ours or of timm."""
     if name in SMALL_NETWORKS:
         return
-    timm = timm_with_ours()
+    timm = import_timm()
     if not timm.is_model(name):
         near = difflib.get_close_matches(name.lower(), timm.list_models(), n=5, cutoff=0.6)
         hint = "did you mean " + ", ".join(near) + "?" if near else "choose one of timm.list_models()"
         raise ConfigError(f"unknown model {name!r}; {hint}")
 
 
-def _built_by_timm(name: str) -> Callable[..., nn.Module]:
-    return lambda **options: timm_with_ours().create_model(name, pretrained=False, **options)
+def _timm_builder(name: str) -> Callable[..., nn.Module]:
+    return lambda **options: import_timm().create_model(name, pretrained=False, **options)
 
 
 @cache
-def timm_with_ours() -> ModuleType:
-    """timm, with our networks among its own. Imported only when asked for: it takes seconds to load."""
+def import_timm() -> ModuleType:
+    """Import timm and register our networks with it. Deferred, because the import takes seconds."""
     import timm
     from timm.models import register_model
 
-    def registered(name: str, build: Callable[..., nn.Module]) -> None:
+    def register(name: str, build: Callable[..., nn.Module]) -> None:
         def entry(**options: Any) -> nn.Module:
             if options.get("pretrained"):
-                raise RuntimeError("there are no pretrained weights of this model")
+                raise RuntimeError("no pretrained weights exist for this model")
             return build(**{key: value for key, value in options.items() if key not in WEIGHT_OPTIONS})
 
         entry.__name__, entry.__module__ = name, "trainer.models.cifar_resnets"
         register_model(entry)
 
     for name, build in SMALL_NETWORKS.items():
-        registered(name, build)
+        register(name, build)
     module: ModuleType = timm
     return module
 
@@ -78,9 +79,9 @@ def timm_with_ours() -> ModuleType:
 def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope) -> list[dict[str, Any]]:
     """Parameter groups for an optimiser; every parameter of `model` is in exactly one.
 
-    "all" decays every parameter; "residual_convs", as the released code, only the convolutions inside
-    residual blocks (shortcuts included): not the stem, the classifier, nor BatchNorm. Keras's l2(λ) has the
-    gradient 2λw, so the released code's l2(1e-4) is a weight_decay of 2e-4 here.
+    "all" decays every parameter. "residual_convs", as in the released code, decays only the convolutions inside
+    residual blocks (shortcuts included), not the stem, the classifier or BatchNorm. Keras's l2(λ) has the gradient
+    2λw, so the released code's l2(1e-4) is a weight_decay of 2e-4 here.
     """
     if scope == "all":
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
@@ -90,9 +91,9 @@ def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope
     decayed = {id(layer.weight) for block in blocks for layer in block.modules() if isinstance(layer, nn.Conv2d)}
     if not decayed:
         raise ConfigError(
-            "decay scope 'residual_convs' is for the cifar_resnet models, and this model has none of their "
-            "residual blocks; use 'all'"
+            "decay scope 'residual_convs' needs the residual blocks of the cifar_resnet models, which this model "
+            "does not have; use 'all'"
         )
-    inside = [parameter for parameter in model.parameters() if id(parameter) in decayed]
-    outside = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
-    return [{"params": inside, "weight_decay": weight_decay}, {"params": outside, "weight_decay": 0.0}]
+    with_decay = [parameter for parameter in model.parameters() if id(parameter) in decayed]
+    without_decay = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
+    return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]

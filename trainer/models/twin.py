@@ -1,27 +1,27 @@
-"""A pair of networks as one module."""
+"""`TwinModel`: the two networks of Co-teaching as one module."""
 
 import torch
 from torch import Tensor, nn
 
 
 class TwinModel(nn.Module):
-    """The two networks of Co-teaching as one module: one optimiser, one engine, one checkpoint."""
+    """Two networks that share one optimiser, one engine and one checkpoint."""
 
     def __init__(self, a: nn.Module, b: nn.Module) -> None:
         super().__init__()
         self.a = a
         self.b = b
         self.side_stream: torch.cuda.Stream | None = None
-        """The CUDA stream that b runs on: at small batches, kernels of one network leave room for the other's."""
+        """CUDA stream for b: at small batches, the kernels of one network do not fill the GPU."""
 
     def forward(self, x_a: Tensor, x_b: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits of both, each [rows, classes]: b sees x_b where given (its peer's choice), else x_a too."""
+        """Logits of both, each [rows, classes]; b gets x_b if given (the rows its peer selected), else x_a."""
         x_b = x_a if x_b is None else x_b
         if self.side_stream is None:
             return self.a(x_a), self.b(x_b)
         current, side = torch.cuda.current_stream(x_a.device), self.side_stream
         side.wait_stream(current)
-        logits_a = self.a(x_a)  # a before b, as above: random draws (dropout) happen in that order
+        logits_a = self.a(x_a)  # a before b, as above, so that random draws (dropout) keep their order
         with torch.cuda.stream(side):
             logits_b = self.b(x_b)
         current.wait_stream(side)

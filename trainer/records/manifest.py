@@ -1,4 +1,4 @@
-"""manifest.json: every start of a run, what it resumed from, how many steps it executed, which stages are done."""
+"""manifest.json: every start of a run, where it resumed, the steps it executed, and the state of each stage."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shards.durable import disk_errors, is_leftover, read_json, write_json
 from trainer.records.run_directory import RunDirectory
 
-if TYPE_CHECKING:  # world imports torch, which commands that only read a manifest need not wait for
+if TYPE_CHECKING:  # imports torch, which is slow; commands that only read a manifest do not need it
     from trainer.distributed.world import World
 
 _PACKAGES = ("incv", "torch", "torchvision", "timm", "numpy", "pyarrow", "pillow")
@@ -24,7 +24,7 @@ def now() -> str:
 
 
 class Manifest:
-    """The record of a run; each change is durable before the call returns."""
+    """The record of a run; every change is durable before the call returns."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -46,12 +46,12 @@ class Manifest:
         write_json(self._run.manifest, self.content)
 
     def begin(self, recipe: str, world: "World", batchnorm_rows: Mapping[str, int], code: str) -> "StartLog":
-        """Record this start; what starts that were killed had noted is taken over first.
+        """Record this start, after merging the logs of earlier starts that were killed.
 
-        code: hash of the program that runs.
+        code: hash of the running code.
         """
         for number, earlier in enumerate(self.content["starts"]):
-            earlier.update(self._notes(number).read())
+            earlier.update(self._start_log(number).read())
         self.content["recipe"] = recipe
         start = {
             "time": now(),
@@ -69,13 +69,13 @@ class Manifest:
             "steps_executed": {},
             "ended": None,
         }
-        self._warn_of_changes(start)
+        self._warn_if_changed(start)
         self.content["starts"].append(start)
         self.save()
-        return self._notes(len(self.content["starts"]) - 1)
+        return self._start_log(len(self.content["starts"]) - 1)
 
-    def _warn_of_changes(self, start: dict[str, Any]) -> None:
-        """A run that goes on with other programs than it began with may not be the one it would have been."""
+    def _warn_if_changed(self, start: dict[str, Any]) -> None:
+        """Results may differ if the code or a package changes between starts."""
         if not self.content["starts"]:
             return
         before = self.content["starts"][-1]
@@ -94,40 +94,40 @@ class Manifest:
         self.start["ended"] = how
         if how == "finished":
             self.content["redo"] = None
-        self.start.update(self._notes(len(self.content["starts"]) - 1).read())
+        self.start.update(self._start_log(len(self.content["starts"]) - 1).read())
         self.save()
 
-    def _notes(self, start: int) -> "StartLog":
+    def _start_log(self, start: int) -> "StartLog":
         return StartLog(self._run, start)
 
 
 class StartLog:
-    """What the trainings of a start note down, each in files of its own: several ranks may be at it at once."""
+    """Steps and resume points of one start, in one file per training: several ranks may write at once."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:
         self.number = number
         self._folder = run.logs / f"start-{number:04d}"
 
-    def counter(self, training: str) -> "StepCounter":
-        """Counts the executed steps of one training (`incv/0/1`, `standard`) in this start."""
-        return StepCounter(self._made("steps") / training.replace("/", "."))
+    def open_counter(self, training: str) -> "StepCounter":
+        """Open the counter of executed steps of one training (`incv/0/1`, `standard`) in this start."""
+        return StepCounter(self._make_folder("steps") / training.replace("/", "."))
 
-    def resumed(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
-        """Something of an earlier start goes on here."""
+    def record_resume(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
+        """Record that a training or stage of an earlier start resumes here."""
         name = stage if round_ is None else f"{stage}.{round_}.{fold}"
         point = {"stage": stage, "round": round_, "fold": fold, "step": step}
-        file = self._made("resumed") / name
+        file = self._make_folder("resumed") / name
         if not file.exists():
             write_json(file, {"at": time.time_ns(), "point": point})
 
-    def _made(self, kind: str) -> Path:
+    def _make_folder(self, kind: str) -> Path:
         folder = self._folder / kind
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def read(self) -> dict[str, Any]:
-        """For the manifest: steps executed and points resumed from, by training; the first of these by itself."""
+        """Manifest entries: steps executed and resume points by training, and the first resume point."""
         steps = {file.name.replace(".", "/"): int(file.read_text() or 0) for file in self._files("steps")}
         notes = {file.name.replace(".", "/"): read_json(file) for file in self._files("resumed")}
         first = min(notes.values(), key=lambda note: note["at"])["point"] if notes else None
@@ -140,7 +140,7 @@ class StartLog:
 
 
 class StepCounter:
-    """A number in a file, written in place after every step, so that even a kill -9 leaves the true count."""
+    """A step count in a file, written in place after every step: correct even after a kill -9."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -162,7 +162,7 @@ class StepCounter:
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of Python, and of those of `packages` that are installed."""
+    """Versions of Python and of those `packages` that are installed."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line every few steps; cut back to the checkpoint on resume."""
+"""metrics.jsonl: one line every few steps; truncated to the checkpoint on resume."""
 
 import json
 import math
@@ -11,14 +11,14 @@ import torch
 from shards.durable import disk_errors, write_bytes
 
 COUNTED = "counted"
-"""Among the values of a step: 1 where it counts, 0 where every image of it was unreadable."""
+"""Key of a step's values: 1 if the step counts, 0 if all of its images were unreadable."""
 
 
 class MetricsLog:
-    """Averages what the task reports between two lines; reads the device only when a line is written."""
+    """Averages a task's metrics between two lines; syncs with the device only when it writes a line."""
 
     def __init__(self, path: Path, writes: bool = True) -> None:
-        """writes: False on ranks that leave the file to the first."""
+        """writes: False on all ranks but rank 0."""
         self._path, self._writes = path, writes
         self._names: tuple[str, ...] = ()
         self._sums: torch.Tensor | None = None
@@ -26,8 +26,8 @@ class MetricsLog:
     def has_lines(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0
 
-    def cut_back(self, step: int) -> None:
-        """Forget what was logged after `step`: those steps will be executed again."""
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines after `step`: those steps will be executed again."""
         if not self._path.exists():
             return
         kept = []
@@ -36,28 +36,28 @@ class MetricsLog:
                 if json.loads(line)["step"] <= step:
                     kept.append(line.rstrip("\n") + "\n")
             except (json.JSONDecodeError, KeyError):
-                break  # a line torn by a kill is the last one
+                break  # a kill can truncate only the last line
         write_bytes(self._path, "".join(kept).encode())
 
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
-        """values: scalars of a step; COUNTED among them says whether it counts, and all are 0 where not."""
+        """values: scalars of a step; with COUNTED = 0, the step does not count and all of them are 0."""
         if COUNTED not in values:
             values = {**values, COUNTED: torch.ones_like(next(iter(values.values())))}
-        # Two operations, whatever their number; and a new tensor, since the next step overwrites these.
-        together = torch.stack([value.detach() for value in values.values()])
+        # Two operations for any number of values; a new tensor, since the next step overwrites these.
+        stacked = torch.stack([value.detach() for value in values.values()])
         if self._names != tuple(values):
             assert self._sums is None, f"a step reports {tuple(values)} after steps that reported {self._names}"
-            self._names, self._sums = tuple(values), torch.zeros_like(together, dtype=torch.float64)
+            self._names, self._sums = tuple(values), torch.zeros_like(stacked, dtype=torch.float64)
         assert self._sums is not None
-        self._sums += together
+        self._sums += stacked
 
     def write(self, **facts: Any) -> str:
-        """Append a line of the means since the last one; returns a short note for the progress bar."""
+        """Append a line with the means since the last one; returns a short text for the progress bar."""
         steps, sums = self._read()
         means = {name: total / steps for name, total in sums.items() if steps}
-        self._forget()
-        shown = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
-        line = {**facts, **shown}
+        self._reset()
+        rounded = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
+        line = {**facts, **rounded}
         if self._writes:
             with disk_errors(self._path):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,18 +70,18 @@ class MetricsLog:
         return {"sums": sums, "steps": steps}
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
-        self._forget()
+        self._reset()
         if state["sums"]:
             sums = {**state["sums"], COUNTED: state["steps"]}
             self._names = tuple(sums)
             self._sums = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._names, self._sums = (), None
 
     def _read(self) -> tuple[int, dict[str, float]]:
-        """Steps that counted and the sums over them, in one look at the device."""
+        """Number of counted steps and the sums over them, with one device sync."""
         if self._sums is None:
             return 0, {}
-        found = dict(zip(self._names, self._sums.tolist(), strict=True))
-        return round(found.pop(COUNTED)), found
+        sums = dict(zip(self._names, self._sums.tolist(), strict=True))
+        return round(sums.pop(COUNTED)), sums

@@ -1,4 +1,4 @@
-"""Every path a run may write, and the lock that keeps two processes out of one run."""
+"""Every path that a run writes, and the lock that keeps a second process out."""
 
 import fcntl
 import json
@@ -11,12 +11,12 @@ from typing import IO
 from shards.durable import is_leftover, remove_leftovers
 from shards.errors import ConfigError
 
-_RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-_LEASE = 120.0  # seconds
+_RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+_LOCK_LEASE = 120.0  # seconds that a file server may keep the lock of a dead node
 
 
 class RunDirectory:
-    """`root/` and what lies in it; docs/contracts.md shows the layout."""
+    """The layout of a run directory, documented in docs/contracts.md."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -88,53 +88,55 @@ class RunDirectory:
     def trace(self, rank: int) -> Path:
         return self.logs / f"trace-rank{rank}.jsonl"
 
-    def require_ours(self) -> None:
-        """Refuse a folder that holds something else."""
+    def require_run_directory(self) -> None:
+        """Raise ConfigError if the folder holds anything but a run."""
         if not self.root.exists():
             return
         if not self.root.is_dir():
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
         content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_leftover(path)]
-        if content and not self._has_our_manifest():
-            raise ConfigError(f"{self.root} is not empty and not a run directory: choose another --run-dir")
+        if content and not self._has_manifest():
+            raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
 
-    def _has_our_manifest(self) -> bool:
+    def _has_manifest(self) -> bool:
         try:
             content = json.loads(self.manifest.read_text())
         except (OSError, ValueError):
             return False
         return isinstance(content, dict) and {"recipe", "stages", "starts"} <= content.keys()
 
-    def take(self) -> None:
-        """Make the folder and hold it until this process ends."""
-        self.require_ours()
+    def acquire(self) -> None:
+        """Create the folder and hold its lock until `release` or the end of this process."""
+        self.require_run_directory()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = (self.root / ".lock").open("w")
         except OSError as error:
-            raise ConfigError(f"{self.root} cannot be made or written: {error}; choose another --run-dir") from None
-        if not self._locked(self._lock):
+            raise ConfigError(
+                f"{self.root} cannot be created or written: {error}; choose another --run-dir"
+            ) from None
+        if not self._try_lock(self._lock):
             raise ConfigError(
                 f"another process is running in {self.root}: wait for it, stop it "
                 f"(`touch {self.root}/STOP`), or choose another --run-dir"
             )
         remove_leftovers(self.root)
 
-    def _locked(self, lock: IO[str]) -> bool:
-        """Whether nobody else holds it; a file server may keep a dead node's lock for a while."""
-        restarted = any(os.environ.get(name, "0") != "0" for name in _RESTARTS)
-        limit = time.monotonic() + (_LEASE if restarted else 0.0)
+    def _try_lock(self, lock: IO[str]) -> bool:
+        """Whether the lock was acquired; after a restart, wait until a dead node's lock expires."""
+        restarted = any(os.environ.get(name, "0") != "0" for name in _RESTART_COUNTS)
+        deadline = time.monotonic() + (_LOCK_LEASE if restarted else 0.0)
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                if time.monotonic() >= limit:
+                if time.monotonic() >= deadline:
                     return False
                 time.sleep(1.0)
             except OSError as error:
                 print(
-                    f"warning: {self.root} cannot be locked ({error.strerror}): start no second run in it",
+                    f"warning: {self.root} cannot be locked ({error.strerror}): do not start a second run in it",
                     file=sys.stderr,
                 )
                 return True

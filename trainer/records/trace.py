@@ -1,4 +1,4 @@
-"""What every step was made of, for whoever wants to hold two runs against each other: ids, boxes, chosen rows."""
+"""Trace of every step (ids, boxes, selected rows), for comparing two runs."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,18 @@ from trainer.loading.batch import Batch
 
 
 class Trace:
-    """logs/trace-rank<r>.jsonl: one line a step and rank, written when the step has been made.
+    """logs/trace-rank<r>.jsonl: one line per step, written after the step.
 
-    A step that is made again after a kill has two lines; they are equal.
+    A step that is repeated after a kill has two equal lines.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def step(self, training: str, step: int, batch: Batch, chosen: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """chosen: the sample_ids of this rank that were easy for each of two networks."""
+        """Append one step. chosen: this rank's small-loss sample_ids of each of the two networks."""
         request = batch.request
-        assert request is not None, "every loader says what it was asked for"
+        assert request is not None, "every loader attaches the request to its batch"
         real = request.real_rows
         line = {
             "training": training,

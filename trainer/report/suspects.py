@@ -12,7 +12,7 @@ from shards.durable import read_parquet
 from shards.errors import InputError
 from shards.image_check import UndecodableImage
 from trainer.incv.selection_index import State
-from trainer.loading.shard_reader import ChangedBytes
+from trainer.loading.shard_reader import CorruptSample
 from trainer.records.run_directory import RunDirectory
 from trainer.report.measured import RunSamples, last_selection
 
@@ -67,7 +67,7 @@ def thumbnails(
     for suspect in suspects:
         try:
             image = image_of(suspect["sample_id"]).convert("RGB")
-        except (OSError, ValueError, KeyError, IndexError, InputError, UndecodableImage, ChangedBytes):
+        except (OSError, ValueError, KeyError, IndexError, InputError, UndecodableImage, CorruptSample):
             continue  # a picture is an ornament here; the numbers beside it stand
         found[suspect["sample_id"]] = {"uri": data_uri(image), "pixelated": max(image.size) <= SMALL}
     return found

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainer.records.run_directory import RunDirectory
-from trainer.records.unreadable import whole_lines
+from trainer.records.unreadable import parse_complete_lines
 
 MOST = 1000  # listed in report.json; the logs have all
 
@@ -12,7 +12,7 @@ def find_unreadable(run: RunDirectory) -> dict[str, Any]:
     """{"count", "samples": [{"split", "sample_id", "key", "met": [...]}]} over the logs of all ranks."""
     samples: dict[tuple[str, int], dict[str, Any]] = {}
     for path in run.unreadable_logs():
-        for line in whole_lines(path.read_bytes()):
+        for line in parse_complete_lines(path.read_bytes()):
             identity = (line["split"], line["sample_id"])
             sample = samples.setdefault(identity, {key: line[key] for key in ("split", "sample_id", "key")})
             places = sample.setdefault("met", [])

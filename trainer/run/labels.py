@@ -10,7 +10,7 @@ from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from trainer.config.schema import LabelsConfig
-from trainer.loading.sample_order import Ids, stream_of, uniforms
+from trainer.loading.sample_order import Ids, derive_stream, draw_uniforms
 from trainer.run.label_file import read_label_file
 from trainer.run.noise_kinds import build_transition
 
@@ -21,7 +21,7 @@ def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64]
     """Draw each label anew from its class's row of T; a sample's draw depends on its id and the seed alone."""
     upper = np.cumsum(transition, axis=1)
     upper[:, -1] = 1.0
-    draw = uniforms(stream, 0, ids, "label")
+    draw = draw_uniforms(stream, 0, ids, "label")
     drawn = np.empty(len(labels), np.int64)
     by_class = np.argsort(labels, kind="stable")  # class by class: [samples, classes] at once would not fit
     ends = np.cumsum(np.bincount(labels, minlength=len(transition)))
@@ -38,7 +38,7 @@ def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -
         labels = read_label_file(Path(config.file), index)[ids]
     transition = build_transition(config, index.num_classes)
     if transition is not None:
-        stream = stream_of(seed if config.seed is None else config.seed, "labels")
+        stream = derive_stream(seed if config.seed is None else config.seed, "labels")
         labels = corrupt_labels(source, ids, transition, stream)
     return labels, source if config.truth_is_known else None
 

@@ -12,7 +12,7 @@ from trainer.acceleration.policy import check_acceleration
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
-from trainer.loading.image_set import limited_ids, require_loader
+from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
@@ -45,8 +45,8 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
     check_rows(recipe, world.size)
     _check_ranks(recipe, world)
     check_acceleration(recipe, world)
-    ids = limited_ids(index, recipe.data.train.limit)
-    require_loader(index, ids, recipe.image, recipe.execution)
+    ids = limit_ids(index, recipe.data.train.limit)
+    check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(ids))
     _check_network(recipe, index.num_classes)
@@ -56,7 +56,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
 def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
     """The recipe's loader can load the evaluation sets too."""
     for name, index in indices.items():
-        require_loader(index, limited_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
+        check_loader(index, limit_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
 
 
 def check_rows(recipe: Recipe, ranks: int) -> None:

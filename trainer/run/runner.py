@@ -15,7 +15,7 @@ from shards.pack import PackStopped
 from shards.sample_index import SampleIndex
 from trainer.config.recipe_file import recipe_yaml
 from trainer.config.schema import Recipe
-from trainer.distributed.launch import check_launcher_options, check_world_size, detect_launch, launch_id
+from trainer.distributed.launch import check_launcher_options, check_world_size, detect_launch, get_launch_id
 from trainer.distributed.process_group import abort, is_peer_failure, join_world, leave_world
 from trainer.distributed.stop import EXIT_STOPPED, Stopped, StopRequest
 from trainer.distributed.watchdog import WorldError
@@ -96,7 +96,7 @@ def iterate_run(options: RunOptions) -> Steps[int]:
         _give_up(world, error)
         raise
     finally:
-        world.watchdog.end()
+        world.watchdog.stop()
     leave_world(world, code)
     return code
 
@@ -153,15 +153,15 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
 def _build_context(options: RunOptions, world: World, stop: StopRequest, start: int) -> RunContext:
     recipe, run = options.recipe, options.run
     heartbeat = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
-    world.watchdog.beat, world.watchdog.on_exit = heartbeat.beat, lambda: heartbeat.close("failed")
-    heartbeat.beat()
+    world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
+    heartbeat.write()
     trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
     profile = Profile(world.device, start) if options.profile else None
     return RunContext(world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile)
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:
-    return run.stopped.exists() and read_json(run.stopped).get("launch") == launch_id()
+    return run.stopped.exists() and read_json(run.stopped).get("launch") == get_launch_id()
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _claim_directory(
 ) -> _Claimed:
     """Rank 0: lock the directory, refuse or redo what has changed, and record this start."""
     recipe, run = options.recipe, options.run
-    run.take()
+    run.acquire()
     manifest = Manifest(run)
     ledger = StageLedger(recipe, checksum_keys(recipe, data.train, data.eval), run, manifest)
     ledger.require_unchanged(options.redo)
@@ -254,7 +254,7 @@ def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claim
     stage, why = stopped_in
     if ctx.world.is_rank0:
         record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
-        write_json(options.run.stopped, record | {"launch": launch_id()})
+        write_json(options.run.stopped, record | {"launch": get_launch_id()})
         ctx.stop.mark_obeyed()
         _log.info("incv: %s; run the same command again to resume", why)
     with suppress(WorldError, RuntimeError):  # a rank lost from here on has stopped all the same
@@ -284,12 +284,12 @@ def _run_stages(
             seconds = time.monotonic() - began
             if ledger is not None:
                 ledger.finish(stage, seconds, done)
-        ctx.heartbeat.at(f"waiting after {stage}", 0, 0)
+        ctx.heartbeat.update(f"waiting after {stage}", 0, 0)
         stops = world.barrier(stopped is not None)
         if world.is_rank0:
             merge_profiles(options.run.root, names)
         if stops:
-            return stage, stopped or Stopped(stage, 0, ctx.stop.agreed_reason())
+            return stage, stopped or Stopped(stage, 0, ctx.stop.wait_for_reason())
         _log.info("%s: done in %.1f s", stage, seconds)
     return None
 
@@ -315,7 +315,7 @@ def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str,
 
 
 def _refuse_other_recipe(run: RunDirectory, name: str) -> None:
-    run.require_ours()
+    run.require_run_directory()
     if run.manifest.exists():
         other = Manifest(run).content["recipe"]
         if other not in (None, name):

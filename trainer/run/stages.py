@@ -15,7 +15,7 @@ from trainer.distributed.stop import Stopped
 from trainer.incv.noise_estimates import NoiseEstimates
 from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.loading.image_set import ImageSet, limited_ids, open_image_set
+from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
 from trainer.methods.method import Method, MethodInputs, NoiseFacts
@@ -47,13 +47,13 @@ class StageRunner:
 
     def iterate(self, stage: str) -> Steps[None]:
         """Run a stage, yielding after every training step. All ranks call it; rank 0 writes the files."""
-        self._ctx.heartbeat.at(stage, 0, 0)
+        self._ctx.heartbeat.update(stage, 0, 0)
         on_rank0 = {"labels": self._write_labels, "export": self._export, "report": self._report}
         if stage in on_rank0:
             if self._ctx.world.is_rank0:
                 on_rank0[stage]()
             else:
-                self._ctx.heartbeat.at(f"waiting for {stage}", 0, 0)
+                self._ctx.heartbeat.update(f"waiting for {stage}", 0, 0)
         elif stage == "incv":
             incv = Incv(self._recipe, self._training_set(), self._run, self._ctx, self._identities[stage])
             yield from incv.steps()
@@ -76,7 +76,7 @@ class StageRunner:
         return self._opened
 
     def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
-        ids = limited_ids(index, self._recipe.data.eval[name].limit)
+        ids = limit_ids(index, self._recipe.data.eval[name].limit)
         return self._image_set(index, ids, index.label.astype(np.int64))
 
     def _image_set(self, index: SampleIndex, ids: Ids, labels: Labels, window: int | None = None) -> ImageSet:
@@ -142,7 +142,7 @@ class StageRunner:
         )
         done = sum(len(methods) for methods in counts.values())
         if done and world.is_rank0:
-            self._ctx.start_log.resumed("evaluate", None, None, done)
+            self._ctx.start_log.record_resume("evaluate", None, None, done)
         for name, index in self._data.eval.items():
             missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
             if not missing:

@@ -23,12 +23,12 @@ def run_sweep(
     variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
 ) -> list[int]:
     """The exit code of each variant; one that cannot run does not keep the others from running."""
-    if detect_launch().address is not None:
+    if detect_launch().master_address is not None:
         raise ConfigError("--vary interleaves its runs in one process: start it without a launcher")
     stop = StopRequest()
     stop.listen()
     world = join_world(variants[0].recipe.execution)
-    world.watchdog.end()  # each run has a watchdog of its own
+    world.watchdog.stop()  # each run has a watchdog of its own
     options = [RunOptions(variant.recipe, name, RunDirectory(variant.root), redo, only) for variant in variants]
     runs = [
         _run_variant(variant.name, iterate_run(option), stop)

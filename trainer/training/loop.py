@@ -149,7 +149,7 @@ def iterate_training(
                 at = batch.step
                 assert at is not None, "a batch of a training names its step"
                 assert at.step == expected, f"the loader gave step {at.step} for step {expected}"
-                ctx.heartbeat.at(training.name, at.step, plan.total_steps)
+                ctx.heartbeat.update(training.name, at.step, plan.total_steps)
                 stop_consensus.post()
                 records.metrics.add(task.step(batch, at))
                 if watch is not None:
@@ -167,7 +167,7 @@ def iterate_training(
                     records.end_epoch(done)
                 if stop_consensus.result() and not finished:
                     records.save(done, wait=True)
-                    raise Stopped(training.name, done, ctx.stop.agreed_reason())
+                    raise Stopped(training.name, done, ctx.stop.wait_for_reason())
                 if finished or done % interval == 0:
                     records.save(done)
                 with nullcontext() if watch is None else watch.aside():
@@ -185,7 +185,7 @@ class _TrainingRecords:
         self._training, self._task, self._plan, self._ctx = training, task, plan, ctx
         self._writes = ctx.world.is_rank0
         self._checkpoints = Checkpointer(training.checkpoints)
-        self._counter = ctx.start_log.counter(training.name) if self._writes else None
+        self._counter = ctx.start_log.open_counter(training.name) if self._writes else None
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
 
     def begin(self) -> int:
@@ -197,8 +197,8 @@ class _TrainingRecords:
             return 0
         step, epoch_ended = resumed
         if self._writes:
-            self.metrics.cut_back(step)
-            self._ctx.start_log.resumed(self._training.stage, self._training.round, self._training.fold, step)
+            self.metrics.truncate_after(step)
+            self._ctx.start_log.record_resume(self._training.stage, self._training.round, self._training.fold, step)
             if 0 < step < self._plan.total_steps:
                 print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
         if not epoch_ended:
