@@ -3,14 +3,16 @@
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from shards.errors import DataError
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import PackStopped, pack
 from shards.plan import ArrayTask
 from shards.sample_index import SampleIndex
-from shards.sources import SOURCES, open_source
+from shards.sources import SourceType, list_sources, open_source
 from shards.verify import verify
 
 
@@ -35,17 +37,18 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    packing = verbs.add_parser("pack", help="pack a data set; run again after a stop to go on")
-    packing.add_argument("source", metavar="SOURCE", help=" | ".join(SOURCES))
-    packing.add_argument("--root", type=Path, help="the folder of the raw images (digits needs none)")
-    packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
-    packing.add_argument(
-        "--split",
-        default="train",
-        help="train, val (webvision); val (ilsvrc12); train, test (cifar10, digits); a folder of --root, or '' where "
-        "the classes lie in --root itself (image_folder); default: train",
+    packing = verbs.add_parser(
+        "pack",
+        help="pack a data set; run it again after a stop to resume",
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    packing.add_argument("--subset", help="webvision: google, flickr or all; default: all")
+    packing.add_argument("-h", "--help", action=_PackHelp, nargs=0, help="show this help message and exit")
+    packing.add_argument("source", metavar="SOURCE", help="the name of a data set, listed below")
+    packing.add_argument("--root", type=Path, help="the folder of the raw images")
+    packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
+    packing.add_argument("--split", default="train", help="a split of SOURCE; default: train")
+    packing.add_argument("--subset", help="a part of the split, where SOURCE has subsets")
     packing.add_argument("--classes", type=int, metavar="K", help="only the first K classes; default: all")
     packing.add_argument(
         "--resize", type=int, metavar="PIXELS", help="shorter side of the images; default: as they are"
@@ -67,6 +70,26 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--dali-index", action="store_true", help="also index files for DALI's own WebDataset reader"
     )
     packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may put its own stop request there
+
+
+class _PackHelp(argparse.Action):
+    """`--help` of pack, which asks the registry: that imports other packages, so no other command does it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_parsed: Any) -> None:
+        parser.epilog = "data sets:\n" + "\n".join(_describe_sources(list_sources()))
+        parser.print_help()
+        parser.exit()
+
+
+def _describe_sources(sources: Iterable[SourceType]) -> list[str]:
+    """A line for each: its splits, its subsets, and what else its record says."""
+    lines = []
+    for source in sources:
+        facts = [f"--split {', '.join(source.splits)}" if source.splits else "--split a folder of --root"]
+        facts += [f"--subset {', '.join(source.subsets)}"] if source.subsets else []
+        facts += [] if source.needs_root else ["no --root"]
+        lines.append(f"  {source.name:<14} " + "; ".join(filter(None, [*facts, source.note])))
+    return lines
 
 
 def _cpus() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shards.errors import DataError
-from shards.sources.source import RawSample, png, require_root, require_split
+from shards.sources.source import RawSample, SourceType, png, require_root, require_split
 
 _ROWS = 10_000  # of every official file
 _PIXELS = 3 * 32 * 32
@@ -68,6 +68,14 @@ class Cifar10:
             file = self._files[number]
             self._batches[number] = _binary_batch(file) if file.suffix == ".bin" else _python_batch(file)
         return self._batches[number]
+
+
+SOURCE = SourceType(
+    Cifar10.name,
+    Cifar10,
+    splits=tuple(_BATCHES),
+    published={("train", "all"): (50_000, 10), ("test", "all"): (10_000, 10)},
+)
 
 
 def _batch_files(root: Path, split: str) -> list[Path]:

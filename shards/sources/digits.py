@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from shards.errors import DataError
-from shards.sources.source import RawSample, png, require_split
+from shards.sources.source import RawSample, SourceType, png, require_split
 
+_SPLITS = ("train", "test")
 _TEST_ROWS_PER_CLASS = 40
 _WORD = 0xFFFFFFFFFFFFFFFF
 
@@ -19,7 +20,7 @@ class Digits:
     class_names = tuple(str(digit) for digit in range(10))
 
     def __init__(self, root: Path | None, split: str) -> None:
-        require_split(self.name, split, ("train", "test"))
+        require_split(self.name, split, _SPLITS)
         pixels, labels = _load()
         in_test = held_out_rows(labels)
         self.split = split
@@ -41,6 +42,9 @@ class Digits:
 
     def sample(self, row: int) -> RawSample:
         return RawSample(self.key(row), self.label(row), "png", png(self._pixels[row]))
+
+
+SOURCE = SourceType(Digits.name, Digits, splits=_SPLITS, needs_root=False)
 
 
 def held_out_rows(labels: np.ndarray) -> np.ndarray:

@@ -10,10 +10,20 @@ from pathlib import Path
 from shards.errors import DataError
 from shards.sources.file_list import TextFile, refusal, stem, text_file, text_lines
 from shards.sources.inside import FolderImages, is_there, refuse_undecodable_name
-from shards.sources.source import SUFFIXES, Images, RawSample, is_image, require_root, require_split, suffix_of
+from shards.sources.source import (
+    SUFFIXES,
+    Images,
+    RawSample,
+    SourceType,
+    is_image,
+    require_root,
+    require_split,
+    suffix_of,
+)
 from shards.sources.synsets import imagenet_synsets, is_wnid, read_synsets, wnid
 from shards.sources.tar_members import TarImages, locate
 
+_SPLITS = ("val",)
 _TAR = "ILSVRC2012_img_val.tar"
 _BASES = ("", "val", "ILSVRC2012_img_val")
 _LISTS = ("ILSVRC2012_val_label.txt", "LOC_val_solution.csv")
@@ -43,7 +53,7 @@ class Ilsvrc12:
     subset = ""
 
     def __init__(self, root: Path | None, split: str) -> None:
-        require_split(self.name, split, ("val",))
+        require_split(self.name, split, _SPLITS)
         self.split = split
         folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
         synsets = next((path for path in _SYNSETS if is_there(folder / path)), None)
@@ -67,6 +77,9 @@ class Ilsvrc12:
         found = self._rows[row]
         data = self._images.read(row, found.path, found.origin)
         return RawSample(self.key(row), found.label, SUFFIXES[suffix_of(found.name)], data)
+
+
+SOURCE = SourceType(Ilsvrc12.name, Ilsvrc12, splits=_SPLITS, published={("val", "all"): (50_000, 1000)})
 
 
 def _opened(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:

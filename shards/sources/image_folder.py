@@ -8,7 +8,7 @@ from pathlib import Path
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES
 from shards.sources.inside import refuse_undecodable_name
-from shards.sources.source import SUFFIXES, RawSample, did_you_mean, is_image, require_root, suffix_of
+from shards.sources.source import SUFFIXES, RawSample, SourceType, did_you_mean, is_image, require_root, suffix_of
 
 _LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '' : <class>/<image>)"
 
@@ -60,6 +60,9 @@ class ImageFolder:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         return RawSample(self._paths[row], self._labels[row], SUFFIXES[suffix_of(path.name)], data)
+
+
+SOURCE = SourceType(ImageFolder.name, ImageFolder, splits=(), note="'' where the classes lie in --root itself")
 
 
 def _class_folders(root: Path, split: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 import difflib
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -64,6 +64,25 @@ class Source(Protocol):
         """Where the source says that the row is, for errors: a line of a list, or a file."""
 
     def sample(self, row: int) -> RawSample: ...
+
+
+@dataclass(frozen=True)
+class SourceType:
+    """The record of one data set: `SOURCE` in its file, or what an entry point of `incv.sources` loads to."""
+
+    name: str
+    open: Callable[..., Source]
+    """From (root, split), and the subset (None: not given) where there are subsets."""
+    splits: tuple[str, ...]
+    """Empty where the splits are the folders under the root."""
+    subsets: tuple[str, ...] = ()
+    needs_root: bool = True
+    note: str = ""
+    """A remark for the help of the command line."""
+    published: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(samples, classes) by (split, subset); the subset is "all" where there are none."""
+    published_parts: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    """Samples by (split, subset, first classes), where these are known not to be proportional."""
 
 
 class Images(Protocol):

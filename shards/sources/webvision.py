@@ -9,10 +9,20 @@ from pathlib import Path
 from shards.errors import ConfigError, DataError
 from shards.sources.file_list import FileList, TextFile, stem, text_file, text_files_in_tar
 from shards.sources.inside import FolderImages, is_there
-from shards.sources.source import SUFFIXES, Images, RawSample, did_you_mean, require_root, require_split, suffix_of
+from shards.sources.source import (
+    SUFFIXES,
+    Images,
+    RawSample,
+    SourceType,
+    did_you_mean,
+    require_root,
+    require_split,
+    suffix_of,
+)
 from shards.sources.synsets import read_synsets
 from shards.sources.tar_members import TarImages, locate
 
+_SPLITS = ("train", "val")
 _SUBSETS = {"google": ("google",), "flickr": ("flickr",), "all": ("google", "flickr")}
 _LAYOUT = (
     "info/ (synsets.txt, train_filelist_google.txt, train_filelist_flickr.txt, val_filelist.txt) or info.tar; "
@@ -55,7 +65,7 @@ class WebVision:
     name = "webvision"
 
     def __init__(self, root: Path | None, split: str, subset: str | None = None) -> None:
-        require_split(self.name, split, ("train", "val"))
+        require_split(self.name, split, _SPLITS)
         self.split, self.subset = split, _require_subset(split, subset)
         folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
         parts = [_PARTS[name] for name in (_SUBSETS[self.subset] if self.subset else ("val",))]
@@ -92,6 +102,22 @@ class WebVision:
             raise IndexError(f"row {row} of {self._ends[-1]}")
         number = bisect_right(self._ends, row)
         return self._parts[number], row - (self._ends[number - 1] if number else 0)
+
+
+SOURCE = SourceType(
+    WebVision.name,
+    WebVision,
+    splits=_SPLITS,
+    subsets=tuple(_SUBSETS),
+    note="subsets are parts of train, default: all",
+    published={
+        ("train", "google"): (980_000, 1000),
+        ("train", "flickr"): (1_460_000, 1000),
+        ("train", "all"): (2_440_000, 1000),
+        ("val", "all"): (50_000, 1000),
+    },
+    published_parts={("train", "google", 50): 66_000},  # classes differ in size
+)
 
 
 def _require_subset(split: str, subset: str | None) -> str:
