@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.sources.file_list import TextFile, refusal, stem, text_file, text_lines
+from shards.sources.file_list import stem
 from shards.sources.inside import FolderImages, is_there, refuse_undecodable_name
 from shards.sources.source import (
     SUFFIXES,
@@ -22,6 +22,7 @@ from shards.sources.source import (
 )
 from shards.sources.synsets import imagenet_synsets, is_wnid, read_synsets, wnid
 from shards.sources.tar_members import TarImages, locate
+from shards.sources.text_file import TextFile, find_text, read_lines, refuse_line
 
 _SPLITS = ("val",)
 _TAR = "ILSVRC2012_img_val.tar"
@@ -57,7 +58,7 @@ class Ilsvrc12:
         self.split = split
         folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
         synsets = next((path for path in _SYNSETS if is_there(folder / path)), None)
-        self.class_names = read_synsets(text_file(folder, synsets)) if synsets else imagenet_synsets()
+        self.class_names = read_synsets(find_text(folder, synsets)) if synsets else imagenet_synsets()
         labels = {wnid(name): label for label, name in enumerate(self.class_names)}
         self._rows, self._images = _opened(folder, labels)
 
@@ -131,7 +132,7 @@ def _list(root: Path, problem: str) -> TextFile:
     for folder in ("", "info/"):
         for name in _LISTS:
             if is_there(root / folder / name):
-                return text_file(root, folder + name)
+                return find_text(root, folder + name)
     raise DataError(
         f"{problem}: neither {_LISTS[0]} nor {_LISTS[1]} is in {root}. Bring one (the devkit's "
         "ILSVRC2012_validation_ground_truth.txt does not do: its numbers are not labels), or sort the images into "
@@ -143,17 +144,17 @@ def _listed(text: TextFile, labels: dict[str, int]) -> list[_Row]:
     """The rows of a list, sorted by name."""
     is_table = text.path.endswith(".csv")
     rows = []
-    for number, line in enumerate(text_lines(text), start=1):
+    for number, line in enumerate(read_lines(text).to_pylist(), start=1):
         if is_table and number == 1 and line.startswith("ImageId,"):
             continue
         name, found = _table_line(line) if is_table else _plain_line(line)
         if not is_wnid(found):
             form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is no label"
-            raise refusal(text, number, line, f"no image and WordNet id ({form})")
+            raise refuse_line(text, number, line, f"no image and WordNet id ({form})")
         if "/" in name or not is_image(name):
-            raise refusal(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
+            raise refuse_line(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
         if found not in labels:
-            raise refusal(text, number, line, f"{found} is none of the {len(labels):,} classes")
+            raise refuse_line(text, number, line, f"{found} is none of the {len(labels):,} classes")
         rows.append(_Row(name, name, labels[found], f"{text.name} line {number}"))
     if not rows:
         raise DataError(f"{text.name} in {text.root} is empty; bring the whole list")

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError
-from shards.sources.file_list import FileList, TextFile, stem, text_file, text_files_in_tar
+from shards.sources.file_list import FileList, stem
 from shards.sources.inside import FolderImages, is_there
 from shards.sources.source import (
     SUFFIXES,
@@ -21,6 +21,7 @@ from shards.sources.source import (
 )
 from shards.sources.synsets import read_synsets
 from shards.sources.tar_members import TarImages, locate
+from shards.sources.text_file import TextFile, find_text, find_texts_in_tar
 
 _SPLITS = ("train", "val")
 _SUBSETS = {"google": ("google",), "flickr": ("flickr",), "all": ("google", "flickr")}
@@ -132,10 +133,10 @@ def _require_subset(split: str, subset: str | None) -> str:
 
 def _texts(root: Path, paths: list[str]) -> dict[str, TextFile]:
     """The lists by name: extracted ones first, the others from info.tar."""
-    texts = {path: text_file(root, path) for path in paths if is_there(root / path)}
+    texts = {path: find_text(root, path) for path in paths if is_there(root / path)}
     missing = [path for path in paths if path not in texts]
     if missing and is_there(root / "info.tar"):
-        texts |= text_files_in_tar(root, "info.tar", missing, "info")
+        texts |= find_texts_in_tar(root, "info.tar", missing, "info")
         missing = [path for path in paths if path not in texts]
     if missing:
         raise DataError(
