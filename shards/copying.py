@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from shards.durable import write_with
+from shards.durable import write_atomically
 from shards.folder_url import FolderUrl, Unreadable
 from shards.sample_index import ShardFile
 
@@ -89,7 +89,7 @@ def copy_file(
         if attempt:
             crew.given_up.wait(_SECONDS_BEFORE_RETRY * 4 ** (attempt - 1))
         try:
-            write_with(path, lambda temporary: _download(folder, name, temporary, largest, crew, facts))
+            write_atomically(path, lambda temporary: _download(folder, name, temporary, largest, crew, facts))
             return
         except Unreadable as error:
             if error.lasting:

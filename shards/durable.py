@@ -62,21 +62,21 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp{int.from_bytes(os.urandom(6), 'big')}")
 
 
-def is_leftover(path: Path) -> bool:
+def is_temporary(path: Path) -> bool:
     """Whether the name is a temporary one; without a writer at work, its writer was killed."""
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
 def remove_leftovers(folder: Path) -> None:
     """Sweep away, at any depth, what killed processes left half-written; the caller is the only writer."""
-    for path in [path for path in folder.rglob(".*") if is_leftover(path)]:
+    for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
 
-def write_with(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then put it in place in one step."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     def write(temporary: Path) -> None:
         temporary.write_bytes(content)
 
-    write_with(path, write)
+    write_atomically(path, write)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -104,11 +104,11 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    write_with(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder that appears under `path` with all its files, or not at all."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ class StoredImage:
     converted: tuple[str, ...] = ()  # some of CONVERSIONS, in their order
 
 
-def stored_image(data: bytes, resize: int | None = None, quality: int = DEFAULT_QUALITY) -> StoredImage:
+def convert_image(data: bytes, resize: int | None = None, quality: int = DEFAULT_QUALITY) -> StoredImage:
     """Check `data` by decoding it whole, once, and convert what the table above says. Never raises."""
     try:
         image = open_image(data)

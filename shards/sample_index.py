@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from shards.durable import read_json, write_json, write_parquet, write_with
+from shards.durable import read_json, write_atomically, write_json, write_parquet
 from shards.errors import DataError
 from shards.image_check import VERDICTS
 
@@ -177,7 +177,7 @@ def write_index(folder: Path, table: pa.Table) -> str:
             writer.write_batch(batch)  # one batch, so that each column maps as one array
 
     write_parquet(folder / "index.parquet", table)
-    write_with(folder / "index.arrow", write_arrow)
+    write_atomically(folder / "index.arrow", write_arrow)
     return index_checksum(numeric, table["key"])
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.durable import write_parquet, write_with
+from shards.durable import write_atomically, write_parquet
 from shards.errors import DataError
-from shards.image_store import StoredImage, stored_image
+from shards.image_store import StoredImage, convert_image
 from shards.plan import Plan
 from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
 from shards.sources.source import RawSample, Source
@@ -67,7 +67,7 @@ def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
                 converted.update(kinds)
             hashes.append(tar.finish())
 
-    write_with(path, write)
+    write_atomically(path, write)
     samples = sum(line["shard"] != IN_NO_SHARD for line in lines)
     facts = {
         "shard": asdict(ShardFile(path.name, path.stat().st_size, hashes[0], samples)),
@@ -98,7 +98,7 @@ def _write_row(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """One image into the tar, if it is one; the row of the index, and what was converted."""
     sample = _sample(source, row)
-    image = stored_image(sample.data, plan.resize, plan.quality)
+    image = convert_image(sample.data, plan.resize, plan.quality)
     line = _line(source.name, row, sample, image)
     if image.verdict == "ok":
         offset = tar.add(member_key(row), image.suffix, image.data)
