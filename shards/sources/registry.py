@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from shards.errors import ConfigError
-from shards.sources.first_classes import first_classes
+from shards.sources.first_classes import select_first_classes
 from shards.sources.source import Source, SourceType, did_you_mean
 
 ENTRY_POINT_GROUP = "incv.sources"
@@ -53,7 +53,7 @@ def open_source(
         others = ", ".join(one.name for one in list_sources() if one.subsets)
         raise ConfigError(f"{name} has no subsets (only {others}); leave --subset {subset} out")
     source = kind.open(root, split, subset) if kind.subsets else kind.open(root, split)
-    return source if classes is None else first_classes(source, classes)
+    return source if classes is None else select_first_classes(source, classes)
 
 
 def published_size(

@@ -30,13 +30,13 @@ def read_synsets(text: TextFile) -> tuple[str, ...]:
             raise refuse_line(text, number, line, f"the same class as line {first}")
         names.append(name)
     if not names:
-        raise DataError(f"{text.shown} in {text.root} is empty; bring the whole list")
+        raise DataError(f"{text.shown} in {text.root} is empty; download the whole list")
     return tuple(names)
 
 
 def imagenet_synsets() -> tuple[str, ...]:
-    """The 1000 classes as timm knows them: the very lines of WebVision's synsets.txt."""
-    from timm.data import ImageNetInfo  # here, because it imports torch: seconds that few have to wait
+    """The 1000 classes from timm, identical to the lines of WebVision's synsets.txt."""
+    from timm.data import ImageNetInfo  # here, because it imports torch, which takes seconds
 
     info = ImageNetInfo("imagenet-1k")
     return tuple(f"{name} {info.label_name_to_description(name, detailed=False)}" for name in info.label_names())

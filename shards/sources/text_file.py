@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from shards.errors import DataError
 from shards.sources.inside import open_inside
-from shards.sources.tar_members import FileState, locate, open_tar
+from shards.sources.tar_members import FileState, locate_members, open_tar
 
 _LARGEST_FILE = 2**30
 _LONGEST_LINE = 4096
@@ -18,31 +18,31 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file in a folder, or inside a tar: where it lies, and what tells that it is still the same."""
+    """A text file in a folder or inside a tar: its position, and its state when it was found."""
 
     root: Path
     path: str  # under root, of the file itself or of the tar
     offset: int
     nbytes: int
     state: FileState
-    name: str  # what its publisher calls it, wherever it lies: "info/synsets.txt"
+    name: str  # as published, also inside a tar: "info/synsets.txt"
 
     @property
     def shown(self) -> str:
-        """Its name in errors, which says that it lies in a tar."""
+        """Its name in errors, with the tar it is in."""
         return self.name if self.name == self.path else f"{self.path}: {self.name}"
 
     def read(self) -> bytes:
         place = self.root / self.path
         with open_inside(self.root, self.path, self.name) if self.name == self.path else open_tar(place) as file:
             if FileState.of(file) != self.state:
-                raise DataError(f"{place} has changed since it was read; run the same command again")
+                raise DataError(f"{place} has changed since it was found; run the same command again")
             try:
                 data = os.pread(file.fileno(), self.nbytes, self.offset)
             except OSError as error:
                 raise DataError(f"{place} cannot be read: {error.strerror}") from error
         if len(data) != self.nbytes:
-            raise DataError(f"{place} cannot be read to its end; run the same command again")
+            raise DataError(f"{place} is shorter than before; run the same command again")
         return data
 
 
@@ -55,7 +55,7 @@ def find_text(root: Path, path: str) -> TextFile:
 
 def find_texts_in_tar(root: Path, tar: str, paths: list[str], home: str) -> dict[str, TextFile]:
     """Those of `paths` that the tar ROOT/tar holds."""
-    places = locate(root / tar, {path: row for row, path in enumerate(paths)}, home)
+    places = locate_members(root / tar, {path: row for row, path in enumerate(paths)}, home)
     return {
         path: _require_size(TextFile(root, tar, int(offset), int(nbytes), places.state, path))
         for path, offset, nbytes in zip(paths, places.offsets, places.nbytes, strict=True)
@@ -65,14 +65,14 @@ def find_texts_in_tar(root: Path, tar: str, paths: list[str], home: str) -> dict
 
 def _require_size(text: TextFile) -> TextFile:
     if text.nbytes > _LARGEST_FILE:
-        raise DataError(f"{text.root / text.shown} has {text.nbytes:,} bytes; no list of images is that long")
+        raise DataError(f"{text.root / text.shown} has {text.nbytes:,} bytes; lists of images are shorter")
     return text
 
 
 def refuse_line(text: TextFile, line: int, content: str, problem: str) -> DataError:
     return DataError(
         f"{text.shown} line {line} ({content[:200]!r}) in {text.root}: {problem}. "
-        "Correct the line, or bring the list again from where it was published"
+        "Correct the line, or download the list again"
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from shards.image_check import UndecodableImage, decode_rgb
-from shards.image_store import CONVERSIONS, LONGEST_SIDE, convert_image, target
+from shards.image_store import CONVERSIONS, LONGEST_SIDE, convert_image, fit_size
 from tests.support.pictures import encoded, picture, smooth
 
 
@@ -155,7 +155,7 @@ def test_turned_images_are_stored_upright(orientation, kind, resize):
 
 @given(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), st.integers(1, 600))
 def test_the_shorter_side_is_the_one_asked_for(size, resize):
-    (width, height), (left, top, right, bottom) = target(size, resize)
+    (width, height), (left, top, right, bottom) = fit_size(size, resize)
     assert min(width, height) == resize
     assert max(width, height) <= LONGEST_SIDE * resize
     assert (width >= height) == (size[0] >= size[1]) or width == height
@@ -166,7 +166,7 @@ def test_the_shorter_side_is_the_one_asked_for(size, resize):
 
 
 def test_no_resize_is_no_change_of_size():
-    assert target((30, 500), None) == ((30, 500), (0, 0, 30, 500))
+    assert fit_size((30, 500), None) == ((30, 500), (0, 0, 30, 500))
 
 
 @pytest.mark.parametrize(

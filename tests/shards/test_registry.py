@@ -14,7 +14,7 @@ from shards.sources import find_source, list_sources, published_size
 TOY = '''
 """Five gray images in two classes."""
 import numpy as np
-from shards.sources.source import RawSample, SourceType, png
+from shards.sources.source import RawSample, SourceType, encode_png
 
 class Toy:
     name, subset, class_names = "toy", "", ("even", "odd")
@@ -29,7 +29,7 @@ class Toy:
     def origin(self, row):
         return f"row {row}"
     def sample(self, row):
-        return RawSample(self.key(row), self.label(row), "png", png(np.full((8, 8), 40 * row, np.uint8)))
+        return RawSample(self.key(row), self.label(row), "png", encode_png(np.full((8, 8), 40 * row, np.uint8)))
 
 SOURCE = SourceType("toy", Toy, splits=("train",), needs_root=False, note="five images")
 '''
