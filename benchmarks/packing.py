@@ -22,7 +22,7 @@ from pathlib import Path
 from record import publish, record_runs
 
 from shards.image_check import open_image
-from shards.image_store import DEFAULT_QUALITY, load_resized, target
+from shards.image_store import DEFAULT_QUALITY, fit_size, load_resized
 from shards.pack import pack
 from shards.sources import open_source
 
@@ -54,7 +54,7 @@ def decode_and_resize(paths: list[str], resize: int, encode: bool) -> None:
     """The reference: a tight loop over the very calls that packing makes."""
     for path in paths:
         image = open_image(Path(path).read_bytes())
-        size, box = target(image.size, resize)
+        size, box = fit_size(image.size, resize)
         pixels = load_resized(image, size, box)
         if encode:
             pixels.save(io.BytesIO(), "JPEG", quality=DEFAULT_QUALITY, subsampling="4:2:0")

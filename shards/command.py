@@ -3,70 +3,97 @@
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from shards.errors import DataError
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import PackStopped, pack
 from shards.plan import ArrayTask
 from shards.sample_index import SampleIndex
-from shards.sources import SOURCES, open_source
+from shards.sources import SourceType, list_sources, open_source
 from shards.verify import verify
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `shards` with its verbs; each sets `func`, from the parsed arguments to an exit code."""
-    shards = subparsers.add_parser("shards", help="pack images into tar shards, check or copy packed ones")
+    """Add `shards` with its verbs; each sets `func`, which maps the parsed arguments to an exit code."""
+    shards = subparsers.add_parser("shards", help="pack images into tar shards; verify or download packed ones")
     verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | download")
     _add_pack(verbs)
 
-    verifying = verbs.add_parser("verify", help="recount and re-checksum a packed folder")
+    verifying = verbs.add_parser("verify", help="check every file of a packed folder by counts and checksums")
     verifying.add_argument("folder", metavar="FOLDER", type=Path)
-    verifying.add_argument("--workers", type=int, default=_cpus(), help="default: the CPUs allotted")
+    verifying.add_argument("--workers", type=int, default=_cpus(), help="threads; default: the available CPUs")
     verifying.set_defaults(func=_verify)
 
     download = verbs.add_parser(
-        "download", aliases=["stage"], help="copy a packed folder to a local disk; run it again to resume"
+        "download", aliases=["stage"], help="download a packed folder to a local disk; run it again to resume"
     )
     download.add_argument("source", metavar="SRC", help="a packed folder, or the URL of one")
     download.add_argument("target", metavar="DST", type=Path, help="the folder to fill")
-    download.add_argument("--workers", type=int, default=4, help="files copied at the same time; default: 4")
+    download.add_argument("--workers", type=int, default=4, help="parallel downloads; default: 4")
     download.set_defaults(func=_download, stop=lambda: False)
 
 
 def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    packing = verbs.add_parser("pack", help="pack a data set; run again after a stop to go on")
-    packing.add_argument("source", metavar="SOURCE", help=" | ".join(SOURCES))
-    packing.add_argument("--root", type=Path, help="the folder of the raw images (digits needs none)")
-    packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
-    packing.add_argument(
-        "--split",
-        default="train",
-        help="train, val (webvision); val (ilsvrc12); train, test (cifar10, digits); a folder of --root, or '' where "
-        "the classes lie in --root itself (image_folder); default: train",
+    packing = verbs.add_parser(
+        "pack",
+        help="pack a data set; run it again after a stop to resume",
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    packing.add_argument("--subset", help="webvision: google, flickr or all; default: all")
+    packing.add_argument("-h", "--help", action=_PackHelp, nargs=0, help="show this help message and exit")
+    packing.add_argument("source", metavar="SOURCE", help="the name of a data set, listed below")
+    packing.add_argument("--root", type=Path, help="the folder of the raw images")
+    packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
+    packing.add_argument("--split", default="train", help="a split of SOURCE; default: train")
+    packing.add_argument("--subset", help="a part of the split, where SOURCE has subsets")
     packing.add_argument("--classes", type=int, metavar="K", help="only the first K classes; default: all")
     packing.add_argument(
-        "--resize", type=int, metavar="PIXELS", help="shorter side of the images; default: as they are"
+        "--resize", type=int, metavar="PIXELS", help="resize the shorter side; default: keep the size"
     )
     packing.add_argument(
-        "--quality", type=int, default=DEFAULT_QUALITY, help=f"of JPEGs written anew; default: {DEFAULT_QUALITY}"
+        "--quality", type=int, default=DEFAULT_QUALITY, help=f"of re-encoded JPEGs; default: {DEFAULT_QUALITY}"
     )
-    packing.add_argument("--workers", type=int, default=_cpus(), help="processes; default: the CPUs allotted")
+    packing.add_argument("--workers", type=int, default=_cpus(), help="processes; default: the available CPUs")
     packing.add_argument("--samples-per-shard", type=int, default=1000, metavar="N", help="default: 1000")
     packing.add_argument(
-        "--max-rejected", type=float, default=0.01, metavar="SHARE", help="of unusable images; default: 0.01"
+        "--max-rejected",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="largest share of unusable images; default: 0.01",
     )
     packing.add_argument(
         "--task",
         metavar="I/N",
-        help="write only the shards of task I of N, from 0; afterwards run without it to merge",
+        help="write only the shards of task I of N, counted from 0; run without it afterwards to merge",
     )
     packing.add_argument(
-        "--dali-index", action="store_true", help="also index files for DALI's own WebDataset reader"
+        "--dali-index", action="store_true", help="also write index files for DALI's own WebDataset reader"
     )
-    packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may put its own stop request there
+    packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may set its own stop request
+
+
+class _PackHelp(argparse.Action):
+    """`--help` of pack, which asks the registry: that imports other packages, so no other command does it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_parsed: Any) -> None:
+        parser.epilog = "data sets:\n" + "\n".join(_describe_sources(list_sources()))
+        parser.print_help()
+        parser.exit()
+
+
+def _describe_sources(sources: Iterable[SourceType]) -> list[str]:
+    """A line for each: its splits, its subsets, and what else its record says."""
+    lines = []
+    for source in sources:
+        facts = [f"--split {', '.join(source.splits)}" if source.splits else "--split a folder of --root"]
+        facts += [f"--subset {', '.join(source.subsets)}"] if source.subsets else []
+        facts += [] if source.needs_root else ["no --root"]
+        lines.append(f"  {source.name:<14} " + "; ".join(filter(None, [*facts, source.note])))
+    return lines
 
 
 def _cpus() -> int:
@@ -92,7 +119,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     )
     if index is None:
         merged = (arguments.out / "dataset.json").exists()
-        left = "the folder is finished" if merged else "when all are, the same command without --task merges them"
+        left = "the folder is finished" if merged else "once all tasks are, run the command without --task to merge"
         print(f"{arguments.out}: task {task} is done; {left}")
     else:
         print(f"{arguments.out}: {_summary(index)}")
@@ -122,12 +149,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     if report.problems:
         return DataError.exit_code
     shards = f"{report.shards:,} shard{'' if report.shards == 1 else 's'}"
-    print(f"{arguments.folder}: {report.samples:,} samples in {shards}, rejected ones counted; all as packed")
+    print(f"{arguments.folder}: {report.samples:,} samples in {shards}, including rejected ones; all as packed")
     return 0
 
 
 def _download(arguments: argparse.Namespace) -> int:
-    from shards.download import (  # here: it brings libraries that the other verbs do without
+    from shards.download import (  # here: the other verbs do not need its libraries
         DownloadStopped,
         download_shards,
     )

@@ -1,4 +1,4 @@
-"""Copying single files, checked and tried again, on several threads that stop together."""
+"""Copies single files with checksums and retries, on several threads that are cancelled together."""
 
 import hashlib
 import queue
@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from shards.durable import write_with
-from shards.folder_url import FolderUrl, Unreadable
+from shards.durable import write_atomically
+from shards.folder_url import FolderUrl, ReadFailed
 from shards.sample_index import ShardFile
 
 ATTEMPTS = 3
-_SECONDS_BEFORE_RETRY = 1.0  # four times as long before the next
+_SECONDS_BEFORE_RETRY = 1.0  # four times as long before each further retry
 _SECONDS_BETWEEN_POLLS = 0.2
 
 Result = TypeVar("Result")
 
 
-class GivenUp(Exception):
-    """Another thread met trouble, or a stop was asked for."""
+class Cancelled(Exception):
+    """Another thread failed, or a stop was requested."""
 
 
 @dataclass
-class Crew:
-    """What the copying threads share: bytes done that nobody has shown yet, and whether to give up."""
+class CopyControl:
+    """State shared by the copying threads: bytes not yet reported as progress, and cancellation."""
 
-    given_up: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     _nbytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -37,10 +37,10 @@ class Crew:
         with self._lock:
             self._nbytes += nbytes
 
-    def go_on(self) -> None:
-        """Called between two pieces of work."""
-        if self.given_up.is_set():
-            raise GivenUp
+    def raise_if_cancelled(self) -> None:
+        """Called between two chunks."""
+        if self.cancelled.is_set():
+            raise Cancelled
 
     def take_megabytes(self) -> int:
         """Whole megabytes since the last call."""
@@ -50,12 +50,12 @@ class Crew:
         return megabytes
 
 
-def in_parallel(
-    do: Callable[[str], Result], names: list[str], workers: int, crew: Crew, poll: Callable[[], None]
+def run_in_parallel(
+    do: Callable[[str], Result], names: list[str], workers: int, control: CopyControl, poll: Callable[[], None]
 ) -> dict[str, Result]:
-    """What `do` gave for each name; `poll` is called all the while.
+    """The result of `do` for each name; `poll` is called periodically meanwhile.
 
-    The first error, of `do` or of `poll`, ends the other threads and is raised.
+    The first error of `do` or `poll` cancels the other threads and is raised.
     """
     ready: queue.SimpleQueue[tuple[str, Future[Result]]] = queue.SimpleQueue()
 
@@ -75,45 +75,47 @@ def in_parallel(
             poll()
             return results
         except BaseException:
-            crew.given_up.set()
+            control.cancelled.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def copy_file(
-    folder: FolderUrl, name: str, path: Path, largest: int, crew: Crew, facts: ShardFile | None = None
+    folder: FolderUrl, name: str, path: Path, largest: int, control: CopyControl, facts: ShardFile | None = None
 ) -> None:
-    """One file, whole and as `facts` say, or not at all; trouble on the way is met by trying again."""
+    """Copy one file atomically and check it against `facts`; transient errors are retried."""
     reason = ""
     for attempt in range(ATTEMPTS):
         if attempt:
-            crew.given_up.wait(_SECONDS_BEFORE_RETRY * 4 ** (attempt - 1))
+            control.cancelled.wait(_SECONDS_BEFORE_RETRY * 4 ** (attempt - 1))
         try:
-            write_with(path, lambda temporary: _download(folder, name, temporary, largest, crew, facts))
+            write_atomically(path, lambda temporary: _download(folder, name, temporary, largest, control, facts))
             return
-        except Unreadable as error:
-            if error.lasting:
+        except ReadFailed as error:
+            if error.permanent:
                 raise
             reason = str(error)
-    raise Unreadable(f"{reason} ({ATTEMPTS} attempts)")
+    raise ReadFailed(f"{reason} ({ATTEMPTS} attempts)")
 
 
-def _download(folder: FolderUrl, name: str, path: Path, largest: int, crew: Crew, facts: ShardFile | None) -> None:
+def _download(
+    folder: FolderUrl, name: str, path: Path, largest: int, control: CopyControl, facts: ShardFile | None
+) -> None:
     digest, nbytes = hashlib.sha256(), 0
     try:
         with path.open("wb") as file, closing(folder.chunks(name)) as chunks:
             for chunk in chunks:
-                crew.go_on()
+                control.raise_if_cancelled()
                 nbytes += len(chunk)
-                crew.count(len(chunk))
+                control.count(len(chunk))
                 if nbytes > largest:
-                    raise Unreadable(f"it has more than the {largest:,} bytes it should have")
+                    raise ReadFailed(f"it has more than the expected {largest:,} bytes")
                 digest.update(chunk)
                 file.write(chunk)
         if facts is not None and nbytes != facts.nbytes:
-            raise Unreadable(f"{nbytes:,} bytes came, {facts.nbytes:,} were packed")
+            raise ReadFailed(f"{nbytes:,} bytes received, {facts.nbytes:,} were packed")
         if facts is not None and digest.hexdigest() != facts.sha256:
-            raise Unreadable("its bytes are not those that were packed (SHA-256)")
+            raise ReadFailed("its bytes are not those that were packed (SHA-256)")
     except BaseException:
-        crew.count(-nbytes)
+        control.count(-nbytes)
         raise

@@ -25,18 +25,18 @@ def index_text(members: Iterable[tuple[str, int, int]]) -> str:
 
 
 def write_dali_index(index: SampleIndex) -> None:
-    """Write the files that are not there yet or say something else; an empty shard has none, as DALI refuses it."""
+    """Write the missing and the outdated files; none for an empty shard, which DALI refuses."""
     for shard, facts in enumerate(index.dataset.shards):
         if not facts.samples:
             continue
         path = index_path(index.shard_path(shard))
-        text = index_text(_members(index, shard)).encode()
+        text = index_text(_list_members(index, shard)).encode()
         if not path.is_file() or path.read_bytes() != text:
             write_bytes(path, text)
 
 
-def _members(index: SampleIndex, shard: int) -> list[tuple[str, int, int]]:
-    """From the rows of the index; only the names, for their suffixes, are read from the tar."""
+def _list_members(index: SampleIndex, shard: int) -> list[tuple[str, int, int]]:
+    """(name, offset, size) by the index; only the names, for their suffixes, are read from the tar."""
     descriptor = os.open(index.shard_path(shard), os.O_RDONLY)
     try:
         members = []

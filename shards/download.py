@@ -1,4 +1,4 @@
-"""Copying a packed folder to a disk of this machine: in parallel, checksummed, resumable after any kill."""
+"""Downloads a packed folder to a local disk: in parallel, checksummed, resumable after a kill."""
 
 import hashlib
 import os
@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.copying import ATTEMPTS, Crew, Result, copy_file, in_parallel
+from shards.copying import ATTEMPTS, CopyControl, Result, copy_file, run_in_parallel
 from shards.dali_index import index_path, write_dali_index
 from shards.durable import disk_errors, remove_leftovers, sync, write_bytes
 from shards.errors import ConfigError, DataError
-from shards.folder_lock import lock_now
-from shards.folder_url import FolderUrl, Unreadable, open_folder
-from shards.good_files import GoodFiles
+from shards.folder_lock import try_lock
+from shards.folder_url import FolderUrl, ReadFailed, open_folder
 from shards.progress import Progress
-from shards.sample_index import Dataset, SampleIndex, ShardFile, pack_again
-from shards.shard_writer import file_sha256
-from shards.verify import index_problems, note_good
+from shards.sample_index import Dataset, SampleIndex, ShardFile, suggest_packing
+from shards.shard_writer import hash_file
+from shards.verified_files import VerifiedFiles
+from shards.verify import index_problems, mark_verified
 
 _SECONDS_BETWEEN_POLLS = 0.2
 _SIDE_FILES = ("index.arrow", "index.parquet", "rejected.parquet", "duplicates.parquet")
@@ -31,16 +31,16 @@ _LARGEST_DATASET = 256 * 2**20
 _LARGEST_SIDE_FILE, _LARGEST_ROW = 64 * 2**20, 4096  # no server may fill the disk with an endless index
 _NOTES = ".staged.jsonl"
 _HALF_DONE = ".staging"
-_AGAIN = "what is finished is kept, and the same command goes on from there"
+_AGAIN = "finished files are kept; run the same command again to resume"
 
 
 class DownloadStopped(Exception):
-    """Copying was asked to stop; what is finished is kept and the same command goes on from there."""
+    """Downloading was stopped; finished files are kept, and the same command resumes."""
 
 
 @dataclass(frozen=True)
 class DownloadReport:
-    """Shards copied and shards that were there already; `nbytes` counts the bytes of those copied."""
+    """Shards copied (`nbytes` in all) and shards that existed already."""
 
     copied: int
     kept: int
@@ -50,7 +50,7 @@ class DownloadReport:
 def download_shards(
     source: str, target: Path, workers: int = 4, stop: Callable[[], bool] = lambda: False
 ) -> DownloadReport:
-    """Copy the packed folder `source`, a path or URL, into `target`; what is there and good is kept."""
+    """Copy the packed folder `source`, a path or URL, into `target`; keep the good files it has."""
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
     folder = open_folder(source)
@@ -61,69 +61,69 @@ def download_shards(
     dataset, content = _read_dataset(folder)
     with disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)
-    with _turn(target, stop):
-        return _Download(folder, target, dataset, content, workers, stop).carry_out()
+    with _lock_target(target, stop):
+        return _Download(folder, target, dataset, content, workers, stop).run()
 
 
 def _read_dataset(folder: FolderUrl) -> tuple[Dataset, bytes]:
-    """dataset.json of the source, held to the rules of a local one, and its very bytes."""
+    """dataset.json of the source, checked as a local one is, and its bytes."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         try:
-            copy_file(folder, "dataset.json", place / "dataset.json", _LARGEST_DATASET, Crew())
-        except Unreadable as error:
+            copy_file(folder, "dataset.json", place / "dataset.json", _LARGEST_DATASET, CopyControl())
+        except ReadFailed as error:
             raise DataError(
                 f"{folder.shown}/dataset.json cannot be read: {error}. It is the last file that packing writes: "
                 "check the address, and that packing has finished there"
             ) from error
         try:
             dataset = Dataset.load(place)
-            _require_sound(dataset, place / "dataset.json")
-        except (DataError, ValueError, RecursionError) as error:  # the last two: JSON made to break its reader
-            reason = _as_said_of(folder, str(error), place)
+            _require_valid(dataset, place / "dataset.json")
+        except (DataError, ValueError, RecursionError) as error:  # the last two: malicious JSON
+            reason = _reword(folder, str(error), place)
             if not isinstance(error, DataError):
                 reason = f"{folder.shown}/dataset.json is not readable JSON ({reason})"
             raise DataError(f"{reason}. Nothing was copied; pack it again where it was packed") from error
         return dataset, (place / "dataset.json").read_bytes()
 
 
-def _as_said_of(folder: FolderUrl, reason: str, place: Path, dataset: Dataset | None = None) -> str:
-    """An error about a file copied to `place`, in the words of where it came from."""
-    return reason.removesuffix(pack_again(place, dataset)).rstrip(". ").replace(str(place), folder.shown)
+def _reword(folder: FolderUrl, reason: str, place: Path, dataset: Dataset | None = None) -> str:
+    """An error about a file copied to `place`, with the address it came from instead."""
+    return reason.removesuffix(suggest_packing(place, dataset)).rstrip(". ").replace(str(place), folder.shown)
 
 
-def _require_sound(dataset: Dataset, path: Path) -> None:
-    """What is used below as a number or a checksum is one."""
+def _require_valid(dataset: Dataset, path: Path) -> None:
+    """Check the types of the numbers and checksums used below: the source is not trusted."""
     numbers = [dataset.count, dataset.usable, *(shard.nbytes for shard in dataset.shards)]
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise DataError(f"{path} has a number of rows or bytes that is none")
+        raise DataError(f"{path} has an invalid number of rows or bytes")
     if any(not re.fullmatch("[0-9a-f]{64}", str(shard.sha256)) for shard in dataset.shards):
-        raise DataError(f"{path} has a checksum that is none")
+        raise DataError(f"{path} has an invalid checksum")
 
 
 @contextmanager
-def _turn(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
-    """Alone in the folder: of several processes of a node one copies, the others wait and find it done."""
+def _lock_target(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
+    """Lock the folder: one process of a node copies, the others wait and find it finished."""
     descriptor = os.open(target, os.O_RDONLY)
     try:
-        if not lock_now(descriptor):
+        if not try_lock(descriptor):
             print(f"download: another process is writing into {target}; waiting for it", file=sys.stderr, flush=True)
-            while not lock_now(descriptor):
-                _obey(stop, target)
+            while not try_lock(descriptor):
+                _raise_if_stopped(stop, target)
                 time.sleep(_SECONDS_BETWEEN_POLLS)
         yield
     finally:
         os.close(descriptor)
 
 
-def _obey(stop: Callable[[], bool], target: Path) -> None:
+def _raise_if_stopped(stop: Callable[[], bool], target: Path) -> None:
     if stop():
-        raise DownloadStopped(f"copying into {target} was stopped; {_AGAIN}")
+        raise DownloadStopped(f"downloading into {target} was stopped; {_AGAIN}")
 
 
 @dataclass(frozen=True)
 class _Download:
-    """One copy of one data set into one folder, by the only process that may write there now."""
+    """The download of one data set into one folder, whose lock is held."""
 
     folder: FolderUrl
     target: Path
@@ -132,32 +132,32 @@ class _Download:
     workers: int
     stop: Callable[[], bool]
 
-    def carry_out(self) -> DownloadReport:
-        """Index, then shards, then dataset.json: it means "finished"."""
+    def run(self) -> DownloadReport:
+        """Copy the index, then the shards, then dataset.json, which marks the folder as finished."""
         self._claim()
-        notes = GoodFiles(self.target, _NOTES)
+        notes = VerifiedFiles(self.target, _NOTES)
         shards = {shard.file: shard for shard in self.dataset.shards}
-        of_index = hashlib.sha256(self.content).hexdigest()  # the index files belong to this very dataset.json
-        index_is_here = all(notes.vouch(name, of_index) for name in _SIDE_FILES)
-        unsure = [name for name, shard in shards.items() if not notes.vouch(name, shard.sha256)]
-        good = self._recognised([name for name in unsure if (self.target / name).is_file()], shards, notes)
+        of_index = hashlib.sha256(self.content).hexdigest()  # the index files belong to exactly this dataset.json
+        index_is_here = all(notes.is_verified(name, of_index) for name in _SIDE_FILES)
+        unsure = [name for name, shard in shards.items() if not notes.is_verified(name, shard.sha256)]
+        good = self._find_good([name for name in unsure if (self.target / name).is_file()], shards, notes)
         missing = [name for name in unsure if name not in good]
         if missing or not index_is_here:
             self._reopen()
         if not index_is_here:
-            self._bring_index()
+            self._download_index()
             for name in _SIDE_FILES:
                 notes.add(name, of_index)
         self._require_room(sum(shards[name].nbytes for name in missing))
-        self._bring_shards(missing, shards, notes)
+        self._download_shards(missing, shards, notes)
         self._finish()
-        self._index_for_dali()
-        note_good(self.target)  # checksums were taken from the very bytes written
+        self._write_dali_index()
+        mark_verified(self.target)  # the checksums are of the bytes written
         nbytes = sum(shards[name].nbytes for name in missing)
         return DownloadReport(copied=len(missing), kept=len(shards) - len(missing), nbytes=nbytes)
 
     def _claim(self) -> None:
-        """Refuse a folder that holds something else; sweep up after a killed process."""
+        """Refuse a folder that holds something else; remove the temporary files of a killed process."""
         for found in (self.target / "dataset.json", self.target / _HALF_DONE / "dataset.json"):
             if found.exists() and found.read_bytes() != self.content:
                 raise DataError(
@@ -176,49 +176,49 @@ class _Download:
         write_bytes(self.target / _HALF_DONE / "dataset.json", self.content)
 
     def _reopen(self) -> None:
-        """Without its dataset.json a finished folder is unfinished, which it is while files of it are replaced."""
+        """Mark a finished folder as unfinished, by moving dataset.json away, while its files are replaced."""
         finished = self.target / "dataset.json"
         if finished.exists():
             with disk_errors(finished):
                 (self.target / _HALF_DONE).mkdir(exist_ok=True)
                 os.replace(finished, self.target / _HALF_DONE / "dataset.json")
 
-    def _recognised(self, names: list[str], shards: dict[str, ShardFile], notes: GoodFiles) -> set[str]:
-        """Of the shards that are there without a note, those with the right bytes."""
-        crew = Crew()
+    def _find_good(self, names: list[str], shards: dict[str, ShardFile], notes: VerifiedFiles) -> set[str]:
+        """Of the existing shards that are not in the log, those with the right bytes."""
+        control = CopyControl()
 
         def is_good(name: str) -> bool:
-            crew.go_on()
+            control.raise_if_cancelled()
             path, facts = self.target / name, shards[name]
-            good = path.stat().st_size == facts.nbytes and file_sha256(path) == facts.sha256
+            good = path.stat().st_size == facts.nbytes and hash_file(path) == facts.sha256
             if good:
                 notes.add(name, facts.sha256)
-            crew.count(facts.nbytes)
+            control.count(facts.nbytes)
             return good
 
         with Progress("check", _megabytes(shards[name].nbytes for name in names), unit="MB") as progress:
-            found = self._in_parallel(is_good, names, crew, progress)
+            found = self._run_in_parallel(is_good, names, control, progress)
         return {name for name, good in found.items() if good}
 
-    def _bring_index(self) -> None:
-        """The index files, put in place once they are those that dataset.json speaks of."""
-        place, crew = self.target / _HALF_DONE, Crew()
+    def _download_index(self) -> None:
+        """Copy the index files, and move them into place once they match dataset.json."""
+        place, control = self.target / _HALF_DONE, CopyControl()
         largest = _LARGEST_SIDE_FILE + _LARGEST_ROW * self.dataset.count
 
-        def bring(name: str) -> None:
+        def copy(name: str) -> None:
             try:
-                copy_file(self.folder, name, place / name, largest, crew)
-            except Unreadable as error:
-                raise self._uncopied(name, error) from error
+                copy_file(self.folder, name, place / name, largest, control)
+            except ReadFailed as error:
+                raise self._copy_error(name, error) from error
 
         problem = ""
         for _attempt in range(ATTEMPTS):
-            self._in_parallel(bring, list(_SIDE_FILES), crew)
+            self._run_in_parallel(copy, list(_SIDE_FILES), control)
             problem = self._index_problem(place)
             if not problem:
                 break
         else:
-            raise self._uncopied("index.arrow or index.parquet", problem)
+            raise self._copy_error("index.arrow or index.parquet", problem)
         for name in _SIDE_FILES:
             os.replace(place / name, self.target / name)
 
@@ -226,7 +226,7 @@ class _Download:
         try:
             return next(index_problems(SampleIndex.load(place)), "")
         except DataError as error:
-            return _as_said_of(self.folder, str(error), place, self.dataset)
+            return _reword(self.folder, str(error), place, self.dataset)
 
     def _require_room(self, nbytes: int) -> None:
         free = shutil.disk_usage(self.target).free
@@ -236,43 +236,43 @@ class _Download:
                 f"copied; free some space there, or choose another target; {_AGAIN}"
             )
 
-    def _bring_shards(self, names: list[str], shards: dict[str, ShardFile], notes: GoodFiles) -> None:
-        crew = Crew()
+    def _download_shards(self, names: list[str], shards: dict[str, ShardFile], notes: VerifiedFiles) -> None:
+        control = CopyControl()
 
-        def bring(name: str) -> None:
+        def copy(name: str) -> None:
             try:
-                copy_file(self.folder, name, self.target / name, shards[name].nbytes, crew, shards[name])
-            except Unreadable as error:
-                raise self._uncopied(name, error) from error
+                copy_file(self.folder, name, self.target / name, shards[name].nbytes, control, shards[name])
+            except ReadFailed as error:
+                raise self._copy_error(name, error) from error
             notes.add(name, shards[name].sha256)
 
         everything = _megabytes(shard.nbytes for shard in shards.values())
         done = everything - _megabytes(shards[name].nbytes for name in names)
         with Progress("download", everything, done, unit="MB") as progress:
-            self._in_parallel(bring, names, crew, progress)
+            self._run_in_parallel(copy, names, control, progress)
 
-    def _index_for_dali(self) -> None:
-        """Where the source has index files for DALI, make them anew: they follow from bytes that were checked."""
+    def _write_dali_index(self) -> None:
+        """If the source has index files for DALI, write them from the checked shards instead of copying."""
         names = [shard.file for shard in self.dataset.shards if shard.samples]
         try:
             wanted = bool(names) and self.folder.holds(index_path(Path(names[0])).name)
-        except Unreadable as error:
-            raise self._uncopied(index_path(Path(names[0])).name, error) from error
+        except ReadFailed as error:
+            raise self._copy_error(index_path(Path(names[0])).name, error) from error
         if wanted:
             write_dali_index(SampleIndex.load(self.target))
 
-    def _in_parallel(
-        self, do: Callable[[str], Result], names: list[str], crew: Crew, progress: Progress | None = None
+    def _run_in_parallel(
+        self, do: Callable[[str], Result], names: list[str], control: CopyControl, progress: Progress | None = None
     ) -> dict[str, Result]:
         def poll() -> None:
-            _obey(self.stop, self.target)
+            _raise_if_stopped(self.stop, self.target)
             if progress is not None:
-                progress.advance(crew.take_megabytes())
+                progress.advance(control.take_megabytes())
 
-        return in_parallel(do, names, self.workers, crew, poll)
+        return run_in_parallel(do, names, self.workers, control, poll)
 
-    def _uncopied(self, name: str, reason: object) -> DataError:
-        return DataError(f"{self.folder.shown}/{name} cannot be copied: {reason}. Mend it there; {_AGAIN}")
+    def _copy_error(self, name: str, reason: object) -> DataError:
+        return DataError(f"{self.folder.shown}/{name} cannot be copied: {reason}. Repair it there; {_AGAIN}")
 
     def _finish(self) -> None:
         place = self.target / _HALF_DONE

@@ -1,22 +1,21 @@
-"""The same image under two names: found by a hash of the source's bytes, reported, never an error."""
+"""Finds images that occur more than once, by a hash of the source's bytes; reported, never an error."""
 
 import numpy as np
 import pyarrow as pa
 
 
-def duplicates(table: pa.Table) -> pa.Table:
-    """group, sample_id, key, label of every image that is there more than once, from a table with `content`.
+def find_duplicates(table: pa.Table) -> pa.Table:
+    """group, sample_id, key, label of every image that occurs more than once, from a table with `content`.
 
-    A group is named by its smallest sample_id. An asset of web data, not a fault: equal images with two labels
-    tell how noisy the labels are.
+    A group is named by its smallest sample_id. Equal images with two labels show how noisy the labels are.
     """
     ids, groups = _groups(table["content"].combine_chunks())
     rows = table.take(pa.array(ids, pa.int64())).select(["sample_id", "key", "label"])
     return rows.add_column(0, "group", pa.array(groups, pa.int64()))
 
 
-def repeated(table: pa.Table) -> int:
-    """How many images repeat an earlier one, from the result of `duplicates`."""
+def count_repeated(table: pa.Table) -> int:
+    """How many images repeat an earlier one, from the result of `find_duplicates`."""
     groups = table["group"].to_numpy()
     return len(groups) - len(np.unique(groups))
 

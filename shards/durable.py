@@ -1,4 +1,4 @@
-"""Writing files that are either whole or not there: temporary name, fsync, rename, fsync of the folder."""
+"""Atomic, durable writes: temporary name, fsync, rename, fsync of the folder."""
 
 import errno
 import json
@@ -28,13 +28,13 @@ _UNWRITABLE = (
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into an error that says so."""
+    """Turn the OSError of a full or read-only disk into a DataError that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(
-                f"the disk is full while writing {path}; nothing half-written was kept. "
+                f"the disk is full while writing {path}; no partial file was kept. "
                 "Free some space there and run the same command again"
             ) from error
         if error.errno in _UNWRITABLE:
@@ -43,7 +43,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or a rename inside a folder, survive a power cut."""
+    """fsync a file, or a folder after a rename in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,29 +55,29 @@ _LEFTOVER = re.compile(r"\..*\.tmp\d+(\.old)?")
 
 
 def _temporary(path: Path) -> Path:
-    """Where `path` is written first: hidden, beside it, and of this call alone.
+    """A hidden, unique name in the same folder, under which `path` is written first.
 
-    Process numbers would not do: machines that share a folder, and containers, have the same ones.
+    Random, because process ids repeat between containers and between machines that share a folder.
     """
     return path.with_name(f".{path.name}.tmp{int.from_bytes(os.urandom(6), 'big')}")
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether the name is a temporary one; without a writer at work, its writer was killed."""
+def is_temporary(path: Path) -> bool:
+    """Whether the name is a temporary one; if no writer is active, its writer was killed."""
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Sweep away, at any depth, what killed processes left half-written; the caller is the only writer."""
-    for path in [path for path in folder.rglob(".*") if is_leftover(path)]:
+    """Delete, at any depth, the temporary files of killed processes; the caller is the only writer."""
+    for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
 
-def write_with(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then put it in place in one step."""
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file next to `path`, then rename it to `path`."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
@@ -96,7 +96,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     def write(temporary: Path) -> None:
         temporary.write_bytes(content)
 
-    write_with(path, write)
+    write_atomically(path, write)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -104,12 +104,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    write_with(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears under `path` with all its files, or not at all."""
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` with all its files on success, or is removed."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
@@ -142,7 +142,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_parquet(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
-    """A table we wrote, or some of its columns; `what` names it in the error."""
+    """Read a table or some of its columns; `what` names it in the error."""
     try:
         return pq.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:

@@ -1,19 +1,19 @@
-"""The two mistakes a user can make; each carries the exit code of the command that meets it."""
+"""The errors a user can cause, each with its exit code."""
 
 
 class InputError(Exception):
-    """Something the user gave is wrong. The message says what, why, and what to do next."""
+    """Wrong input. The message says what is wrong, why, and what to do next."""
 
     exit_code = 1
 
 
 class ConfigError(InputError):
-    """A recipe, an override or a command line that cannot be run as it stands."""
+    """An invalid recipe, override or command line."""
 
     exit_code = 2
 
 
 class DataError(InputError):
-    """Images, shards, labels, checkpoints or a disk that cannot be used as they stand."""
+    """Unusable images, shards, labels or checkpoints, or an unusable disk."""
 
     exit_code = 3

@@ -1,4 +1,4 @@
-"""Who may write into a folder that is being packed: one packer, or several tasks of an array, each once."""
+"""Locks of a folder that is being packed: one packer, or several array tasks, each at most once."""
 
 import errno
 import fcntl
@@ -11,15 +11,15 @@ from shards.durable import disk_errors
 from shards.errors import DataError
 from shards.plan import ArrayTask
 
-# a file system without locks, where the user has to take care
+# a file system without locks: the user has to start one packer only
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK)
 
 
 @contextmanager
-def sole_writer(out: Path, task: ArrayTask | None) -> Iterator[None]:
-    """Locks end with the process, however that ends. Tasks share the folder; each has a lock of its own.
+def lock_folder(out: Path, task: ArrayTask | None) -> Iterator[None]:
+    """Hold the lock of the folder, or share it and hold that of the task; the kernel releases both with the process.
 
-    They are on files opened for writing, not on the folder itself: NFS knows no other locks between machines.
+    The locks are on files opened for writing, not on the folder: NFS supports no others between machines.
     """
     parts = out / ".parts"
     with disk_errors(parts):
@@ -41,15 +41,15 @@ def _locked(path: Path, kind: int, why_not: str) -> Iterator[None]:
     with disk_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not lock_now(descriptor, kind):
+        if not try_lock(descriptor, kind):
             raise DataError(f"{why_not}; wait for it, or choose another --out")
         yield
     finally:
         os.close(descriptor)
 
 
-def lock_now(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether the lock was to be had at once; always, on a file system without locks."""
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock without waiting; return whether it succeeded, always True without lock support."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

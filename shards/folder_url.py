@@ -1,4 +1,4 @@
-"""A packed folder by path or URL: which schemes may be read, and reading its files by name."""
+"""Reads the files of a packed folder by path or URL, from a fixed set of schemes."""
 
 import errno
 import os
@@ -14,11 +14,11 @@ import fsspec
 from shards.errors import ConfigError
 
 CHUNK = 4 * 2**20
-_READ_AHEAD = 16 * 2**20  # bytes an object store is asked for at once
+_READ_AHEAD = 16 * 2**20  # bytes per request to an object store
 _SECONDS_TO_CONNECT, _SECONDS_OF_SILENCE = 30, 60
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://)?")
 _LOCAL = ("local", "file")
-# scheme: (fsspec's name of it, the extra that brings its package). Nothing else is ever opened: a scheme such as
+# scheme: (fsspec's name of it, the extra that installs its package). Nothing else is ever opened: a scheme such as
 # fsspec's own `simplecache::` or WebDataset's `pipe:` would run what a path says.
 _REMOTE = {
     "s3": ("s3", "s3"),
@@ -31,17 +31,17 @@ SCHEMES = (*_LOCAL, *_REMOTE)
 _REFUSALS = (401, 403, 404, 410)
 
 
-class Unreadable(Exception):
-    """A file of the folder could not be read; `lasting` where asking again would not help."""
+class ReadFailed(Exception):
+    """A file of the folder could not be read; `permanent` if a retry would not help."""
 
-    def __init__(self, reason: str, lasting: bool = False) -> None:
+    def __init__(self, reason: str, permanent: bool = False) -> None:
         super().__init__(reason)
-        self.lasting = lasting
+        self.permanent = permanent
 
 
 @dataclass(frozen=True)
 class FolderUrl:
-    """`base` with a slash and a name behind it is what the file system opens; `shown` is for people."""
+    """The file system opens `base`/name; `shown` is the address in messages, without a password."""
 
     shown: str
     base: str
@@ -50,27 +50,27 @@ class FolderUrl:
     _options: dict[str, Any]
 
     def chunks(self, name: str) -> Generator[bytes, None, None]:
-        """The content of one file, piece by piece; raises Unreadable, whatever the backend raises."""
+        """The content of one file in chunks; raises ReadFailed, whatever the backend raises."""
         try:
             with self._filesystem.open(f"{self.base}/{name}", "rb", **self._options) as file:
                 while chunk := file.read(CHUNK):
                     yield chunk
         except Exception as error:
-            raise Unreadable(_reason(error), _lasting(error)) from error
+            raise ReadFailed(_describe_error(error), _is_permanent(error)) from error
 
     def holds(self, name: str) -> bool:
-        """Whether a file is there; raises Unreadable where that cannot be told."""
+        """Whether a file exists; raises ReadFailed if that cannot be determined."""
         try:
             with closing(self.chunks(name)) as chunks:
                 next(chunks, b"")
-        except Unreadable as error:
-            if error.lasting:
+        except ReadFailed as error:
+            if error.permanent:
                 return False
             raise
         return True
 
     def is_folder(self, folder: Path) -> bool:
-        """Whether it is the very folder `folder` of this machine."""
+        """Whether it is the local folder `folder`."""
         if not self.local:
             return False
         return os.path.realpath(self.base) == os.path.realpath(folder)
@@ -85,10 +85,10 @@ def open_folder(source: str) -> FolderUrl:
     if scheme not in _REMOTE:
         raise ConfigError(
             f"{source} cannot be copied from: {scheme}: is not one of {', '.join(SCHEMES)}. "
-            f"A folder of this machine with a colon in its name is written ./{source}"
+            f"Write a local folder with a colon in its name as ./{source}"
         )
     if not rest.strip("/"):
-        raise ConfigError(f"{source} names no folder: say {scheme}://HOST_OR_BUCKET/FOLDER")
+        raise ConfigError(f"{source} names no folder: write {scheme}://HOST_OR_BUCKET/FOLDER")
     if scheme in ("http", "https") and re.search(r"[?#]", rest):
         raise ConfigError(f"{source} must be the address of a folder, without ? or #")
     protocol, extra = _REMOTE[scheme]
@@ -101,7 +101,7 @@ def open_folder(source: str) -> FolderUrl:
 
 
 def _split(source: str) -> tuple[str, str]:
-    """Scheme and what follows; a path without scheme is local."""
+    """(scheme, rest); a path without scheme is local."""
     found = _SCHEME.match(source)
     if not source or found is None:
         return "local", source or "."
@@ -109,29 +109,29 @@ def _split(source: str) -> tuple[str, str]:
 
 
 def _remote(protocol: str) -> tuple[Any, dict[str, Any]]:
-    """fsspec's file system, and how to open a file of it for one read from beginning to end."""
+    """fsspec's file system, and the options to open a file for one sequential read."""
     if protocol not in ("http", "https"):
         filesystem = fsspec.filesystem(protocol, use_listings_cache=False)
         return filesystem, {"block_size": _READ_AHEAD, "cache_type": "readahead"}
-    import aiohttp  # fsspec's http needs it too, and it is installed only where wanted
+    import aiohttp  # an optional dependency, which fsspec's http needs too
 
     silence = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS_TO_CONNECT, sock_read=_SECONDS_OF_SILENCE)
-    client = {"timeout": silence, "trust_env": True}  # a cluster's proxy is named in the environment
-    # a block size of 0 streams; a size, any size, spares the question for it
+    client = {"timeout": silence, "trust_env": True}  # the environment names the proxy of a cluster
+    # block_size 0 streams; giving any size saves the request for it
     return fsspec.filesystem(protocol, client_kwargs=client), {"block_size": 0, "size": 1}
 
 
-def _lasting(error: Exception) -> bool:
+def _is_permanent(error: Exception) -> bool:
     gone = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
     return isinstance(error, gone) or getattr(error, "status", None) in _REFUSALS
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "it is not there"
     if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
         return os.strerror(error.errno)
     status, message = getattr(error, "status", None), getattr(error, "message", "")
-    if status:  # an answer of a web server
+    if status:  # of an HTTP response
         return f"{status} {message}".strip()
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

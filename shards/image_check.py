@@ -1,4 +1,4 @@
-"""The one decoder of the project; untrusted bytes are held against caps before any pixel is unfolded."""
+"""The decoder of the project: checks untrusted bytes against size limits before it decodes a pixel."""
 
 import io
 import struct
@@ -15,7 +15,7 @@ from shards.image_header import jpeg_frame, png_is_whole
 MAX_BYTES: Final = 64 * 2**20
 MAX_PIXELS: Final = 50_000_000
 
-# An index stores the place in this list: append, never reorder.
+# An index stores the position in this tuple: append, never reorder.
 VERDICTS: Final = ("ok", "truncated", "oversized", "not_an_image", "unsupported")
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
@@ -31,12 +31,12 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# web images are full of it, and nothing but the orientation is read from EXIF, below
+# common in web images, and only the orientation is read from EXIF, below
 warnings.filterwarnings("ignore", r"(Possibly c|C)orrupt EXIF", UserWarning)
 
 
 class UndecodableImage(Exception):
-    """Bytes that are no usable image; `verdict` says why, one of VERDICTS."""
+    """Bytes that are not a usable image; `verdict`, one of VERDICTS, says why."""
 
     def __init__(self, verdict: str) -> None:
         super().__init__(verdict)
@@ -54,7 +54,7 @@ def decode_rgb(data: bytes) -> np.ndarray:
 
 @contextmanager
 def decoder_errors() -> Iterator[None]:
-    """Damaged data makes decoders raise nearly anything; all of it means `truncated`, or `oversized`."""
+    """Map whatever a decoder raises on damaged data to `truncated`, or `oversized` if out of memory."""
     try:
         yield
     except UndecodableImage:
@@ -66,7 +66,7 @@ def decoder_errors() -> Iterator[None]:
 
 
 def open_image(data: bytes) -> ImageFile.ImageFile:
-    """Read the header only and hold it against the caps, so that no bomb is ever unfolded."""
+    """Read the header only and check it against the limits, so that no decompression bomb is decoded."""
     if len(data) > MAX_BYTES:
         raise UndecodableImage("oversized")
     plugin: type[ImageFile.ImageFile]
@@ -80,7 +80,7 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
     if not is_whole:
         raise UndecodableImage("truncated")
     try:
-        # the plugin itself, not Image.open: no other parser sees the bytes, and the caps are ours alone
+        # the plugin itself, not Image.open: no other parser sees the bytes, and only our limits apply
         image = plugin(io.BytesIO(data))
     except Exception:
         raise UndecodableImage("truncated") from None
@@ -99,12 +99,12 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """What makes a loaded image upright, by its EXIF; None where it is."""
+    """The transposition that makes a loaded image upright, by its EXIF; None if it is upright."""
     return _TURNS.get(_orientation(image.info.get("exif", b"")))
 
 
 def _orientation(exif: bytes) -> int:
-    """1 to 8, from the first directory of the EXIF block; 1, upright, where it cannot be read."""
+    """1 to 8, from the first directory of the EXIF block; 1 (upright) if it cannot be read."""
     block = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(block[:2], "<")
     with suppress(struct.error):
@@ -125,6 +125,6 @@ def rgb_or_gray(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode in ("1", "L", "LA"):
         return image.convert("LA").convert("L") if "transparency" in image.info else image.convert("L")
-    if "transparency" in image.info:  # a transparent palette entry: through RGBA, or PIL warns
+    if "transparency" in image.info:  # a transparent palette entry: via RGBA, otherwise PIL warns
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -1,6 +1,6 @@
-"""What is stored of an image: upright, 8-bit, RGB or gray, JPEG or PNG, so that every decoder decodes it alike.
+"""Converts an image to what is stored: upright, 8-bit, RGB or gray, JPEG or PNG, which all decoders decode alike.
 
-| what comes in                                      | as it is (no resize)         | resize=R                    |
+| input                                              | no resize                    | resize=R                    |
 |----------------------------------------------------|------------------------------|-----------------------------|
 | truncated, oversized, not an image                 | rejected                     | rejected                    |
 | GIF, WebP, BMP, TIFF, AVIF, animated PNG           | rejected (`unsupported`)     | rejected (`unsupported`)    |
@@ -16,7 +16,7 @@
 | shorter side not R                                 | as it is                     | R, up or down (`resized`)   |
 | longer side beyond 8 R                             | as it is                     | its middle 8 R (`cut`)      |
 
-Where no rule changes anything, the bytes are kept exactly. What is written anew carries no metadata.
+If no rule applies, the bytes are kept exactly. Re-encoded images carry no metadata.
 """
 
 import io
@@ -40,10 +40,10 @@ CONVERSIONS: Final = (
     "resized",
     "cut",
 )
-LONGEST_SIDE: Final = 8  # times the shorter one; a strip of 8:1 shows a network nothing but its middle anyway
+LONGEST_SIDE: Final = 8  # times the shorter one; of a longer strip a network sees only the middle anyway
 DEFAULT_QUALITY: Final = 90
 
-_SPARE = 2  # times the side that is wanted
+_SPARE = 2  # times the wanted side
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2  # the start-of-frame markers that decoders agree on
 _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 3, 4, 6  # colour types of PNG
 _PNG_DEPTH, _PNG_COLOR = 24, 25  # places in the file
@@ -52,7 +52,7 @@ _RGB_IDS = [82, 71, 66]  # components named "R", "G", "B": a JPEG without the us
 
 @dataclass(frozen=True)
 class StoredImage:
-    """One image as it goes into a shard; `data` is empty where the verdict is not `ok`."""
+    """One image as stored in a shard; `data` is empty if the verdict is not `ok`."""
 
     verdict: str
     suffix: str = ""
@@ -62,20 +62,20 @@ class StoredImage:
     converted: tuple[str, ...] = ()  # some of CONVERSIONS, in their order
 
 
-def stored_image(data: bytes, resize: int | None = None, quality: int = DEFAULT_QUALITY) -> StoredImage:
-    """Check `data` by decoding it whole, once, and convert what the table above says. Never raises."""
+def convert_image(data: bytes, resize: int | None = None, quality: int = DEFAULT_QUALITY) -> StoredImage:
+    """Check `data` by a full decode and convert it by the table above. Never raises."""
     try:
         image = open_image(data)
         with decoder_errors():
-            return _stored(image, data, resize, quality)
+            return _convert(image, data, resize, quality)
     except UndecodableImage as problem:
         return StoredImage(problem.verdict)
 
 
-def _stored(image: ImageFile.ImageFile, data: bytes, resize: int | None, quality: int) -> StoredImage:
+def _convert(image: ImageFile.ImageFile, data: bytes, resize: int | None, quality: int) -> StoredImage:
     is_png = image.format == "PNG"
     kinds = _png_kinds(image, data, resize) if is_png else _jpeg_kinds(image, data, resize)
-    size, box = target(image.size, resize)
+    size, box = fit_size(image.size, resize)
     kinds |= {"resized"} if min(size) != min(image.size) else set()
     kinds |= {"cut"} if box[:2] != (0.0, 0.0) else set()
     pixels = load_resized(image, size, box)
@@ -87,14 +87,14 @@ def _stored(image: ImageFile.ImageFile, data: bytes, resize: int | None, quality
         return StoredImage("ok", "png" if is_png else "jpg", data, *pixels.size)
     converted = tuple(kind for kind in CONVERSIONS if kind in kinds)
     stays_png = is_png and resize is None
-    written = _png(pixels) if stays_png else _jpeg(pixels, quality)
-    if len(written) > MAX_BYTES:  # nobody would read it again
+    written = _encode_png(pixels) if stays_png else _encode_jpeg(pixels, quality)
+    if len(written) > MAX_BYTES:  # readers refuse it
         raise UndecodableImage("oversized")
     return StoredImage("ok", "png" if stays_png else "jpg", written, *pixels.size, converted)
 
 
-def target(size: tuple[int, int], resize: int | None) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
-    """(width, height) as stored, and the box of the original that goes into it; the shorter side becomes `resize`."""
+def fit_size(size: tuple[int, int], resize: int | None) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
+    """(width, height) as stored, and the box of the original it shows; the shorter side becomes `resize`."""
     if resize is None:
         return size, (0.0, 0.0, *size)
     shorter, longer = min(size), max(size)
@@ -109,11 +109,11 @@ def target(size: tuple[int, int], resize: int | None) -> tuple[tuple[int, int], 
 def load_resized(
     image: ImageFile.ImageFile, size: tuple[int, int], box: tuple[float, float, float, float]
 ) -> Image.Image:
-    """Decode an opened image and bring its `box` to `size`, antialiased; RGB or gray."""
+    """Decode an opened image and resize its `box` to `size`, antialiased; RGB or gray."""
     if size == image.size and box[:2] == (0.0, 0.0):
         image.load()
         return rgb_or_gray(image)
-    # JPEG can be decoded at 1/2, 1/4 or 1/8: while that leaves twice the pixels wanted, no difference can be seen
+    # JPEG can be decoded at 1/2, 1/4 or 1/8: invisible as long as twice the wanted pixels are left
     wide = image.width
     drafted = image.draft(None, (size[0] * _SPARE, size[1] * _SPARE))
     scale = 1.0 if drafted is None else drafted[1][2] / wide
@@ -134,7 +134,7 @@ def _jpeg_kinds(image: ImageFile.ImageFile, data: bytes, resize: int | None) -> 
 
 
 def _codes_rgb(image: ImageFile.ImageFile) -> bool:
-    """By the rules of libjpeg; other decoders know fewer of them."""
+    """Whether a JPEG stores RGB, by the rules of libjpeg; other decoders know fewer of them."""
     if "jfif" in image.info:
         return False
     if "adobe_transform" in image.info:
@@ -153,14 +153,14 @@ def _png_kinds(image: ImageFile.ImageFile, data: bytes, resize: int | None) -> s
     return kinds
 
 
-def _jpeg(pixels: Image.Image, quality: int) -> bytes:
+def _encode_jpeg(pixels: Image.Image, quality: int) -> bytes:
     stream = io.BytesIO()
-    # all that Pillow would otherwise take over from the image it was decoded from is said here
+    # set explicitly what Pillow would copy from the decoded image
     pixels.save(stream, "JPEG", quality=quality, subsampling="4:2:0", exif=b"", icc_profile=None, comment=b"")
     return stream.getvalue()
 
 
-def _png(pixels: Image.Image) -> bytes:
+def _encode_png(pixels: Image.Image) -> bytes:
     stream = io.BytesIO()
     Image.frombytes(pixels.mode, pixels.size, pixels.tobytes()).save(stream, "PNG")
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""The parts of all shards into the index of the folder; dataset.json last of all, since it says "finished"."""
+"""Merges the parts of all shards into the index; dataset.json comes last, because it marks the folder as finished."""
 
 import shutil
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.duplicates import duplicates, repeated
+from shards.duplicates import count_repeated, find_duplicates
 from shards.durable import write_parquet
 from shards.plan import Plan
 from shards.sample_index import Dataset, write_index
@@ -17,29 +17,29 @@ from shards.sources.source import Source
 
 
 def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
-    """`parts`: those of all shards, in order."""
+    """Write the tables and dataset.json from `parts`, those of all shards in order."""
     table = pa.concat_tables([part.table for part in parts]).sort_by("sample_id")
-    same = duplicates(table)
+    same = find_duplicates(table)
     write_parquet(out / "duplicates.parquet", same)
     table = table.drop_columns(["content"])
-    write_parquet(out / "rejected.parquet", _rejected(source, table))
+    write_parquet(out / "rejected.parquet", _list_rejected(source, table))
     checksum = write_index(out, table)
     converted = sum((Counter(part.converted) for part in parts), Counter[str]())
     dataset = Dataset(
         **asdict(plan),
         usable=sum(part.shard.samples for part in parts),
         converted=dict(sorted(converted.items())),
-        repeated=repeated(same),
+        repeated=count_repeated(same),
         index_checksum=checksum,
         shards=tuple(part.shard for part in parts),
     )
     dataset.write(out)
-    # the lock in it is held: NFS keeps an open file that is removed, under another name, and its folder with it
+    # may fail on NFS, which renames a removed file that is open: the lock in it is held
     shutil.rmtree(out / ".parts", ignore_errors=True)
 
 
-def _rejected(source: Source, table: pa.Table) -> pa.Table:
-    """The rows that are in no shard: why, and where the source says they come from."""
+def _list_rejected(source: Source, table: pa.Table) -> pa.Table:
+    """The rows that are in no shard, with verdict and origin."""
     rows = table.filter(pc.not_equal(table["verdict"], "ok")).select(["sample_id", "key", "verdict"])
     origins = [source.origin(row) for row in rows["sample_id"].to_pylist()]
     return rows.append_column("origin", pa.array(origins, pa.string()))

@@ -1,4 +1,4 @@
-"""Packing a source into shards: in parallel, resumable after any kill, the same bytes every time."""
+"""Packs a source into shards: in parallel, resumable after a kill, deterministic to the byte."""
 
 import multiprocessing
 import os
@@ -23,23 +23,23 @@ import pyarrow.compute as pc
 from shards.dali_index import write_dali_index
 from shards.durable import read_json, remove_leftovers, write_json
 from shards.errors import ConfigError, DataError
-from shards.folder_lock import sole_writer
+from shards.folder_lock import lock_folder
 from shards.image_store import DEFAULT_QUALITY
-from shards.mend import damaged_shards, mend
 from shards.merge import merge
 from shards.plan import ArrayTask, Plan, make_plan
 from shards.progress import Progress
+from shards.repair import find_damaged, repair
 from shards.sample_index import Dataset, SampleIndex
 from shards.shard_writer import Part, read_part, write_shard
 from shards.sources.source import Source
-from shards.verify import is_noted_good, note_good, require_verified, verify
+from shards.verify import is_marked_verified, mark_verified, require_verified, verify
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
 
 
 class PackStopped(Exception):
-    """Packing was asked to stop; what is finished is kept and the same command goes on from there."""
+    """Packing was stopped; finished shards are kept, and the same command resumes."""
 
 
 def pack(
@@ -56,8 +56,8 @@ def pack(
 ) -> SampleIndex | None:
     """Pack all rows of `source` into `out`; a finished pack of the same rows is checked and returned.
 
-    With `task`, only its shards are written, and None is returned; the call without it then merges what all tasks
-    wrote. Tasks may run at the same time, on several machines that share the folder.
+    With `task`, only its shards are written, and None is returned; a call without `task` merges the shards of all
+    tasks. Tasks may run concurrently on several machines that share the folder.
     """
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
@@ -66,11 +66,11 @@ def pack(
     plan = make_plan(source, samples_per_shard, resize, quality)
     require_ours(out)
     if (out / "dataset.json").exists():
-        return _finished(source, out, plan, task, workers, dali_index)
-    with sole_writer(out, task):
-        if (out / "dataset.json").exists():  # another has just finished it
-            return _finished(source, out, plan, task, workers, dali_index, locked=True)
-        _begin(out, plan, task)
+        return _reopen_finished(source, out, plan, task, workers, dali_index)
+    with lock_folder(out, task):
+        if (out / "dataset.json").exists():  # another process has just finished it
+            return _reopen_finished(source, out, plan, task, workers, dali_index, locked=True)
+        _claim(out, plan, task)
         parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
         if task is not None:
             return None
@@ -78,11 +78,11 @@ def pack(
         index = SampleIndex.load(out)
         if dali_index:
             write_dali_index(index)
-        note_good(out)  # checksums were taken from the very bytes written
+        mark_verified(out)  # the checksums are of the bytes written
     return index
 
 
-def _finished(
+def _reopen_finished(
     source: Source,
     out: Path,
     plan: Plan,
@@ -91,31 +91,33 @@ def _finished(
     dali_index: bool,
     locked: bool = False,
 ) -> SampleIndex | None:
-    """The index of a folder that was packed before; shards damaged since are written anew.
+    """The index of a folder that was packed before; shards damaged since are rewritten.
 
-    Where nothing is damaged nothing is locked: the folder may be read-only.
+    The folder may be read-only: it is locked only if something is damaged.
     """
     dataset = Dataset.load(out)
     _require_same(out, dataset, plan)
     if task is not None:
         return None
-    if not is_noted_good(out) and verify(out, workers).problems and (damaged := damaged_shards(out, dataset)):
-        with nullcontext() if locked else sole_writer(out, None):
-            mend(source, out, plan, damaged)
+    if not is_marked_verified(out) and verify(out, workers).problems and (damaged := find_damaged(out, dataset)):
+        with nullcontext() if locked else lock_folder(out, None):
+            repair(source, out, plan, damaged)
     shutil.rmtree(out / ".parts", ignore_errors=True)
     if dali_index:
-        with suppress(OSError):  # a shard that cannot be read: the check says so
+        with suppress(OSError):  # an unreadable shard is reported by the check
             write_dali_index(SampleIndex.load(out))
     return require_verified(out, workers)
 
 
 def require_ours(out: Path) -> None:
-    """A folder with files of somebody else is left as it is."""
+    """Refuse a folder that holds anything but a packed or half-packed data set."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, not a folder; choose another --out")
     if (out / "dataset.json").exists() or (out / ".parts").exists() or not out.exists():
         return
-    strangers = sorted(path.name for path in out.iterdir() if path.name != ".parts")  # a task may just have begun
+    strangers = sorted(
+        path.name for path in out.iterdir() if path.name != ".parts"
+    )  # another task may just have started
     if strangers:
         raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
 
@@ -125,15 +127,15 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
         is_now = getattr(found, name)
         if is_now != wanted:
             brief = isinstance(wanted, int | str | None) and name != "listing"
-            how = f"{name} {is_now!r}, {wanted!r} is asked for" if brief else f"another {name} than is asked for"
+            how = f"{name} {is_now!r} instead of {wanted!r}" if brief else f"another {name} than requested"
             raise DataError(
                 f"{out} already holds {found.source}/{found.split}, packed with {how}; choose another --out, or "
                 f"remove it: rm -r {shlex.quote(str(out))}"
             )
 
 
-def _begin(out: Path, plan: Plan, task: ArrayTask | None) -> None:
-    """Claim an empty folder, or go on in one that was left half-finished with the same plan."""
+def _claim(out: Path, plan: Plan, task: ArrayTask | None) -> None:
+    """Claim an empty folder, or resume a half-finished one of the same plan."""
     path = out / ".parts" / "plan.json"
     if path.exists():
         try:
@@ -145,7 +147,7 @@ def _begin(out: Path, plan: Plan, task: ArrayTask | None) -> None:
         _require_same(out, found, plan)
     else:
         write_json(path, asdict(plan))
-    if task is None:  # other tasks may be at work beside one: what is left of killed ones goes when all are merged
+    if task is None:  # concurrent tasks have temporary files of their own: leftovers are removed by the merge
         remove_leftovers(out)
 
 
@@ -158,16 +160,16 @@ def _write_shards(
     max_rejected: float,
     stop: Callable[[], bool],
 ) -> list[Part]:
-    """Write the shards that are not there yet; return all, in order."""
+    """Write the missing shards; return all, in order."""
     wanted = plan.shards if task is None else task.shards(plan)
     finished = {shard: part for shard in wanted if (part := read_part(out, plan, shard)) is not None}
     missing = [shard for shard in wanted if shard not in finished]
-    rejected = [row for part in finished.values() for row in _rejected(part.table)]
+    rejected = [row for part in finished.values() for row in _list_rejected(part.table)]
     _require_few(rejected, plan, max_rejected)
     if workers > 1 and len(missing) > 1:
-        written = _written_by_processes(source, out, plan, missing, min(workers, len(missing)), stop)
+        written = _write_in_processes(source, out, plan, missing, min(workers, len(missing)), stop)
     else:
-        written = _written_here(source, out, plan, missing, stop)
+        written = _write_in_turn(source, out, plan, missing, stop)
     total, done = (sum(len(plan.rows(shard)) for shard in shards) for shards in (wanted, finished))
     with closing(written), Progress(f"pack {plan.source}/{plan.split}", total, done) as progress:
         for shard in written:
@@ -175,60 +177,60 @@ def _write_shards(
             if part is None:
                 raise DataError(f"shard {shard} vanished from {out}; is something else writing there?")
             finished[shard] = part
-            rejected += _rejected(part.table)
+            rejected += _list_rejected(part.table)
             progress.advance(len(plan.rows(shard)))
             _require_few(rejected, plan, max_rejected)
     return [finished[shard] for shard in wanted]
 
 
-def _written_here(
+def _write_in_turn(
     source: Source, out: Path, plan: Plan, missing: list[int], stop: Callable[[], bool]
 ) -> Generator[int, None, None]:
     for shard in missing:
-        _obey(stop, out)
+        _raise_if_stopped(stop, out)
         write_shard(source, out, plan, shard)
         yield shard
 
 
-def _written_by_processes(
+def _write_in_processes(
     source: Source, out: Path, plan: Plan, missing: list[int], workers: int, stop: Callable[[], bool]
 ) -> Generator[int, None, None]:
-    # forked from a server that has imported all that they need, once, and holds nothing else
+    # forked from a server that has imported what they need, once, and holds no other state
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["shards.shard_writer", "webdataset"])
     pool = ProcessPoolExecutor(
         workers, processes, initializer=_start_worker, initargs=(pickle.dumps((source, plan)),)
     )
     try:
-        # no more at once than there are workers: what the pool has queued cannot be called back on a stop
+        # at most one per worker: what the pool has queued cannot be cancelled on a stop
         waiting = iter(missing)
         running = {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, workers)}
         while running:
-            _obey(stop, out)
+            _raise_if_stopped(stop, out)
             done, running = wait(running, _SECONDS_BETWEEN_POLLS, FIRST_COMPLETED)
             running |= {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, len(done))}
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
-        _obey(stop, out)  # a signal to the whole job ends the workers too
+        _raise_if_stopped(stop, out)  # a signal to the whole job kills the workers too
         raise DataError(
-            "a packing process was killed, perhaps for want of memory; what is finished is kept. "
+            "a packing process was killed, perhaps out of memory; finished shards are kept. "
             "Run the same command again, with fewer --workers"
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)  # shards begun are finished
+        pool.shutdown(cancel_futures=True)  # running shards are finished
 
 
-def _obey(stop: Callable[[], bool], out: Path) -> None:
+def _raise_if_stopped(stop: Callable[[], bool], out: Path) -> None:
     if stop():
-        raise PackStopped(f"packing into {out} was stopped; the same command goes on from there")
+        raise PackStopped(f"packing into {out} was stopped; run the same command again to resume")
 
 
 _worker_job: bytes
 
 
 def _start_worker(job: bytes) -> None:
-    """Source and plan travel once, not with every shard; the first shard opens them, where errors are heard."""
+    """Source and plan are sent once per worker. The first shard unpickles them, so that its future carries errors."""
     global _worker_job
     _worker_job = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -236,7 +238,7 @@ def _start_worker(job: bytes) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would otherwise wait for work for ever."""
+    """Exit when the parent is killed; the worker would otherwise wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -244,18 +246,18 @@ def _end_with_parent() -> None:
 
 
 @cache
-def _opened_job() -> tuple[Source, Plan]:
+def _load_job() -> tuple[Source, Plan]:
     job: tuple[Source, Plan] = pickle.loads(_worker_job)
     return job
 
 
 def _write_in_worker(out: Path, shard: int) -> int:
-    source, plan = _opened_job()
+    source, plan = _load_job()
     write_shard(source, out, plan, shard)
     return shard
 
 
-def _rejected(table: pa.Table) -> list[dict[str, Any]]:
+def _list_rejected(table: pa.Table) -> list[dict[str, Any]]:
     rows = table.select(["sample_id", "key", "verdict"])
     return rows.filter(pc.not_equal(rows["verdict"], "ok")).to_pylist()
 
@@ -268,5 +270,5 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
     raise DataError(
         f"{plan.source}/{plan.split} has {len(rejected):,} or more unusable images among {plan.count:,}, "
         f"{max_rejected:.2%} are allowed. The first: {shown}. "
-        "Bring good copies of them, or allow more with --max-rejected"
+        "Replace them by good copies, or allow more with --max-rejected"
     )

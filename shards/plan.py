@@ -1,4 +1,4 @@
-"""What is being packed, listed before any pixel is read; and the share of it that one task of an array does."""
+"""The plan of a pack, made before any pixel is read, and the part of it that one array task does."""
 
 import hashlib
 import json
@@ -12,13 +12,13 @@ import numpy as np
 from shards.errors import ConfigError, DataError
 from shards.sources.source import Source
 
-_LARGEST_RESIZE = 2500  # a strip of 8:1 with this side has just the most pixels that are read
+_LARGEST_RESIZE = 2500  # a strip of 8:1 with this side has 50 megapixels, the most that is read
 _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is being packed; equal plans give equal bytes, so a half-finished folder may be continued."""
+    """What is packed and how; equal plans give equal bytes, so a half-finished folder can be resumed."""
 
     source: str
     split: str
@@ -31,7 +31,7 @@ class Plan:
     listing: str
 
     def rows(self, shard: int) -> range:
-        """Every so-manieth row: lists go class by class, and a few shards should hold something of every class."""
+        """Strided, because lists are sorted by class and a few shards should hold samples of every class."""
         return range(shard, self.count, len(self.shards))
 
     @property
@@ -40,18 +40,18 @@ class Plan:
 
     @cached_property
     def checksum(self) -> str:
-        """Stands in every finished part, so that parts of two plans are never merged."""
+        """Stored in every finished part, so that parts of different plans are never merged."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> "Plan":
-        """Raises KeyError or TypeError where `content` is no plan."""
+        """Raises KeyError or TypeError if `content` is not a plan."""
         return cls(**{**content, "class_names": tuple(content["class_names"])})
 
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """Task `number` of `tasks`, numbered from 0: every `tasks`-th shard, so that all have much the same to do."""
+    """Task `number` of `tasks`, counted from 0: every `tasks`-th shard, so that the load is balanced."""
 
     number: int
     tasks: int
@@ -64,7 +64,7 @@ class ArrayTask:
     def parse(cls, text: str) -> "ArrayTask":
         number, slash, tasks = text.partition("/")
         if not (slash and number.isdecimal() and tasks.isdecimal()):
-            raise ConfigError(f"a task is written I/N, as 0/16 is the first of sixteen, not {text!r}")
+            raise ConfigError(f"a task is written I/N, such as 0/16 for the first of sixteen, not {text!r}")
         return cls(int(number), int(tasks))
 
     def __str__(self) -> str:
@@ -75,12 +75,12 @@ class ArrayTask:
 
 
 def make_plan(source: Source, samples_per_shard: int, resize: int | None, quality: int) -> Plan:
-    """List the source once, without pixels: labels in range, no key twice."""
+    """List the source once, without pixels, and require labels in range and distinct keys."""
     _require_possible(samples_per_shard, resize, quality)
     if len(source) == 0:
         raise DataError(f"{source.name}/{source.split} holds no images")
     digest, hashes = hashlib.sha256(), np.empty(len(source), dtype=np.int64)
-    for first, lines, keys in _listed(source):
+    for first, lines, keys in _list_rows(source):
         digest.update("".join(lines).encode())
         hashes[first : first + len(keys)] = [hash(key) for key in keys]
     _require_distinct(source, hashes)
@@ -106,8 +106,8 @@ def _require_possible(samples_per_shard: int, resize: int | None, quality: int) 
         raise ConfigError(f"quality is that of JPEG, 1 to 100, not {quality}")
 
 
-def _listed(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:
-    """(first row, lines of the listing, keys), a few thousand rows at a time: never millions at once."""
+def _list_rows(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(first row, lines of the listing, keys) of a few thousand rows at a time, to bound memory."""
     classes = len(source.class_names)
     for first in range(0, len(source), _ROWS_AT_ONCE):
         lines, keys = [], []
@@ -121,7 +121,7 @@ def _listed(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:
 
 
 def _require_distinct(source: Source, hashes: np.ndarray) -> None:
-    """No key twice. Equal keys have equal hashes, so only rows whose hash occurs twice are looked at."""
+    """Refuse a key that occurs twice. Only rows whose hash occurs twice are compared."""
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
     suspects = sorted({int(row) for place in same for row in order[place : place + 2]})

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, plain lines elsewhere; the same calls for every long command."""
+"""A progress bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ class Progress:
         self._next_line = self._start + _SECONDS_TO_FIRST_LINE
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count `count` more units done; `note` is shown behind (a loss, an epoch)."""
+        """Count `count` more units; `note` is shown after them (a loss, an epoch)."""
         self.done += count
         self._note = note or self._note
         if self._bar is not None:

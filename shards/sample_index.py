@@ -1,12 +1,12 @@
-"""THE table: one row per sample, saying where its bytes lie and what the source said about it.
+"""The sample index: one row per sample, with the position of its bytes and what the source says about it.
 
 A packed split is one folder:
 
     shard-000000.tar ...   plain tars of <sample_id>.png / .jpg
     index.parquet          all columns, for people and other tools
     index.arrow            the numeric columns, uncompressed: every rank of a node maps the same pages
-    rejected.parquet       the rows that are in no shard: why, and where the source says they are
-    duplicates.parquet     images that are there more than once, by group
+    rejected.parquet       the rows that are in no shard, with verdict and origin
+    duplicates.parquet     images that occur more than once, by group
     shard-000000.idx ...   only with --dali-index: for DALI's own WebDataset reader
     dataset.json           what the folder holds, with checksums; written last: it means "finished"
 """
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from shards.durable import read_json, write_json, write_parquet, write_with
+from shards.durable import read_json, write_atomically, write_json, write_parquet
 from shards.errors import DataError
 from shards.image_check import VERDICTS
 
@@ -74,7 +74,7 @@ class ShardFile:
 class Dataset:
     """dataset.json. `listing` is a SHA-256 over the keys and labels the source listed.
 
-    resize: shorter side in pixels, None where images are stored as they are; quality: of JPEGs written anew;
+    resize: shorter side in pixels, None if images are not resized; quality: of re-encoded JPEGs;
     converted: images by kind of conversion (shards.image_store); repeated: images that repeat an earlier one.
     """
 
@@ -98,17 +98,17 @@ class Dataset:
     def load(cls, folder: Path) -> "Dataset":
         path = folder / "dataset.json"
         if not path.is_file():
-            raise DataError(f"{path} is missing: {folder} holds no finished data set. {pack_again(folder)}")
+            raise DataError(f"{path} is missing: {folder} holds no finished data set. {suggest_packing(folder)}")
         content = read_json(path)
         try:
             if content["format"] != FORMAT:
                 raise DataError(f"{path} has format {content['format']}, this version reads {FORMAT}")
             shards = tuple(ShardFile(**shard) for shard in content["shards"])
             if any(shard.file != shard_name(number) for number, shard in enumerate(shards)):
-                raise DataError(f"{path} names shards that incv would not write. {pack_again(folder)}")
+                raise DataError(f"{path} names shards that incv does not write. {suggest_packing(folder)}")
             return cls(**{**content, "class_names": tuple(content["class_names"]), "shards": shards})
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a data set of incv ({error}). {pack_again(folder)}") from error
+            raise DataError(f"{path} is not a data set of incv ({error}). {suggest_packing(folder)}") from error
 
     def write(self, folder: Path) -> None:
         write_json(folder / "dataset.json", asdict(self))
@@ -118,14 +118,14 @@ def shard_name(shard: int) -> str:
     return f"shard-{shard:06d}.tar"
 
 
-def pack_again(folder: Path, dataset: Dataset | None = None, mend: bool = False) -> str:
-    """The end of an error message: the command that makes the folder, mends its shards, or makes it anew."""
+def suggest_packing(folder: Path, dataset: Dataset | None = None, repair: bool = False) -> str:
+    """The end of an error message: the command that packs the folder, repairs its shards, or packs it again."""
     place = shlex.quote(str(folder))
-    if dataset is None:  # perhaps half-packed: nothing finished may be lost
+    if dataset is None:  # perhaps half-packed: keep what is finished
         return f"Run its pack command, or run it again: incv shards pack SOURCE --root ROOT --out {place}"
     packing = f"incv shards pack {dataset.source}{_options(dataset)} --root ROOT --out {place}"
-    if mend:
-        return f"Its pack command writes the damaged shards anew: {packing}"
+    if repair:
+        return f"Its pack command repairs the damaged shards: {packing}"
     return f"Pack it again: rm -r {place} && {packing}"
 
 
@@ -153,14 +153,14 @@ def index_checksum(numeric: dict[str, np.ndarray], keys: pa.ChunkedArray) -> str
 
 
 def _text_bytes(chunk: pa.StringArray) -> pa.Buffer:
-    """The UTF-8 of all strings of an array, one behind the other: without millions of Python strings."""
+    """The concatenated UTF-8 of all strings of an array, without creating Python strings."""
     _, offsets, content = chunk.buffers()
     ends = np.frombuffer(offsets, dtype=np.int32)[[chunk.offset, chunk.offset + len(chunk)]]
     return content[int(ends[0]) : int(ends[1])] if content is not None else pa.py_buffer(b"")
 
 
 def numeric_columns(table: pa.Table) -> dict[str, np.ndarray]:
-    """The numeric columns of a full table, the verdict as its place in VERDICTS."""
+    """The numeric columns of a full table, the verdict as its position in VERDICTS."""
     codes = pc.index_in(table["verdict"], value_set=pa.array(VERDICTS))
     columns = {name: table[name] for name in NUMERIC if name != "verdict"} | {"verdict": codes}
     return {name: columns[name].cast(kind).to_numpy() for name, kind in NUMERIC.items()}
@@ -177,7 +177,7 @@ def write_index(folder: Path, table: pa.Table) -> str:
             writer.write_batch(batch)  # one batch, so that each column maps as one array
 
     write_parquet(folder / "index.parquet", table)
-    write_with(folder / "index.arrow", write_arrow)
+    write_atomically(folder / "index.arrow", write_arrow)
     return index_checksum(numeric, table["key"])
 
 
@@ -188,13 +188,13 @@ class SampleIndex:
     folder: Path
     dataset: Dataset
     sample_id: np.ndarray  # int64
-    shard: np.ndarray  # int32, -1 where rejected
+    shard: np.ndarray  # int32, -1 if rejected
     offset: np.ndarray  # int64, of the image's first byte inside its tar
     nbytes: np.ndarray  # int64
     label: np.ndarray  # int32
     width: np.ndarray  # int32, upright
     height: np.ndarray  # int32, upright
-    verdict: np.ndarray  # int8, place in VERDICTS
+    verdict: np.ndarray  # int8, position in VERDICTS
     crc32: np.ndarray  # uint32, of the image's bytes
 
     @classmethod
@@ -202,7 +202,7 @@ class SampleIndex:
         dataset = Dataset.load(folder)
         columns = _map_columns(folder / "index.arrow", dataset)
         if not (folder / "index.parquet").is_file():
-            raise DataError(f"{folder / 'index.parquet'} is missing. {pack_again(folder, dataset)}")
+            raise DataError(f"{folder / 'index.parquet'} is missing. {suggest_packing(folder, dataset)}")
         return cls(folder=folder, dataset=dataset, **columns)
 
     def __reduce__(self) -> Any:
@@ -226,7 +226,7 @@ class SampleIndex:
         return self.dataset.index_checksum
 
     def usable_ids(self) -> np.ndarray:
-        """int64, ascending: the samples that lie in a shard."""
+        """int64, ascending: the samples that are in a shard."""
         return self.sample_id[self.verdict == 0]
 
     def keys(self, ids: np.ndarray | None = None) -> list[str]:
@@ -247,16 +247,16 @@ class SampleIndex:
         try:
             table = pq.read_table(path, columns=columns, partitioning=None)
         except (OSError, pa.ArrowException) as error:
-            again = pack_again(self.folder, self.dataset)
+            again = suggest_packing(self.folder, self.dataset)
             raise DataError(f"{path} cannot be read ({error}). {again}") from error
         if len(table) != len(self) or table.schema.names != (columns or TABLE.names):
-            again = pack_again(self.folder, self.dataset)
+            again = suggest_packing(self.folder, self.dataset)
             raise DataError(f"{path} does not belong to {self.folder / 'dataset.json'}. {again}")
         return table
 
 
 def _map_columns(path: Path, dataset: Dataset) -> dict[str, np.ndarray]:
-    again = pack_again(path.parent, dataset)
+    again = suggest_packing(path.parent, dataset)
     if not path.is_file():
         raise DataError(f"{path} is missing. {again}")
     try:

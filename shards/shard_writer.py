@@ -1,4 +1,4 @@
-"""Writing one shard: rows of a source, checked and converted, into a tar that depends on nothing but those rows."""
+"""Writes one shard: checks and converts rows of a source into a tar whose bytes depend on those rows alone."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.durable import write_parquet, write_with
+from shards.durable import write_atomically, write_parquet
 from shards.errors import DataError
-from shards.image_store import StoredImage, stored_image
+from shards.image_store import StoredImage, convert_image
 from shards.plan import Plan
 from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
 from shards.sources.source import RawSample, Source
@@ -21,13 +21,13 @@ from shards.tar_stream import ShardTar
 
 _FACTS = b"incv.shard"
 _CONTENT_BYTES = 16
-# of the source's bytes, so that the same picture under two names is found whatever is done to it here
+# a hash of the source's bytes, which finds duplicates whatever the conversion
 _PART = TABLE.append(pa.field("content", pa.binary(_CONTENT_BYTES)))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One finished shard: its tar, how many images were converted in which way, and its rows.
+    """One finished shard: its tar, the number of images by kind of conversion, and its rows.
 
     `table` has the columns of the index and `content`, a hash of the source's bytes (null where rejected).
     """
@@ -43,17 +43,17 @@ def member_key(sample_id: int) -> str:
 
 
 def part_path(out: Path, shard: int) -> Path:
-    """The table of one finished shard, kept until all are merged."""
+    """Path of the table of one finished shard, kept until all are merged."""
     return out / ".parts" / f"{Path(shard_name(shard)).stem}.parquet"
 
 
-def file_sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
-    """The tar first, then its part table: a part on disk means that its tar is whole."""
+    """Write the tar, then its part table: a part on disk means that its tar is complete."""
     path = out / shard_name(shard)
     lines: list[dict[str, Any]] = []
     converted: Counter[str] = Counter()
@@ -67,7 +67,7 @@ def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
                 converted.update(kinds)
             hashes.append(tar.finish())
 
-    write_with(path, write)
+    write_atomically(path, write)
     samples = sum(line["shard"] != IN_NO_SHARD for line in lines)
     facts = {
         "shard": asdict(ShardFile(path.name, path.stat().st_size, hashes[0], samples)),
@@ -79,13 +79,13 @@ def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
 
 
 def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
-    """A shard finished earlier, or None where it has to be written (again)."""
+    """A shard finished earlier, or None if it has to be written (again)."""
     path = part_path(out, shard)
     try:
         table = pq.read_table(path, partitioning=None)
         facts = json.loads(table.schema.metadata[_FACTS])
         file = ShardFile(**facts["shard"])
-    except (OSError, pa.ArrowException, TypeError, LookupError, ValueError):  # none, or none that we wrote
+    except (OSError, pa.ArrowException, TypeError, LookupError, ValueError):  # missing, or not written by us
         return None
     tar = out / file.file
     if facts.get("plan") != plan.checksum or not tar.is_file() or tar.stat().st_size != file.nbytes:
@@ -96,10 +96,10 @@ def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
 def _write_row(
     source: Source, tar: ShardTar, plan: Plan, shard: int, row: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """One image into the tar, if it is one; the row of the index, and what was converted."""
-    sample = _sample(source, row)
-    image = stored_image(sample.data, plan.resize, plan.quality)
-    line = _line(source.name, row, sample, image)
+    """Add one image to the tar if it is usable; return its row of the index and its conversions."""
+    sample = _read_sample(source, row)
+    image = convert_image(sample.data, plan.resize, plan.quality)
+    line = _index_row(source.name, row, sample, image)
     if image.verdict == "ok":
         offset = tar.add(member_key(row), image.suffix, image.data)
         content = hashlib.sha256(sample.data).digest()[:_CONTENT_BYTES]
@@ -107,7 +107,7 @@ def _write_row(
     return line, image.converted
 
 
-def _sample(source: Source, row: int) -> RawSample:
+def _read_sample(source: Source, row: int) -> RawSample:
     try:
         return source.sample(row)
     except (DataError, OSError) as error:
@@ -117,8 +117,8 @@ def _sample(source: Source, row: int) -> RawSample:
         raise DataError(f"{origin}: {error}") from error
 
 
-def _line(source_name: str, row: int, sample: RawSample, image: StoredImage) -> dict[str, Any]:
-    """The row of the index for `sample`, as if rejected; a usable one gets its place in the tar."""
+def _index_row(source_name: str, row: int, sample: RawSample, image: StoredImage) -> dict[str, Any]:
+    """The row of the index for a rejected sample; the caller adds the position of a usable one."""
     return {
         "sample_id": row,
         "key": sample.key,

@@ -1,4 +1,4 @@
-"""Plain tars, written and read front to back in one pass and hashed on the way."""
+"""Writes and reads plain tars in one sequential pass, hashing on the way."""
 
 import hashlib
 import tarfile
@@ -17,10 +17,10 @@ _READ_BYTES = 2**20
 
 
 class ShardTar:
-    """Written by WebDataset's own writer; all that a header says beside name and size is fixed."""
+    """WebDataset's own writer, with every header field but name and size fixed."""
 
     def __init__(self, file: BinaryIO) -> None:
-        from webdataset import TarWriter  # here, because it imports torch: only those who write shards wait for it
+        from webdataset import TarWriter  # here, because it imports torch, which takes seconds
 
         self._hashed = _Hashed(file)
         self._tar = TarWriter(
@@ -28,7 +28,7 @@ class ShardTar:
         )
 
     def add(self, key: str, suffix: str, data: bytes) -> int:
-        """Append a member; the offset of its first byte."""
+        """Append a member; return the offset of its first byte."""
         offset: int = self._tar.tarstream.offset + BLOCK
         self._tar.write({"__key__": key, suffix: data})
         assert self._tar.tarstream.offset == offset + len(data) + -len(data) % BLOCK, (
@@ -37,7 +37,7 @@ class ShardTar:
         return offset
 
     def finish(self) -> str:
-        """End the tar; the SHA-256 of all of it."""
+        """End the tar; return its SHA-256."""
         self._tar.close()
         return self._hashed.digest.hexdigest()
 
@@ -45,7 +45,7 @@ class ShardTar:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        with suppress(OSError):  # a full disk has been noticed before
+        with suppress(OSError):  # a full disk was reported before
             self._tar.close()
 
 
@@ -70,7 +70,7 @@ class Member:
 
 @dataclass(frozen=True)
 class TarContent:
-    """What a tar was found to hold; `is_whole`: every byte of it is a plain member or the end."""
+    """The members of a tar; `is_whole`: every byte belongs to a plain member or the end mark."""
 
     sha256: str
     members: list[Member]
@@ -78,7 +78,7 @@ class TarContent:
 
 
 def read_tar(path: Path) -> TarContent:
-    """Never more than one image in memory, however the headers lie. OSError where the file cannot be read."""
+    """Read a tar with at most one image in memory, even with forged headers. Raises OSError."""
     digest, members = hashlib.sha256(), []
     with path.open("rb") as file:
         while member := _next_member(file, digest):
@@ -92,7 +92,7 @@ def read_tar(path: Path) -> TarContent:
 
 
 def _next_member(file: BinaryIO, digest: "hashlib._Hash") -> Member | None:
-    """The member that begins here; None, back at its header, where there is no whole, plain one."""
+    """The complete plain member that starts here; if there is none, None, with the position restored."""
     start = file.tell()
     header = file.read(BLOCK)
     size = _size(header)

@@ -1,4 +1,4 @@
-"""Recounting and re-checksumming a packed split, and remembering that it was done."""
+"""Verifies a packed split by counts and checksums, and records the result."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from shards.sample_index import (
     SampleIndex,
     index_checksum,
     numeric_columns,
-    pack_again,
+    suggest_packing,
 )
 from shards.shard_writer import member_key
 from shards.tar_stream import Member, read_tar
@@ -33,17 +33,17 @@ _NOTE = ".verified.json"
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a full check found; no problems means that every byte is the one that was packed."""
+    """Result of a full check; without problems every byte is as packed."""
 
     samples: int
     shards: int
     problems: list[str] = field(default_factory=list)
     tables_are_good: bool = True
-    """Whether the index and the tables beside it are as packed: then the shards can be mended."""
+    """Whether the index and the other tables are as packed; then damaged shards can be repaired."""
 
 
 def verify(folder: Path, workers: int = 1) -> VerifyReport:
-    """Read everything in `folder` again; remember a good result for `require_verified`."""
+    """Read and check every file of `folder`; record a good result for `require_verified`."""
     before = _file_stamps(folder)
     try:
         index = SampleIndex.load(folder)
@@ -53,7 +53,7 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
     tables_are_good = not problems
     shards = index.dataset.shards
     with_dali = any(index_path(index.shard_path(shard)).exists() for shard in range(len(shards)))
-    # threads are enough: nearly all is reading and hashing, which leave the interpreter free
+    # threads suffice: reading and hashing release the GIL
     with Progress("verify", len(index)) as progress, ThreadPoolExecutor(workers) as pool:
         for found in pool.map(lambda shard: list(_shard_problems(index, shard, with_dali)), range(len(shards))):
             problems += found[:_PROBLEMS_PER_SHARD]
@@ -61,43 +61,43 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
                 problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more in that shard")
             progress.advance(min(index.dataset.samples_per_shard, len(index) - progress.done))
     if not problems:
-        note_good(folder, before)
+        mark_verified(folder, before)
     return VerifyReport(len(index), len(shards), problems, tables_are_good)
 
 
-def note_good(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
-    """Remember that the files, as they now are or as `stamps` says they were, are those that were packed."""
-    with suppress(DataError, OSError):  # a read-only folder: it is checked again next time
+def mark_verified(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
+    """Record that the files, as they are now or were at `stamps`, are as packed."""
+    with suppress(DataError, OSError):  # a read-only folder is checked again next time
         write_json(folder / _NOTE, stamps if stamps is not None else _file_stamps(folder))
 
 
 def require_verified(folder: Path, workers: int = 1) -> SampleIndex:
-    """The index of `folder`, after a full check unless no file has changed since the last good one."""
+    """Load the index of `folder`, after a full check if any file changed since the last good one."""
     index = SampleIndex.load(folder)
-    if not is_noted_good(folder):
+    if not is_marked_verified(folder):
         report = verify(folder, workers)
         problems = report.problems
         if problems:
-            again = pack_again(folder, index.dataset, mend=report.tables_are_good)
+            again = suggest_packing(folder, index.dataset, repair=report.tables_are_good)
             shown = "; ".join(problem.removesuffix(f". {again}") for problem in problems[:_PROBLEMS_SHOWN])
             more = f" and {len(problems) - _PROBLEMS_SHOWN} more" if len(problems) > _PROBLEMS_SHOWN else ""
             raise DataError(f"{folder} is damaged: {shown}{more}. {again}")
     return index
 
 
-def is_noted_good(folder: Path) -> bool:
+def is_marked_verified(folder: Path) -> bool:
     """Whether no file has changed since the last good check."""
-    return _noted(folder) == _file_stamps(folder)
+    return _read_mark(folder) == _file_stamps(folder)
 
 
-def _noted(folder: Path) -> object:
+def _read_mark(folder: Path) -> object:
     with suppress(DataError, OSError):
         return read_json(folder / _NOTE)
     return None
 
 
 def _file_stamps(folder: Path) -> dict[str, list[int]]:
-    """Size and time of change of every file that was packed; a file not there is left out."""
+    """[size, mtime in ns] of every packed file that exists."""
     with suppress(DataError):
         names = ["dataset.json", "index.parquet", "index.arrow", "rejected.parquet", "duplicates.parquet"]
         shards = [shard.file for shard in Dataset.load(folder).shards]
@@ -112,7 +112,7 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def index_problems(index: SampleIndex) -> Iterator[str]:
-    """What is wrong with the tables, each alone and held against the others and dataset.json."""
+    """Problems of the tables, each alone and compared with the others and dataset.json."""
     rejected = read_parquet(index.folder / "rejected.parquet", "list of rejected images").num_rows
     read_parquet(index.folder / "duplicates.parquet", "list of repeated images")
     if rejected != index.dataset.count - index.dataset.usable:
@@ -123,7 +123,7 @@ def index_problems(index: SampleIndex) -> Iterator[str]:
     if index_checksum(mapped, keys) != index.checksum:
         yield "index.arrow or the keys in index.parquet changed since they were packed (checksum)"
     if any(not np.array_equal(column, mapped[name]) for name, column in numeric_columns(table).items()):
-        yield "index.parquet and index.arrow do not say the same"
+        yield "index.parquet and index.arrow differ"
     if not np.array_equal(index.sample_id, np.arange(len(index))):
         yield "the sample ids of the index are not 0..n-1"
     if pc.count_distinct(keys).as_py() != len(keys):
@@ -139,7 +139,7 @@ def index_problems(index: SampleIndex) -> Iterator[str]:
 
 
 def _resize_problems(index: SampleIndex) -> Iterator[str]:
-    """By the sizes in the index: cheap, and what a wrong setting of a recipe would show first."""
+    """Images of the wrong size by the index: cheap, and the first sign of a wrong setting in a recipe."""
     resize = index.dataset.resize
     if resize is None:
         return
@@ -147,7 +147,7 @@ def _resize_problems(index: SampleIndex) -> Iterator[str]:
     if len(wrong):
         first = int(wrong[0])
         yield (
-            f"{len(wrong):,} images whose shorter side is not {resize}: {_called(index, first)}, "
+            f"{len(wrong):,} images whose shorter side is not {resize}: {_describe_sample(index, first)}, "
             f"{index.width[first]} x {index.height[first]}"
         )
 
@@ -168,14 +168,14 @@ def _shard_problems(index: SampleIndex, shard: int, with_dali: bool) -> Iterator
     elif content.sha256 != facts.sha256:
         yield f"{facts.file} changed since it was packed (SHA-256)"
     if not content.is_whole:
-        yield f"{facts.file} is not a plain tar behind its member {len(content.members):,}"
+        yield f"{facts.file} is not a plain tar after its member {len(content.members):,}"
     yield from _member_problems(index, shard, content.members)
     if with_dali and content.members:
         yield from _dali_problems(path, content.members)
 
 
 def _member_problems(index: SampleIndex, shard: int, members: list[Member]) -> Iterator[str]:
-    """The tar's members held against the rows of the index, in order."""
+    """Compare the members of the tar with the rows of the index, in order."""
     facts = index.dataset.shards[shard]
     ids = np.flatnonzero(index.shard == shard)
     if len(ids) != facts.samples:
@@ -186,19 +186,20 @@ def _member_problems(index: SampleIndex, shard: int, members: list[Member]) -> I
         sample = int(row)
         expected = (member_key(sample), index.offset[sample], index.nbytes[sample])
         if (Path(member.name).stem, member.offset, member.nbytes) != expected:
-            yield f"{facts.file}: {member.name} at {member.offset:,} is not {_called(index, sample)} of the index"
+            wanted = _describe_sample(index, sample)
+            yield f"{facts.file}: {member.name} at {member.offset:,} is not {wanted} of the index"
         elif member.crc32 != index.crc32[sample]:
-            yield f"{facts.file}: the bytes of {_called(index, sample)} changed (CRC-32)"
+            yield f"{facts.file}: the bytes of {_describe_sample(index, sample)} changed (CRC-32)"
 
 
 def _dali_problems(tar: Path, members: list[Member]) -> Iterator[str]:
-    """DALI itself reads whatever lies at a wrong offset."""
+    """Check the .idx file, because DALI reads whatever is at a wrong offset."""
     path = index_path(tar)
     if not path.is_file():
-        yield f"{path.name} is missing beside the others; --dali-index mends it"
+        yield f"{path.name} is missing while others exist; --dali-index rewrites it"
     elif path.read_text(errors="replace") != index_text((one.name, one.offset, one.nbytes) for one in members):
-        yield f"{path.name} does not say what {tar.name} holds; --dali-index mends it"
+        yield f"{path.name} does not match {tar.name}; --dali-index rewrites it"
 
 
-def _called(index: SampleIndex, sample: int) -> str:
+def _describe_sample(index: SampleIndex, sample: int) -> str:
     return f"sample {sample} ({index.keys(np.array([sample]))[0]})"

@@ -1,4 +1,4 @@
-"""CIFAR-10 as its authors publish it: the binary version and the Python version, read alike."""
+"""CIFAR-10 as published, in the binary or the Python version."""
 
 import io
 import pickle
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shards.errors import DataError
-from shards.sources.source import RawSample, png, require_root, require_split
+from shards.sources.source import RawSample, SourceType, encode_png, require_root, require_split
 
 _ROWS = 10_000  # of every official file
 _PIXELS = 3 * 32 * 32
@@ -31,8 +31,8 @@ class Cifar10:
     def __init__(self, root: Path | None, split: str) -> None:
         require_split(self.name, split, tuple(_BATCHES))
         self.split = split
-        self._files = _batch_files(require_root(self.name, root, _LAYOUT), split)
-        self.class_names = _class_names(self._files[0].parent)
+        self._files = _find_batch_files(require_root(self.name, root, _LAYOUT), split)
+        self.class_names = _read_class_names(self._files[0].parent)
         self._batches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for file in self._files:
             if file.suffix == ".bin" and file.stat().st_size != _ROWS * _RECORD:
@@ -42,7 +42,7 @@ class Cifar10:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        # a worker process opens the files itself: a pickled memory map would carry all its bytes along
+        # a worker process opens the files itself: a pickled memory map would contain all its bytes
         return {**self.__dict__, "_batches": {}}
 
     def __len__(self) -> int:
@@ -60,17 +60,25 @@ class Cifar10:
     def sample(self, row: int) -> RawSample:
         planes = self._batch(row // _ROWS)[1][row % _ROWS].reshape(3, 32, 32)
         pixels = np.ascontiguousarray(planes.transpose(1, 2, 0))
-        return RawSample(self.key(row), self.label(row), "png", png(pixels))
+        return RawSample(self.key(row), self.label(row), "png", encode_png(pixels))
 
     def _batch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """(labels [10000], pixels uint8 [10000, 3072]: the red, green and blue planes one after another)."""
         if number not in self._batches:
             file = self._files[number]
-            self._batches[number] = _binary_batch(file) if file.suffix == ".bin" else _python_batch(file)
+            self._batches[number] = _read_binary_batch(file) if file.suffix == ".bin" else _read_python_batch(file)
         return self._batches[number]
 
 
-def _batch_files(root: Path, split: str) -> list[Path]:
+SOURCE = SourceType(
+    Cifar10.name,
+    Cifar10,
+    splits=tuple(_BATCHES),
+    published={("train", "all"): (50_000, 10), ("test", "all"): (10_000, 10)},
+)
+
+
+def _find_batch_files(root: Path, split: str) -> list[Path]:
     """The files of `split` in the first folder that has any of them."""
     missing: list[Path] = []
     for folder in (root, root / "cifar-10-batches-bin", root / "cifar-10-batches-py"):
@@ -86,30 +94,30 @@ def _batch_files(root: Path, split: str) -> list[Path]:
     raise DataError(f"there is no CIFAR-10 under {root}. Expected there: {_LAYOUT}")
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
+def _read_class_names(folder: Path) -> tuple[str, ...]:
     text, pickled = folder / "batches.meta.txt", folder / "batches.meta"
     if text.is_file():
         names = text.read_text(encoding="utf-8", errors="replace").split()
     elif pickled.is_file():
         found = _read_pickle(pickled).get(b"label_names")
-        names = [_text(name) for name in found] if isinstance(found, list) else []
+        names = [_decode(name) for name in found] if isinstance(found, list) else []
     else:
-        raise DataError(f"{text} (or {pickled.name}) with the names of the classes is missing")
+        raise DataError(f"{text} (or {pickled.name}) with the class names is missing")
     if len(names) != 10 or len(set(names)) != 10:
         raise DataError(f"{text if text.is_file() else pickled} does not hold the names of 10 classes")
     return tuple(names)
 
 
-def _text(name: Any) -> str:
+def _decode(name: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
-def _binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
     records = np.memmap(file, dtype=np.uint8, mode="r", shape=(_ROWS, _RECORD))
     return records[:, 0], records[:, 1:]
 
 
-def _python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
     content = _read_pickle(file)
     pixels, labels = content.get(b"data"), content.get(b"labels")
     if not isinstance(pixels, _PickledArray) or not isinstance(labels, list) or len(labels) != _ROWS:
@@ -120,13 +128,13 @@ def _python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_pickle(file: Path) -> dict[Any, Any]:
-    """The dictionary in one of the official pickles, its byte strings left as bytes."""
+    """The dictionary in one of the official pickles, with byte strings kept as bytes."""
     if file.stat().st_size > _LARGEST_PICKLE:
         raise DataError(f"{file} is larger than any file of CIFAR-10; download it again")
     try:
         content = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="bytes").load()
     except _Refused as refusal:
-        raise DataError(f"{file} is not a file of CIFAR-10: it asks for {refusal}. Do not trust it") from None
+        raise DataError(f"{file} is not a file of CIFAR-10: it loads {refusal}. Do not trust it") from None
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"{file} cannot be read ({type(error).__name__}); download it again") from error
     if not isinstance(content, dict):
@@ -135,11 +143,11 @@ def _read_pickle(file: Path) -> dict[Any, Any]:
 
 
 class _Refused(Exception):
-    """A pickle that wants more than arrays."""
+    """A pickle that loads more than arrays."""
 
 
 class _PickledType:
-    """Stands where a pickle names ndarray or dtype; keeps a dtype's arguments and nothing else."""
+    """Replaces ndarray and dtype while unpickling; keeps only the arguments of a dtype."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -149,7 +157,7 @@ class _PickledType:
 
 
 class _PickledArray:
-    """The state of an array as the pickle gives it; numpy sees it only once type and size are checked."""
+    """The raw state of a pickled array; numpy sees it only after type and size are checked."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state: Any = None
@@ -161,7 +169,7 @@ class _PickledArray:
         """The array, if it is a uint8 array of this shape."""
         try:
             _version, found_shape, dtype, column_major, content = self.state
-            kind = _text(dtype.arguments[0])
+            kind = _decode(dtype.arguments[0])
         except (TypeError, ValueError, AttributeError, IndexError):
             raise DataError(f"{file} holds an array that cannot be read; download it again") from None
         is_whole = isinstance(content, bytes) and len(content) == shape[0] * shape[1]
@@ -171,14 +179,14 @@ class _PickledArray:
 
 
 def _latin1(text: Any, encoding: Any) -> bytes:
-    """What `_codecs.encode` is used for in pickles of protocol 2: bytes written as text."""
-    if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
+    """Replaces `_codecs.encode`, which pickles of protocol 2 use for bytes written as text."""
+    if not isinstance(text, str) or _decode(encoding) not in ("latin1", "latin-1"):
         raise _Refused("an encoding other than latin1")
     return text.encode("latin1")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Builds containers, numbers, bytes and the stand-ins above: nothing in it could run code."""
+    """Builds containers, numbers, bytes and the replacements above; it cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":

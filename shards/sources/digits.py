@@ -1,27 +1,28 @@
-"""The 1,797 real handwritten digits (8x8 pixels) that come with scikit-learn: data without a download."""
+"""The 1,797 handwritten digits (8x8 pixels) of scikit-learn, which need no download."""
 
 from pathlib import Path
 
 import numpy as np
 
 from shards.errors import DataError
-from shards.sources.source import RawSample, png, require_split
+from shards.sources.source import RawSample, SourceType, encode_png, require_split
 
+_SPLITS = ("train", "test")
 _TEST_ROWS_PER_CLASS = 40
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
 class Digits:
-    """`train` has 1,397 digits; `test` a fixed 400, 40 of each class. There is no root to give."""
+    """`train` has 1,397 digits, `test` a fixed 400, 40 of each class. There is no root."""
 
     name = "digits"
     subset = ""
     class_names = tuple(str(digit) for digit in range(10))
 
     def __init__(self, root: Path | None, split: str) -> None:
-        require_split(self.name, split, ("train", "test"))
-        pixels, labels = _load()
-        in_test = held_out_rows(labels)
+        require_split(self.name, split, _SPLITS)
+        pixels, labels = _load_digits()
+        in_test = select_test_rows(labels)
         self.split = split
         self._rows = np.flatnonzero(in_test if split == "test" else ~in_test)
         self._pixels, self._labels = pixels[self._rows], labels[self._rows]
@@ -40,11 +41,14 @@ class Digits:
         return f"image {self._rows[row]} of scikit-learn's digits"
 
     def sample(self, row: int) -> RawSample:
-        return RawSample(self.key(row), self.label(row), "png", png(self._pixels[row]))
+        return RawSample(self.key(row), self.label(row), "png", encode_png(self._pixels[row]))
 
 
-def held_out_rows(labels: np.ndarray) -> np.ndarray:
-    """bool [n]: of every class the 40 rows with the smallest hash, ours, as libraries change theirs."""
+SOURCE = SourceType(Digits.name, Digits, splits=_SPLITS, needs_root=False)
+
+
+def select_test_rows(labels: np.ndarray) -> np.ndarray:
+    """bool [n]: the 40 rows of each class with the smallest hash; our own hash, because libraries change theirs."""
     chosen = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         rows = [int(row) for row in np.flatnonzero(labels == label)]
@@ -53,20 +57,20 @@ def held_out_rows(labels: np.ndarray) -> np.ndarray:
 
 
 def _hash(row: int) -> int:
-    """The finalizer of splitmix64, a bijection of 64-bit integers: no two rows tie."""
+    """The finalizer of splitmix64, a bijection of 64-bit integers, hence without ties."""
     mixed = (row + 0x9E3779B97F4A7C15) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
     return mixed ^ (mixed >> 31)
 
 
-def _load() -> tuple[np.ndarray, np.ndarray]:
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     """(uint8 [1797, 8, 8] of 0..240, int32 [1797]) in scikit-learn's order."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
-            "the digits come with scikit-learn, which is not installed; pip install 'incv[demo]'"
+            "the digits are part of scikit-learn, which is not installed; pip install 'incv[demo]'"
         ) from None
     digits = load_digits()
     return (digits.images * 15).astype(np.uint8), digits.target.astype(np.int32)

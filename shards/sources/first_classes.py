@@ -1,4 +1,4 @@
-"""The first classes of a data set alone, such as the 50 classes of WebVision that papers compare on."""
+"""A data set restricted to its first classes, such as the 50 classes of WebVision that papers compare on."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ from shards.errors import ConfigError
 from shards.sources.source import RawSample, Source
 
 
-def first_classes(source: Source, classes: int) -> Source:
-    """The rows of `source` with a label below `classes`, in its order, numbered anew."""
+def select_first_classes(source: Source, classes: int) -> Source:
+    """The rows of `source` with a label below `classes`, in its order, renumbered from 0."""
     known = len(source.class_names)
     if not 1 <= classes <= known:
         raise ConfigError(f"--classes {classes}: {source.name} has {known} classes; give a number from 1 to {known}")
@@ -15,7 +15,7 @@ def first_classes(source: Source, classes: int) -> Source:
 
 
 class FirstClasses:
-    """A source of fewer classes, that says everything else as the one it was cut from."""
+    """A view of a source that skips the rows of all other classes."""
 
     def __init__(self, source: Source, classes: int) -> None:
         self.name, self.split, self.subset = source.name, source.split, source.subset

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.sources.file_list import TextFile, refusal, stem, text_file, text_lines
+from shards.sources.file_list import stem
 from shards.sources.inside import FolderImages, is_there, refuse_undecodable_name
-from shards.sources.source import SUFFIXES, Images, RawSample, is_image, require_root, require_split, suffix_of
+from shards.sources.source import (
+    SUFFIXES,
+    Images,
+    RawSample,
+    SourceType,
+    is_image,
+    require_root,
+    require_split,
+    suffix_of,
+)
 from shards.sources.synsets import imagenet_synsets, is_wnid, read_synsets, wnid
-from shards.sources.tar_members import TarImages, locate
+from shards.sources.tar_members import TarImages, locate_members
+from shards.sources.text_file import TextFile, find_text, read_lines, refuse_line
 
+_SPLITS = ("val",)
 _TAR = "ILSVRC2012_img_val.tar"
 _BASES = ("", "val", "ILSVRC2012_img_val")
 _LISTS = ("ILSVRC2012_val_label.txt", "LOC_val_solution.csv")
@@ -26,7 +37,7 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class _Row:
-    name: str  # of the file: what rows are sorted by, and their key without its suffix
+    name: str  # of the file: the sort order, and without its suffix the key
     path: str  # under the root, or in the tar
     label: int
     origin: str
@@ -35,21 +46,21 @@ class _Row:
 class Ilsvrc12:
     """`val`, sorted by file name, so that folders, flat folder and tar give the same rows.
 
-    Labels go through the WordNet id alone: the devkit numbers classes otherwise, and class names repeat. The classes
-    are WebVision's, whichever of them have images here.
+    Labels follow from the WordNet id alone: the devkit numbers classes differently, and class names repeat. The
+    classes are those of WebVision, even if some have no images here.
     """
 
     name = "ilsvrc12"
     subset = ""
 
     def __init__(self, root: Path | None, split: str) -> None:
-        require_split(self.name, split, ("val",))
+        require_split(self.name, split, _SPLITS)
         self.split = split
         folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
         synsets = next((path for path in _SYNSETS if is_there(folder / path)), None)
-        self.class_names = read_synsets(text_file(folder, synsets)) if synsets else imagenet_synsets()
+        self.class_names = read_synsets(find_text(folder, synsets)) if synsets else imagenet_synsets()
         labels = {wnid(name): label for label, name in enumerate(self.class_names)}
-        self._rows, self._images = _opened(folder, labels)
+        self._rows, self._images = _open_rows(folder, labels)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -69,24 +80,29 @@ class Ilsvrc12:
         return RawSample(self.key(row), found.label, SUFFIXES[suffix_of(found.name)], data)
 
 
-def _opened(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
+SOURCE = SourceType(Ilsvrc12.name, Ilsvrc12, splits=_SPLITS, published={("val", "all"): (50_000, 1000)})
+
+
+def _open_rows(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
     for base in _BASES:
-        folders, files = _entries(root / base)
+        folders, files = _scan_folder(root / base)
         if any(is_wnid(name) for name in folders):
-            return _folder_rows(root, base, sorted(filter(is_wnid, folders)), labels), FolderImages(root)
+            return _rows_of_folders(root, base, sorted(filter(is_wnid, folders)), labels), FolderImages(root)
         images = {name for name in files if is_image(name)}
         if images:
-            text = _list(root, f"{root / base} holds images without their classes")
+            text = _find_list(root, f"{root / base} holds images without their classes")
             before = f"{base}/" if base else ""
-            rows = [_Row(row.name, before + row.name, row.label, row.origin) for row in _listed(text, labels)]
-            return _present(rows, images, root / base), FolderImages(root)
+            rows = [_Row(row.name, before + row.name, row.label, row.origin) for row in _read_list(text, labels)]
+            return _keep_present(rows, images, root / base), FolderImages(root)
     if is_there(root / _TAR):
-        return _tar_rows(root / _TAR, _listed(_list(root, f"{_TAR} holds images without their classes"), labels))
+        return _rows_of_tar(
+            root / _TAR, _read_list(_find_list(root, f"{_TAR} holds images without their classes"), labels)
+        )
     raise DataError(f"there is no validation set of ILSVRC12 under {root}. Expected there: {_LAYOUT}")
 
 
-def _entries(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the folders and of the files in `folder`; none where it does not exist."""
+def _scan_folder(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the folders and of the files in `folder`; none if it does not exist."""
     folders: list[str] = []
     files: list[str] = []
     if is_there(folder):
@@ -99,70 +115,70 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
     return folders, files
 
 
-def _folder_rows(root: Path, base: str, wnids: list[str], labels: dict[str, int]) -> list[_Row]:
+def _rows_of_folders(root: Path, base: str, wnids: list[str], labels: dict[str, int]) -> list[_Row]:
     rows: list[_Row] = []
     for name in wnids:
         folder = f"{base}/{name}" if base else name
         if name not in labels:
             raise DataError(f"the folder {root / folder} is none of the {len(labels):,} classes; remove it")
-        images = [file for file in _entries(root / folder)[1] if is_image(file)]
+        images = [file for file in _scan_folder(root / folder)[1] if is_image(file)]
         if not images:
             raise DataError(f"the class folder {root / folder} holds no .jpg, .jpeg or .png image")
         for file in images:
             refuse_undecodable_name(f"{folder}/{file}", root)
         rows += [_Row(file, f"{folder}/{file}", labels[name], f"{folder}/{file}") for file in images]
-    return _sorted(rows)
+    return _sort_rows(rows)
 
 
-def _list(root: Path, problem: str) -> TextFile:
+def _find_list(root: Path, problem: str) -> TextFile:
     for folder in ("", "info/"):
         for name in _LISTS:
             if is_there(root / folder / name):
-                return text_file(root, folder + name)
+                return find_text(root, folder + name)
     raise DataError(
-        f"{problem}: neither {_LISTS[0]} nor {_LISTS[1]} is in {root}. Bring one (the devkit's "
-        "ILSVRC2012_validation_ground_truth.txt does not do: its numbers are not labels), or sort the images into "
+        f"{problem}: neither {_LISTS[0]} nor {_LISTS[1]} is in {root}. Add one (not the devkit's "
+        "ILSVRC2012_validation_ground_truth.txt: its numbers are not labels), or sort the images into "
         "folders by WordNet id"
     )
 
 
-def _listed(text: TextFile, labels: dict[str, int]) -> list[_Row]:
+def _read_list(text: TextFile, labels: dict[str, int]) -> list[_Row]:
     """The rows of a list, sorted by name."""
     is_table = text.path.endswith(".csv")
     rows = []
-    for number, line in enumerate(text_lines(text), start=1):
+    for number, line in enumerate(read_lines(text).to_pylist(), start=1):
         if is_table and number == 1 and line.startswith("ImageId,"):
             continue
-        name, found = _table_line(line) if is_table else _plain_line(line)
+        name, found = _parse_table_line(line) if is_table else _parse_plain_line(line)
         if not is_wnid(found):
             form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is no label"
-            raise refusal(text, number, line, f"no image and WordNet id ({form})")
+            raise refuse_line(text, number, line, f"no image and WordNet id ({form})")
         if "/" in name or not is_image(name):
-            raise refusal(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
+            raise refuse_line(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
         if found not in labels:
-            raise refusal(text, number, line, f"{found} is none of the {len(labels):,} classes")
+            raise refuse_line(text, number, line, f"{found} is none of the {len(labels):,} classes")
         rows.append(_Row(name, name, labels[found], f"{text.name} line {number}"))
     if not rows:
-        raise DataError(f"{text.name} in {text.root} is empty; bring the whole list")
-    return _sorted(rows)
+        raise DataError(f"{text.name} in {text.root} is empty; download the whole list")
+    return _sort_rows(rows)
 
 
-def _plain_line(line: str) -> tuple[str, str]:
-    """(name, wnid), either of them empty where the line has another form."""
+def _parse_plain_line(line: str) -> tuple[str, str]:
+    """(name, wnid), both empty if the line has another form."""
     words = line.split()
     is_known = len(words) == 2 or (len(words) == 3 and words[1].isdecimal())
     return (words[0], words[-1]) if is_known else ("", "")
 
 
-def _table_line(line: str) -> tuple[str, str]:
-    """The first box of a prediction string has the class of the image; names have no suffix there."""
+def _parse_table_line(line: str) -> tuple[str, str]:
+    """(name, wnid): the first box has the class of the image; the names have no suffix."""
     name, _, boxes = line.partition(",")
     words = boxes.split()
     return f"{name}.JPEG", words[0] if words else ""
 
 
-def _sorted(rows: list[_Row]) -> list[_Row]:
-    """By file name; two of one name would share their key."""
+def _sort_rows(rows: list[_Row]) -> list[_Row]:
+    """Sort by file name; two files of one name are refused, because they would share a key."""
     rows = sorted(rows, key=lambda row: (row.name, row.path))
     first: dict[str, _Row] = {}
     for row in rows:
@@ -172,8 +188,8 @@ def _sorted(rows: list[_Row]) -> list[_Row]:
     return rows
 
 
-def _present(rows: list[_Row], names: Iterable[str], place: Path) -> list[_Row]:
-    """Without the classes that have no image at all, for a thinned set; a class with holes is an error."""
+def _keep_present(rows: list[_Row], names: Iterable[str], place: Path) -> list[_Row]:
+    """Drop the classes without any image, for a reduced set; a class with missing images is an error."""
     present = set(names)
     found = Counter(row.label for row in rows if row.name in present)
     kept = [row for row in rows if found[row.label]]
@@ -181,7 +197,7 @@ def _present(rows: list[_Row], names: Iterable[str], place: Path) -> list[_Row]:
     if missing:
         raise DataError(
             f"{place} lacks {len(missing):,} of its {len(kept):,} images, the first {missing[0].name} "
-            f"({missing[0].origin}); bring them"
+            f"({missing[0].origin}); add them"
         )
     if not kept:
         raise DataError(f"{place} holds none of the {len(rows):,} images of the list ({rows[0].origin} and on)")
@@ -191,9 +207,9 @@ def _present(rows: list[_Row], names: Iterable[str], place: Path) -> list[_Row]:
     return kept
 
 
-def _tar_rows(tar: Path, rows: list[_Row]) -> tuple[list[_Row], Images]:
-    places = locate(tar, {row.name: number for number, row in enumerate(rows)})
+def _rows_of_tar(tar: Path, rows: list[_Row]) -> tuple[list[_Row], Images]:
+    places = locate_members(tar, {row.name: number for number, row in enumerate(rows)})
     numbers = {row.name: number for number, row in enumerate(rows) if places.offsets[number] >= 0}
-    kept = _present(rows, numbers, tar)
+    kept = _keep_present(rows, numbers, tar)
     chosen = [numbers[row.name] for row in kept]
     return kept, TarImages(tar, places.state, places.offsets[chosen], places.nbytes[chosen])

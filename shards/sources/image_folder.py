@@ -1,4 +1,4 @@
-"""Any set of images kept as ROOT/<split>/<class>/.../<image>."""
+"""Any images in folders: ROOT/<split>/<class>/.../<image>."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES
 from shards.sources.inside import refuse_undecodable_name
-from shards.sources.source import SUFFIXES, RawSample, did_you_mean, is_image, require_root, suffix_of
+from shards.sources.source import SUFFIXES, RawSample, SourceType, did_you_mean, is_image, require_root, suffix_of
 
 _LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '' : <class>/<image>)"
 
@@ -22,13 +22,13 @@ class ImageFolder:
     def __init__(self, root: Path | None, split: str) -> None:
         self.split = split
         self._root = require_root(self.name, root, _LAYOUT)
-        classes = _class_folders(self._root, split)
+        classes = _list_class_folders(self._root, split)
         self.class_names = tuple(Path(folder).name for folder in classes)
         self._paths: list[str] = []
         self._labels: list[int] = []
         ignored = 0
         for label, folder in enumerate(classes):
-            files = sorted(_files(folder, self._root))
+            files = sorted(_list_files(folder, self._root))
             images = [file for file in files if is_image(os.path.basename(file))]
             if not images:
                 raise DataError(f"the class folder {self._root / folder} holds no .jpg, .jpeg or .png image")
@@ -56,13 +56,16 @@ class ImageFolder:
         path = self._root / self._paths[row]
         try:
             with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)  # one byte more is enough to be found oversized
+                data = file.read(MAX_BYTES + 1)  # one byte more is enough to detect an oversized image
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         return RawSample(self._paths[row], self._labels[row], SUFFIXES[suffix_of(path.name)], data)
 
 
-def _class_folders(root: Path, split: str) -> list[str]:
+SOURCE = SourceType(ImageFolder.name, ImageFolder, splits=(), note="'' where the classes lie in --root itself")
+
+
+def _list_class_folders(root: Path, split: str) -> list[str]:
     """The sorted class folders of `split`, as paths under `root`."""
     folder = root / split
     if not folder.is_dir() or not folder.resolve().is_relative_to(root):
@@ -79,8 +82,8 @@ def _class_folders(root: Path, split: str) -> list[str]:
     return [prefix + name for name in sorted(names)]
 
 
-def _files(folder: str, root: Path) -> Iterator[str]:
-    """All files below `folder`, as paths under `root`; links may lead elsewhere in it but not out of it."""
+def _list_files(folder: str, root: Path) -> Iterator[str]:
+    """All files below `folder`, as paths under `root`; links may point elsewhere inside it, but not outside."""
     _refuse_bad_link(folder, root)
     with os.scandir(root / folder) as entries:
         for entry in entries:
@@ -88,7 +91,7 @@ def _files(folder: str, root: Path) -> Iterator[str]:
             refuse_undecodable_name(path, root)
             if entry.is_dir():
                 if not entry.name.startswith("."):
-                    yield from _files(path, root)
+                    yield from _list_files(path, root)
                 continue
             if entry.is_symlink():
                 _refuse_bad_link(path, root)
@@ -104,6 +107,6 @@ def _refuse_bad_link(path: str, root: Path) -> None:
     if not target.is_relative_to(root):
         raise DataError(f"{link} is a link that leaves {root} (to {target}); copy the images into it")
     if not target.exists():
-        raise DataError(f"{link} is a link to {target}, which does not exist; remove it or bring the file")
+        raise DataError(f"{link} is a link to {target}, which does not exist; remove it or restore the file")
     if link.is_relative_to(target):
         raise DataError(f"{link} is a link to a folder it lies in ({target}); remove it")

@@ -1,4 +1,4 @@
-"""Files under a root that is not trusted: links may lead elsewhere in it, but not out of it."""
+"""Opens files under an untrusted root: links may point elsewhere inside it, but not outside."""
 
 import os
 import stat
@@ -10,14 +10,14 @@ from shards.image_check import MAX_BYTES
 
 
 def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
-    """The regular file ROOT/path; `origin` says who asked for it. `root` is absolute and has no links."""
+    """Open the regular file ROOT/path; `origin` names it in errors. `root` is absolute, without links."""
     place = f"{root}/{path}"
     said = f"{place} ({origin})" if origin not in (path, place) else place
     try:
         real = os.path.realpath(place, strict=True)
         if not real.startswith(f"{str(root).rstrip('/')}/"):
-            raise DataError(f"{said} is reached by a link that leaves {root} (to {real}); copy the images into it")
-        # without O_NONBLOCK a named pipe in place of the file would be waited for
+            raise DataError(f"{said} is behind a link that leaves {root} (to {real}); copy the images into it")
+        # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise DataError(f"{said} is missing; extract or download it again") from None
@@ -30,7 +30,7 @@ def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has that name; also where it may not be looked at, so that opening it can say why."""
+    """Whether the path exists; True also if it is not accessible, so that opening it reports why."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -54,7 +54,7 @@ class FolderImages:
         self._root, self._folder = root, folder
 
     def read(self, row: int, path: str, origin: str) -> bytes:
-        """At most one byte more than an image may have: enough to be found oversized."""
+        """Read at most one byte more than the size limit: enough to detect an oversized image."""
         place = f"{self._folder}/{path}" if self._folder else path
         with open_inside(self._root, place, origin) as file:
             try:

@@ -1,9 +1,9 @@
-"""What a data set has to offer to be packed, and the few things all data sets need."""
+"""The interface of a data set, its registry record, and the checks that all data sets share."""
 
 import difflib
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,13 +16,13 @@ SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 
 
 def suffix_of(name: str) -> str:
-    """In lower case, with its dot: what follows the last one, also in `..jpg`, which a list of the web may hold."""
+    """From the last dot on, in lower case; also of `..jpg`, a name that occurs in web data."""
     base = name.rpartition("/")[2]
     return base[base.rfind(".") :].lower() if "." in base else ""
 
 
 def is_image(name: str) -> bool:
-    """By the name of a file; hidden ones are none."""
+    """Whether a file is an image by its name; hidden files are not."""
     return not name.startswith(".") and suffix_of(name) in SUFFIXES
 
 
@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def subset(self) -> str:
-        """The part of the split that was asked for, "" for a source that has no such parts."""
+        """The requested part of the split, "" for a source without subsets."""
 
     @property
     def class_names(self) -> tuple[str, ...]: ...
@@ -61,19 +61,38 @@ class Source(Protocol):
         """The class of a row, without reading its pixels."""
 
     def origin(self, row: int) -> str:
-        """Where the source says that the row is, for errors: a line of a list, or a file."""
+        """Where the row comes from, for errors: a line of a list, or a file."""
 
     def sample(self, row: int) -> RawSample: ...
 
 
+@dataclass(frozen=True)
+class SourceType:
+    """The record of one data set: `SOURCE` in its file, or what an entry point of `incv.sources` loads to."""
+
+    name: str
+    open: Callable[..., Source]
+    """From (root, split), and the subset (None: not given) where there are subsets."""
+    splits: tuple[str, ...]
+    """Empty where the splits are the folders under the root."""
+    subsets: tuple[str, ...] = ()
+    needs_root: bool = True
+    note: str = ""
+    """A remark for the help of the command line."""
+    published: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(samples, classes) by (split, subset); the subset is "all" where there are none."""
+    published_parts: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    """Samples by (split, subset, first classes), where these are known not to be proportional."""
+
+
 class Images(Protocol):
-    """The image files behind a list: a folder finds them by path, a tar by row; `origin` is for errors."""
+    """The image files of a list: a folder finds them by path, a tar by row; `origin` is for errors."""
 
     def read(self, row: int, path: str, origin: str) -> bytes: ...
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: near matches first, then all that is known."""
+    """The end of an error message: near matches, then all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -87,7 +106,7 @@ def require_split(source: str, split: str, known: tuple[str, ...]) -> None:
 
 
 def require_root(source: str, root: Path | None, layout: str, reads_tars: bool = False) -> Path:
-    """`root` as an absolute folder, or an error that says what should be in it."""
+    """`root` as an absolute folder; otherwise an error that describes the expected layout."""
     if root is None:
         raise DataError(f"{source} needs --root, the folder of its images. Expected there: {layout}")
     try:
@@ -95,7 +114,7 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
     except PermissionError as error:
         raise DataError(f"{root} cannot be read: {error.strerror}") from error
     except OSError:
-        pass  # said better below
+        pass  # reported below
     if root.is_file():
         advice = "Give the folder it lies in" if reads_tars else f"Unpack it (tar -xf {root}) and give the folder"
         raise DataError(f"{root} is a file, not a folder. {advice}. Expected there: {layout}")
@@ -106,7 +125,7 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
     return root.resolve()
 
 
-def png(pixels: np.ndarray) -> bytes:
+def encode_png(pixels: np.ndarray) -> bytes:
     """A lossless PNG file of uint8 pixels, [H, W] gray or [H, W, 3] RGB."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, format="PNG")

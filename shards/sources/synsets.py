@@ -3,7 +3,7 @@
 import re
 
 from shards.errors import DataError
-from shards.sources.file_list import TextFile, refusal, text_lines
+from shards.sources.text_file import TextFile, read_lines, refuse_line
 
 _WNID = re.compile(r"n\d{8}")
 
@@ -21,22 +21,22 @@ def read_synsets(text: TextFile) -> tuple[str, ...]:
     """The lines of synsets.txt; line i is class i."""
     names: list[str] = []
     lines: dict[str, int] = {}
-    for number, line in enumerate(text_lines(text), start=1):
+    for number, line in enumerate(read_lines(text).to_pylist(), start=1):
         name = line.strip()
         if not is_wnid(wnid(name)):
-            raise refusal(text, number, line, "not a WordNet id (n and eight digits) and the names of a class")
+            raise refuse_line(text, number, line, "not a WordNet id (n and eight digits) and the names of a class")
         first = lines.setdefault(wnid(name), number)
         if first != number:
-            raise refusal(text, number, line, f"the same class as line {first}")
+            raise refuse_line(text, number, line, f"the same class as line {first}")
         names.append(name)
     if not names:
-        raise DataError(f"{text.shown} in {text.root} is empty; bring the whole list")
+        raise DataError(f"{text.shown} in {text.root} is empty; download the whole list")
     return tuple(names)
 
 
 def imagenet_synsets() -> tuple[str, ...]:
-    """The 1000 classes as timm knows them: the very lines of WebVision's synsets.txt."""
-    from timm.data import ImageNetInfo  # here, because it imports torch: seconds that few have to wait
+    """The 1000 classes from timm, identical to the lines of WebVision's synsets.txt."""
+    from timm.data import ImageNetInfo  # here, because it imports torch, which takes seconds
 
     info = ImageNetInfo("imagenet-1k")
     return tuple(f"{name} {info.label_name_to_description(name, detailed=False)}" for name in info.label_names())

@@ -1,4 +1,4 @@
-"""The headers of a plain tar (ustar, GNU and pax long names), without a look at the data between them."""
+"""Reads the headers of a plain tar (ustar, GNU and pax long names) and skips the data between them."""
 
 import os
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _KINDS = {b"1": "a hard link", b"2": "a link", b"3": "a device", b"4": "a device
 
 
 class BadTar(Exception):
-    """Bytes that are no tar, or a tar that is not whole; says what and where."""
+    """Not a tar, or an incomplete one; the message says what and where."""
 
 
 class Header(NamedTuple):
-    """One member. kind: "file", "folder", or in words what else it is."""
+    """One member. kind: "file", "folder", or a description of anything else."""
 
     kind: str
     name: bytes
@@ -25,8 +25,8 @@ class Header(NamedTuple):
     nbytes: int
 
 
-def tar_headers(descriptor: int) -> Iterator[Header]:
-    """The members of an open tar in order, up to the mark of its end, without which it is not whole."""
+def read_headers(descriptor: int) -> Iterator[Header]:
+    """The members of an open tar in order, up to its end mark, without which it is incomplete."""
     size, place = os.fstat(descriptor).st_size, 0
     long_name: bytes | None = None
     attributes: dict[bytes, bytes] = {}
@@ -34,46 +34,46 @@ def tar_headers(descriptor: int) -> Iterator[Header]:
         block = os.pread(descriptor, _BLOCK, place)
         if block == _ZEROS:
             return
-        kind, name, nbytes = _read_block(block, place)
+        kind, name, nbytes = _parse_block(block, place)
         data = place + _BLOCK
         if kind in (_LONG_NAME, _ATTRIBUTES, _GLOBAL_ATTRIBUTES):
-            extra = _extra(descriptor, data, nbytes, size)
+            extra = _read_extra(descriptor, data, nbytes, size)
             if kind == _LONG_NAME:
                 long_name = extra.split(b"\0")[0]
             elif kind == _ATTRIBUTES:
-                attributes = _records(extra, place)
-            elif {b"path", b"size"} & _records(extra, place).keys():
+                attributes = _parse_records(extra, place)
+            elif {b"path", b"size"} & _parse_records(extra, place).keys():
                 raise BadTar(f"one path or size for all members at byte {place:,}")
         elif kind != _LONG_LINK:
-            nbytes = _number(attributes[b"size"], 10, place) if b"size" in attributes else nbytes
+            nbytes = _parse_number(attributes[b"size"], 10, place) if b"size" in attributes else nbytes
             name = attributes.get(b"path", name if long_name is None else long_name)
-            what = _kind(kind, name, attributes)
-            nbytes = 0 if what == "folder" else nbytes  # whatever it says: no data follow
+            what = _describe_kind(kind, name, attributes)
+            nbytes = 0 if what == "folder" else nbytes  # regardless of its size field: no data follow
             if data + nbytes > size:
                 raise BadTar(f"it ends inside its member {name.decode('utf-8', 'backslashreplace')!r}")
             yield Header(what, name, data, nbytes)
             long_name, attributes = None, {}
         place = data + -(-nbytes // _BLOCK) * _BLOCK
-    raise BadTar("it ends without the mark of its end")
+    raise BadTar("it has no end mark")
 
 
-def _read_block(block: bytes, place: int) -> tuple[bytes, bytes, int]:
-    """(type, name, size) of a header block, its checksum proved."""
+def _parse_block(block: bytes, place: int) -> tuple[bytes, bytes, int]:
+    """(type, name, size) of a header block, after its checksum is checked."""
     if len(block) < _BLOCK:
         raise BadTar("it ends inside a header")
     checksum = sum(block) - sum(block[148:156]) + 8 * ord(" ")
-    if checksum != _number(block[148:156], 8, place):
+    if checksum != _parse_number(block[148:156], 8, place):
         raise BadTar(f"a checksum is wrong at byte {place:,}")
     name = block[:100].split(b"\0")[0]
     if block[257:263] == b"ustar\0" and block[345]:
         name = block[345:500].split(b"\0")[0] + b"/" + name
     size = block[124:136]
     # GNU: sizes from 8 GiB on are binary, with the top bit set
-    nbytes = int.from_bytes(size[1:], "big") if size[0] == 0x80 else _number(size, 8, place)
+    nbytes = int.from_bytes(size[1:], "big") if size[0] == 0x80 else _parse_number(size, 8, place)
     return block[156:157], name, nbytes
 
 
-def _number(field: bytes, base: int, place: int) -> int:
+def _parse_number(field: bytes, base: int, place: int) -> int:
     digits = field.split(b"\0")[0].strip(b" ")
     if not digits:
         return 0
@@ -85,8 +85,8 @@ def _number(field: bytes, base: int, place: int) -> int:
         raise BadTar(f"a number is wrong at byte {place:,}") from None
 
 
-def _extra(descriptor: int, place: int, nbytes: int, size: int) -> bytes:
-    """The data of a header that speaks of the next member."""
+def _read_extra(descriptor: int, place: int, nbytes: int, size: int) -> bytes:
+    """The data of a header that describes the next member."""
     if nbytes > _LARGEST_EXTRA:
         raise BadTar(f"a header of {nbytes:,} bytes at byte {place:,}")
     if place + nbytes > size:
@@ -94,8 +94,8 @@ def _extra(descriptor: int, place: int, nbytes: int, size: int) -> bytes:
     return os.pread(descriptor, nbytes, place)
 
 
-def _records(data: bytes, place: int) -> dict[bytes, bytes]:
-    """The pax records of a header, each `LENGTH KEY=VALUE` with a line end, the length that of the whole record."""
+def _parse_records(data: bytes, place: int) -> dict[bytes, bytes]:
+    """The pax records of a header: `LENGTH KEY=VALUE` and a newline each, LENGTH counting the whole record."""
     records: dict[bytes, bytes] = {}
     start = 0
     while start < len(data):
@@ -111,7 +111,7 @@ def _records(data: bytes, place: int) -> dict[bytes, bytes]:
     return records
 
 
-def _kind(flag: bytes, name: bytes, attributes: dict[bytes, bytes]) -> str:
+def _describe_kind(flag: bytes, name: bytes, attributes: dict[bytes, bytes]) -> str:
     if any(key.startswith(b"GNU.sparse") for key in attributes):
         return "a sparse file"
     if flag == _FOLDER or (flag == _OLD_REGULAR and name.endswith(b"/")):

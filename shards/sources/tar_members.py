@@ -1,4 +1,4 @@
-"""Images straight from a plain tar: one pass over its headers, then every image is one read at its place."""
+"""Reads images from a plain tar without extracting: one pass over its headers, then one pread per image."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ import numpy as np
 from shards.errors import DataError
 from shards.image_check import MAX_BYTES
 from shards.progress import Progress
-from shards.sources.tar_headers import BadTar, Header, tar_headers
+from shards.sources.tar_headers import BadTar, Header, read_headers
 
 _PICKLES = (".pkl", ".pickle")
 _COMPRESSIONS = (
@@ -21,11 +21,11 @@ _COMPRESSIONS = (
     (b"\xfd7zXZ\0", "xz"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
 )
-_MEMBERS_BETWEEN_NEWS = 1000
+_MEMBERS_PER_UPDATE = 1000
 
 
 class Member(NamedTuple):
-    """A regular file in a tar: its name without a leading `./`, and where its bytes lie."""
+    """A regular file in a tar: its name without a leading `./`, and the position of its bytes."""
 
     name: str
     offset: int
@@ -34,7 +34,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells that a file is still the one that was listed."""
+    """Size and mtime, which show whether a file changed since it was listed."""
 
     nbytes: int
     mtime_ns: int
@@ -46,8 +46,8 @@ class FileState:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the wanted files lie in a tar: int64 [n] each, an offset of -1 for one that is not in it."""
+class MemberLocations:
+    """Positions of the wanted files in a tar: int64 [n] each, offset -1 if the tar lacks the file."""
 
     offsets: np.ndarray
     nbytes: np.ndarray
@@ -57,33 +57,33 @@ class Places:
         return np.flatnonzero(self.offsets < 0)
 
 
-def members(tar: Path) -> Iterator[Member]:
+def list_members(tar: Path) -> Iterator[Member]:
     """The regular files of `tar` in order. Links, devices, pickles and names that leave the folder are errors."""
     with open_tar(tar) as file, Progress(f"list {tar.name}", FileState.of(file).nbytes, unit="bytes") as progress:
         try:
-            for number, header in enumerate(tar_headers(file.fileno())):
-                if number % _MEMBERS_BETWEEN_NEWS == 0:
+            for number, header in enumerate(read_headers(file.fileno())):
+                if number % _MEMBERS_PER_UPDATE == 0:
                     progress.advance(header.offset - progress.done)
-                if (member := _member(tar, header)) is not None:
+                if (member := _require_harmless(tar, header)) is not None:
                     yield member
         except BadTar as problem:
             raise DataError(
-                f"{tar} is damaged, cut off or no plain tar: {problem}. Compare its size with the publisher's "
+                f"{tar} is damaged, truncated or not a plain tar: {problem}. Compare its size with the publisher's "
                 "and download it again"
             ) from None
         except OSError as error:
             raise DataError(f"{tar} cannot be read: {error.strerror}") from error
 
 
-def locate(tar: Path, wanted: Mapping[str, int], home: str = "") -> Places:
-    """The places of the `wanted` paths (path -> row); members may be named with one folder more in front.
+def locate_members(tar: Path, wanted: Mapping[str, int], home: str = "") -> MemberLocations:
+    """Find the `wanted` paths (path -> row); the names of members may have one more leading folder.
 
-    home: the folder that all wanted paths begin with and that the members may leave out.
+    home: the leading folder of all wanted paths, which the names of members may omit.
     """
     with open_tar(tar) as file:
         state = FileState.of(file)
     offsets, nbytes = np.full(len(wanted), -1, np.int64), np.zeros(len(wanted), np.int64)
-    for member in members(tar):
+    for member in list_members(tar):
         row = wanted.get(member.name)
         if row is None:
             row = wanted.get(member.name.partition("/")[2])
@@ -94,11 +94,11 @@ def locate(tar: Path, wanted: Mapping[str, int], home: str = "") -> Places:
         if offsets[row] >= 0:
             raise DataError(f"{tar} holds {member.name} twice; download it again, or extract it and keep one")
         offsets[row], nbytes[row] = member.offset, member.nbytes
-    return Places(offsets, nbytes, state)
+    return MemberLocations(offsets, nbytes, state)
 
 
 class TarImages:
-    """The images at known places of a tar, by row; safe in any process, and light to send to one."""
+    """The images at known positions of a tar, by row; cheap to pickle, as each process opens the tar itself."""
 
     def __init__(self, tar: Path, state: FileState, offsets: np.ndarray, nbytes: np.ndarray) -> None:
         self._tar, self._state, self._offsets, self._nbytes = tar, state, offsets, nbytes
@@ -108,7 +108,7 @@ class TarImages:
         return {**self.__dict__, "_file": None}
 
     def read(self, row: int, path: str, origin: str) -> bytes:
-        """At most one byte more than an image may have: enough to be found oversized."""
+        """Read at most one byte more than the size limit: enough to detect an oversized image."""
         if self._file is None:
             file = open_tar(self._tar)
             if FileState.of(file) != self._state:
@@ -126,9 +126,9 @@ class TarImages:
 
 
 def open_tar(tar: Path) -> IO[bytes]:
-    """`tar`, open, after a look at its first bytes. It may be a link: where it leads, nothing but a tar is read."""
+    """Open `tar` and refuse a compressed one. It may be a link, because only a tar is read from its target."""
     try:
-        # without O_NONBLOCK a named pipe in place of the file would be waited for
+        # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(tar, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise DataError(f"{tar} cannot be read: {error.strerror}") from error
@@ -141,23 +141,23 @@ def open_tar(tar: Path) -> IO[bytes]:
         if start.startswith(magic):
             file.close()
             raise DataError(
-                f"{tar} is compressed, and no image could be found in it without unfolding the whole. "
-                f"Unpack it first: {program} -dc {tar} > {tar.with_suffix('.plain.tar')}, and put that in its place"
+                f"{tar} is compressed, so that images cannot be read at their positions. "
+                f"Decompress it first: {program} -dc {tar} > {tar.with_suffix('.plain.tar')}, and move it into place"
             )
     return file
 
 
-def _member(tar: Path, header: Header) -> Member | None:
-    """The member if it is a regular file, None for a folder; what has no place in a set of images is refused."""
+def _require_harmless(tar: Path, header: Header) -> Member | None:
+    """The member if it is a regular file, None for a folder; anything else, and an unsafe name, is refused."""
     try:
         name = header.name.decode("utf-8")
     except UnicodeDecodeError:
         name = header.name.decode("utf-8", "backslashreplace")
-        raise _distrust(tar, name, "has a name that is not UTF-8") from None
+        raise _refuse_member(tar, name, "has a name that is not UTF-8") from None
     while name.startswith("./"):
         name = name[2:].lstrip("/")
     if problem := _problem(header.kind, name):
-        raise _distrust(tar, name, problem)
+        raise _refuse_member(tar, name, problem)
     return Member(name, header.offset, header.nbytes) if header.kind == "file" else None
 
 
@@ -175,5 +175,5 @@ def _problem(kind: str, name: str) -> str:
     return ""
 
 
-def _distrust(tar: Path, name: str, problem: str) -> DataError:
+def _refuse_member(tar: Path, name: str, problem: str) -> DataError:
     return DataError(f"{tar}: the member {name[:200]!r} {problem}. Do not trust this tar; download it again")

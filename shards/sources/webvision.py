@@ -7,12 +7,23 @@ from itertools import accumulate
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError
-from shards.sources.file_list import FileList, TextFile, stem, text_file, text_files_in_tar
+from shards.sources.file_list import FileList, stem
 from shards.sources.inside import FolderImages, is_there
-from shards.sources.source import SUFFIXES, Images, RawSample, did_you_mean, require_root, require_split, suffix_of
+from shards.sources.source import (
+    SUFFIXES,
+    Images,
+    RawSample,
+    SourceType,
+    did_you_mean,
+    require_root,
+    require_split,
+    suffix_of,
+)
 from shards.sources.synsets import read_synsets
-from shards.sources.tar_members import TarImages, locate
+from shards.sources.tar_members import TarImages, locate_members
+from shards.sources.text_file import TextFile, find_text, find_texts_in_tar
 
+_SPLITS = ("train", "val")
 _SUBSETS = {"google": ("google",), "flickr": ("flickr",), "all": ("google", "flickr")}
 _LAYOUT = (
     "info/ (synsets.txt, train_filelist_google.txt, train_filelist_flickr.txt, val_filelist.txt) or info.tar; "
@@ -22,13 +33,13 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class _PartNames:
-    """What the publishers call the files of one part."""
+    """The published file names of one part."""
 
     file_list: str
     folder: str  # of the images, under the root
     tar: str
-    prefix: str  # that every path of the list has
-    key_prefix: str  # that a key has and a path of the list has not
+    prefix: str  # of every path in the list
+    key_prefix: str  # of a key, before the path of the list
 
 
 _PARTS = {
@@ -49,19 +60,19 @@ class WebVision:
     """`train` (subsets google, flickr, all: Google first) and `val`, in the order of the official lists.
 
     A key is the path of the list without its suffix, such as `google/q0001/name`: base names repeat under several
-    queries, and a path with another suffix would be the same image again, which the check of a list refuses.
+    queries. Two paths that differ only in the suffix are refused as duplicates.
     """
 
     name = "webvision"
 
     def __init__(self, root: Path | None, split: str, subset: str | None = None) -> None:
-        require_split(self.name, split, ("train", "val"))
+        require_split(self.name, split, _SPLITS)
         self.split, self.subset = split, _require_subset(split, subset)
         folder = require_root(self.name, root, _LAYOUT, reads_tars=True)
         parts = [_PARTS[name] for name in (_SUBSETS[self.subset] if self.subset else ("val",))]
-        texts = _texts(folder, ["info/synsets.txt", *(part.file_list for part in parts)])
+        texts = _find_lists(folder, ["info/synsets.txt", *(part.file_list for part in parts)])
         self.class_names = read_synsets(texts["info/synsets.txt"])
-        self._parts = [_opened_part(folder, part, texts[part.file_list], len(self.class_names)) for part in parts]
+        self._parts = [_open_part(folder, part, texts[part.file_list], len(self.class_names)) for part in parts]
         self._ends = list(accumulate(len(part.files) for part in self._parts))
 
     def __len__(self) -> int:
@@ -87,11 +98,27 @@ class WebVision:
         return RawSample(self.key(row), self.label(row), suffix, data)
 
     def _place(self, row: int) -> tuple[_Part, int]:
-        """The part of a row, and its row there."""
+        """(part, row in that part) of a row."""
         if not 0 <= row < self._ends[-1]:
             raise IndexError(f"row {row} of {self._ends[-1]}")
         number = bisect_right(self._ends, row)
         return self._parts[number], row - (self._ends[number - 1] if number else 0)
+
+
+SOURCE = SourceType(
+    WebVision.name,
+    WebVision,
+    splits=_SPLITS,
+    subsets=tuple(_SUBSETS),
+    note="subsets are parts of train, default: all",
+    published={
+        ("train", "google"): (980_000, 1000),
+        ("train", "flickr"): (1_460_000, 1000),
+        ("train", "all"): (2_440_000, 1000),
+        ("val", "all"): (50_000, 1000),
+    },
+    published_parts={("train", "google", 50): 66_000},  # classes differ in size
+)
 
 
 def _require_subset(split: str, subset: str | None) -> str:
@@ -104,12 +131,12 @@ def _require_subset(split: str, subset: str | None) -> str:
     return subset or "all"
 
 
-def _texts(root: Path, paths: list[str]) -> dict[str, TextFile]:
-    """The lists by name: extracted ones first, the others from info.tar."""
-    texts = {path: text_file(root, path) for path in paths if is_there(root / path)}
+def _find_lists(root: Path, paths: list[str]) -> dict[str, TextFile]:
+    """The lists by name: extracted files first, then members of info.tar."""
+    texts = {path: find_text(root, path) for path in paths if is_there(root / path)}
     missing = [path for path in paths if path not in texts]
     if missing and is_there(root / "info.tar"):
-        texts |= text_files_in_tar(root, "info.tar", missing, "info")
+        texts |= find_texts_in_tar(root, "info.tar", missing, "info")
         missing = [path for path in paths if path not in texts]
     if missing:
         raise DataError(
@@ -119,28 +146,28 @@ def _texts(root: Path, paths: list[str]) -> dict[str, TextFile]:
     return texts
 
 
-def _opened_part(root: Path, names: _PartNames, text: TextFile, classes: int) -> _Part:
+def _open_part(root: Path, names: _PartNames, text: TextFile, classes: int) -> _Part:
     files = FileList(text)
     files.check(names.prefix, classes)
-    return _Part(names, files, _images(root, names, files))
+    return _Part(names, files, _open_images(root, names, files))
 
 
-def _images(root: Path, names: _PartNames, files: FileList) -> Images:
+def _open_images(root: Path, names: _PartNames, files: FileList) -> Images:
     folder = "" if names.prefix else names.folder
     if os.path.isdir(root / names.folder):
         return FolderImages(root, folder)
     tar = root / names.tar
     if not is_there(tar):
         compressed = sorted(path.name for path in root.glob(f"{tar.stem}.t*") if path.is_file())
-        hint = f"; {compressed[0]} has to be unpacked to {names.tar} first" if compressed else ""
+        hint = f"; {compressed[0]} must be decompressed to {names.tar} first" if compressed else ""
         raise DataError(f"{root} has neither {names.folder}/ nor {names.tar}{hint}. Expected there: {_LAYOUT}")
     before = f"{folder}/" if folder else ""
-    places = locate(tar, {before + files.path(row): row for row in range(len(files))}, names.folder)
+    places = locate_members(tar, {before + files.path(row): row for row in range(len(files))}, names.folder)
     missing = places.missing()
     if len(missing):
         first = int(missing[0])
         raise DataError(
             f"{tar} lacks {len(missing):,} of the {len(files):,} images of its list, the first "
-            f"{files.path(first)} ({files.origin(first)}). Download it again, or extract it and bring the images"
+            f"{files.path(first)} ({files.origin(first)}). Download it again, or extract it and add the images"
         )
     return TarImages(tar, places.state, places.offsets, places.nbytes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shards.durable import is_leftover
+from shards.durable import is_temporary
 from trainer.records.heartbeat import Heartbeat
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_take_its_place_is_not_left_behind(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
     (tmp_path / f".heart.json.tmp{os.getpid()}").symlink_to("/dev/full")  # where the content is written first
-    assert is_leftover(tmp_path / f".heart.json.tmp{os.getpid()}"), "a start would not sweep it away"
+    assert is_temporary(tmp_path / f".heart.json.tmp{os.getpid()}"), "a start would not sweep it away"
     Heartbeat(tmp_path / "heart.json", 0, 1, "alone").write()
     assert not (tmp_path / "heart.json").exists()
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.image_store import stored_image
+from shards.image_store import convert_image
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MEGABYTE = 2**20
@@ -80,7 +80,7 @@ def test_a_bomb_gets_its_verdict_for_little(name, resize):
     data = make()
     tracemalloc.start()
     start = time.perf_counter()
-    stored = stored_image(data, resize)
+    stored = convert_image(data, resize)
     spent = time.perf_counter() - start
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

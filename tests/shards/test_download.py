@@ -33,7 +33,7 @@ OWN = {".verified.json", ".staged.jsonl"}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stage") / "packed"
+    folder = tmp_path_factory.mktemp("download") / "packed"
     pack(list_source(23), folder, samples_per_shard=4)
     return folder
 
@@ -59,12 +59,12 @@ def web(source, monkeypatch):
         yield server
 
 
-def staged(folder):
+def files_of(folder):
     return {name: data for name, data in contents(folder).items() if name not in OWN}
 
 
 def require_copy(source, target):
-    assert staged(target) == staged(source)
+    assert files_of(target) == files_of(source)
     assert verify(target).problems == []
     assert not [path for path in target.rglob("*") if ".tmp" in path.name or path.name == ".staging"]
 
@@ -91,7 +91,7 @@ def test_a_run_need_not_check_a_copy_again(packed, target, monkeypatch):
 def test_a_second_time_nothing_is_copied_nor_hashed(packed, target, monkeypatch):
     download_shards(str(packed), target)
     before = {path.name: path.stat().st_mtime_ns for path in target.iterdir() if path.name not in OWN}
-    monkeypatch.setattr(download_module, "file_sha256", lambda _: pytest.fail("hashed again"))
+    monkeypatch.setattr(download_module, "hash_file", lambda _: pytest.fail("hashed again"))
     assert download_shards(str(packed), target) == DownloadReport(copied=0, kept=SHARDS, nbytes=0)
     assert before == {path.name: path.stat().st_mtime_ns for path in target.iterdir() if path.name not in OWN}
 
@@ -156,7 +156,7 @@ def test_dataset_json_comes_last(source, target):
 @pytest.mark.parametrize(
     ("name", "damage", "reason"),
     [
-        ("shard-000002.tar", lambda data: data[:-512], "bytes came, .* were packed"),
+        ("shard-000002.tar", lambda data: data[:-512], "bytes received, .* were packed"),
         ("shard-000002.tar", lambda data: data + b"x", "more than the"),
         ("shard-000002.tar", lambda data: bytes([data[0] ^ 1]) + data[1:], "SHA-256"),
         ("index.arrow", lambda data: data[: len(data) // 2], r"index\.arrow"),
@@ -183,7 +183,7 @@ def test_a_source_that_changed_is_refused_by_name(source, target, monkeypatch, n
 def test_over_http(web: WebServer, source, target):
     assert download_shards(web.url, target).copied == SHARDS
     require_copy(source, target)
-    assert sorted(web.asked) == sorted({*staged(source), "shard-000000.idx"})
+    assert sorted(web.asked) == sorted({*files_of(source), "shard-000000.idx"})
     web.asked.clear()
     assert download_shards(web.url + "/", target).kept == SHARDS
     assert web.asked == ["dataset.json", "shard-000000.idx"]
@@ -383,7 +383,7 @@ def test_a_stop_keeps_what_is_finished(web: WebServer, source, target):
         web.hold.set()
         return True
 
-    with pytest.raises(DownloadStopped, match="the same command goes on"):
+    with pytest.raises(DownloadStopped, match="run the same command again"):
         download_shards(web.url, target, workers=1, stop=stop)
     assert not (target / "dataset.json").exists()
     kept = len(list(target.glob("*.tar")))
@@ -395,7 +395,7 @@ def test_a_stop_keeps_what_is_finished(web: WebServer, source, target):
 PROGRAM = """
 import sys
 from pathlib import Path
-from shards.download import stage
+from shards.download import download_shards
 print(download_shards(sys.argv[1], Path(sys.argv[2])))
 """
 
@@ -438,7 +438,7 @@ def test_a_killed_copy_goes_on_where_it_was(web: WebServer, source, target):
 
 def test_a_signal_ends_the_command_with_75_and_it_goes_on(web: WebServer, source, target):
     web.held = "shard-000004.tar"
-    command = [sys.executable, "-m", "trainer", "shards", "stage", web.url, str(target)]
+    command = [sys.executable, "-m", "trainer", "shards", "download", web.url, str(target)]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=Path(download_module.__file__).parents[1]
     )
@@ -448,7 +448,7 @@ def test_a_signal_ends_the_command_with_75_and_it_goes_on(web: WebServer, source
     web.hold.set()
     _, error = process.communicate(timeout=60)
     assert process.returncode == 75, error
-    assert "the same command goes on" in error
+    assert "run the same command again" in error
     assert not (target / "dataset.json").exists()
     assert download_shards(web.url, target).kept >= SHARDS - 1
     require_copy(source, target)
@@ -464,8 +464,8 @@ def test_the_second_of_two_waits_and_finds_it_done(web: WebServer, source, targe
     web.hold.set()
     outputs = [process.communicate(timeout=60) for process in (first, second)]
     assert [process.returncode for process in (first, second)] == [0, 0], outputs
-    assert f"StageReport(copied={SHARDS}, kept=0" in outputs[0][0]
-    assert f"StageReport(copied=0, kept={SHARDS}" in outputs[1][0]
+    assert f"DownloadReport(copied={SHARDS}, kept=0" in outputs[0][0]
+    assert f"DownloadReport(copied=0, kept={SHARDS}" in outputs[1][0]
     assert web.asked.count("shard-000000.tar") == 1
     require_copy(source, target)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from shards.image_check import UndecodableImage, decode_rgb
-from shards.image_store import CONVERSIONS, LONGEST_SIDE, stored_image, target
+from shards.image_store import CONVERSIONS, LONGEST_SIDE, convert_image, fit_size
 from tests.support.pictures import encoded, picture, smooth
 
 
@@ -80,7 +80,7 @@ CONVERTED = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_an_image_that_needs_nothing_keeps_its_bytes(name):
-    stored = stored_image(KEPT[name])
+    stored = convert_image(KEPT[name])
     assert stored.data == KEPT[name]
     assert (stored.verdict, stored.width, stored.height, stored.converted) == ("ok", 40, 26, ())
     assert stored.suffix == ("jpg" if "jpeg" in name else "png")
@@ -91,7 +91,7 @@ def test_what_decoders_read_differently_is_written_anew(name):
     data, kinds = CONVERTED[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        stored = stored_image(data)
+        stored = convert_image(data)
     assert stored.converted == kinds
     assert set(kinds) <= set(CONVERSIONS)
     assert stored.suffix == ("png" if data.startswith(b"\x89PNG") else "jpg")
@@ -104,7 +104,7 @@ def test_what_decoders_read_differently_is_written_anew(name):
         np.testing.assert_array_equal(after, before)
     else:
         assert np.abs(after - before).mean() < 4
-    assert stored_image(stored.data).converted == ()  # once is enough
+    assert convert_image(stored.data).converted == ()  # once is enough
 
 
 def _dali_rgb(images: list[bytes]) -> list[np.ndarray]:
@@ -126,7 +126,7 @@ def test_every_decoder_sees_the_same_picture(resize):
     from torchvision.io import ImageReadMode, decode_image
 
     originals = [*KEPT.values(), *(data for data, _ in CONVERTED.values())]
-    stored = [stored_image(data, resize) for data in originals]
+    stored = [convert_image(data, resize) for data in originals]
     dali = _dali_rgb([one.data for one in stored])
     for one, seen_by_dali in zip(stored, dali, strict=True):
         ours = decode_rgb(one.data).astype(int)
@@ -144,7 +144,7 @@ def test_every_decoder_sees_the_same_picture(resize):
 def test_turned_images_are_stored_upright(orientation, kind, resize):
     data = _turned(orientation, kind)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    stored = stored_image(data, resize)
+    stored = convert_image(data, resize)
     pixels = Image.open(io.BytesIO(stored.data))
     assert 0x0112 not in pixels.getexif() or orientation == 1
     if resize is not None:
@@ -155,7 +155,7 @@ def test_turned_images_are_stored_upright(orientation, kind, resize):
 
 @given(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), st.integers(1, 600))
 def test_the_shorter_side_is_the_one_asked_for(size, resize):
-    (width, height), (left, top, right, bottom) = target(size, resize)
+    (width, height), (left, top, right, bottom) = fit_size(size, resize)
     assert min(width, height) == resize
     assert max(width, height) <= LONGEST_SIDE * resize
     assert (width >= height) == (size[0] >= size[1]) or width == height
@@ -166,7 +166,7 @@ def test_the_shorter_side_is_the_one_asked_for(size, resize):
 
 
 def test_no_resize_is_no_change_of_size():
-    assert target((30, 500), None) == ((30, 500), (0, 0, 30, 500))
+    assert fit_size((30, 500), None) == ((30, 500), (0, 0, 30, 500))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_no_resize_is_no_change_of_size():
 )
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_resized_images_are_baseline_jpegs_of_the_shorter_side(size, kind):
-    stored = stored_image(
+    stored = convert_image(
         encoded(smooth(*size), kind, progressive=True, comment=b"hello", icc_profile=b"x" * 200), 24
     )
     assert (stored.verdict, stored.suffix, min(stored.width, stored.height)) == ("ok", "jpg", 24)
@@ -185,43 +185,43 @@ def test_resized_images_are_baseline_jpegs_of_the_shorter_side(size, kind):
     assert image.size == (stored.width, stored.height)
     assert b"\xff\xc0" in stored.data  # baseline
     assert {"progressive", "exif", "icc_profile", "comment"}.isdisjoint(image.info)
-    assert stored_image(stored.data, 24).data == stored.data
+    assert convert_image(stored.data, 24).data == stored.data
 
 
 def test_resizing_is_antialiased_and_keeps_the_picture():
     image = smooth(1024, 640)
     whole = encoded(image, "JPEG", quality=95)
-    stored = decode_rgb(stored_image(whole, 64).data).astype(int)
+    stored = decode_rgb(convert_image(whole, 64).data).astype(int)
     wanted = np.asarray(image.resize((102, 64), Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(stored - wanted).mean() < 2
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (640, 1024, 3), dtype=np.uint8))
-    assert decode_rgb(stored_image(encoded(noise, "PNG"), 64).data).std() < 20  # 73 without antialiasing
+    assert decode_rgb(convert_image(encoded(noise, "PNG"), 64).data).std() < 20  # 73 without antialiasing
 
 
 def test_a_baseline_jpeg_of_the_right_size_keeps_its_bytes():
     for data in (encoded(smooth(50, 32), "JPEG", quality=40), encoded(smooth(32, 50).convert("L"), "JPEG")):
-        assert stored_image(data, 32).data == data
+        assert convert_image(data, 32).data == data
     progressive = encoded(smooth(50, 32), "JPEG", progressive=True)
-    assert stored_image(progressive, 32).converted == ("coding",)
-    assert stored_image(encoded(smooth(50, 32), "PNG"), 32).converted == ("format",)
-    assert stored_image(encoded(smooth(40, 32).convert("CMYK"), "JPEG"), 32).converted == ("cmyk",)
+    assert convert_image(progressive, 32).converted == ("coding",)
+    assert convert_image(encoded(smooth(50, 32), "PNG"), 32).converted == ("format",)
+    assert convert_image(encoded(smooth(40, 32).convert("CMYK"), "JPEG"), 32).converted == ("cmyk",)
 
 
 def test_gray_stays_gray():
-    stored = stored_image(encoded(smooth(50, 40).convert("L"), "JPEG"), 32)
+    stored = convert_image(encoded(smooth(50, 40).convert("L"), "JPEG"), 32)
     assert Image.open(io.BytesIO(stored.data)).mode == "L"
 
 
 def test_quality_is_that_of_what_is_written_anew():
     data = encoded(smooth(300, 200), "PNG")
-    assert len(stored_image(data, 100, 30).data) < len(stored_image(data, 100, 95).data)
+    assert len(convert_image(data, 100, 30).data) < len(convert_image(data, 100, 95).data)
 
 
 @pytest.mark.parametrize("resize", [None, 16])
 @pytest.mark.parametrize("end", [8, 200, -40, -3, -2, -1])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_a_cut_file_is_rejected(kind, end, resize):
-    stored = stored_image(picture(width=60, height=60, kind=kind)[:end], resize)
+    stored = convert_image(picture(width=60, height=60, kind=kind)[:end], resize)
     assert (stored.verdict, stored.data, stored.width) == ("truncated", b"", 0)
 
 
@@ -236,7 +236,7 @@ def test_a_changed_byte_gives_a_verdict_or_a_good_image(place, noise, name, resi
     data = bytearray(KEPT.get(name) or CONVERTED[name][0])
     place %= len(data)
     data[place : place + len(noise)] = noise
-    stored = stored_image(bytes(data), resize)
+    stored = convert_image(bytes(data), resize)
     if stored.verdict == "ok":
         assert decode_rgb(stored.data).shape == (stored.height, stored.width, 3)
         assert decode_rgb(bytes(data)).ndim == 3

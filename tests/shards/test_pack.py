@@ -324,7 +324,7 @@ def test_a_stop_finishes_what_was_begun_and_no_more(tmp_path):
     assert 2 <= len(list((tmp_path / "out").glob("*.tar"))) <= 6
 
 
-def test_damaged_shards_are_written_anew_and_no_others(tmp_path):
+def test_damaged_shards_are_rewritten_and_no_others(tmp_path):
     out, source = tmp_path / "out", list_source(12)
     pack(source, out, samples_per_shard=3, dali_index=True)
     before = contents(out)
@@ -337,12 +337,12 @@ def test_damaged_shards_are_written_anew_and_no_others(tmp_path):
     assert not verify(index.folder).problems
 
 
-def test_a_source_that_has_changed_mends_nothing(tmp_path):
+def test_a_source_that_has_changed_repairs_nothing(tmp_path):
     out, rows = tmp_path / "out", list_source(12).rows
     pack(ListSource(rows), out, samples_per_shard=3)
     (out / "shard-000001.tar").write_bytes(b"junk")
     other = [(key, label, picture(99)) for key, label, _ in rows]
-    with pytest.raises(DataError, match=r"shard-000001\.tar is damaged, and list gives other bytes now"):
+    with pytest.raises(DataError, match=r"shard-000001\.tar is damaged and cannot be repaired: list gives"):
         pack(ListSource(other), out, samples_per_shard=3)
     assert (out / "shard-000001.tar").read_bytes() == b"junk"
     pack(ListSource(rows), out, samples_per_shard=3)

@@ -65,7 +65,7 @@ def test_the_merge_does_what_a_lost_task_has_not_done(tmp_path):
 
 def test_a_task_of_another_plan_is_refused_and_its_parts_are_never_merged(tmp_path):
     pack(list_source(9), tmp_path / "out", samples_per_shard=3, task=ArrayTask(0, 2))
-    with pytest.raises(DataError, match="packed with resize None, 8 is asked for"):
+    with pytest.raises(DataError, match="packed with resize None instead of 8"):
         pack(list_source(9), tmp_path / "out", samples_per_shard=3, task=ArrayTask(1, 2), resize=8)
     # two tasks that began at the same moment, neither seeing the other's plan
     (tmp_path / "out" / ".parts" / "plan.json").unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shards.command
-from shards.folder_lock import sole_writer
+from shards.folder_lock import lock_folder
 from shards.image_check import MAX_PIXELS
 from shards.pack import pack
 from shards.plan import ArrayTask
@@ -111,7 +111,7 @@ def test_an_image_that_vanishes_while_packing_is_named(incv, tmp_path, monkeypat
 def test_two_packers_on_one_folder(incv, tmp_path, task):
     root, out = image_tree(tmp_path / "root"), tmp_path / "out"
     options = [] if task is None else ["--task", task]
-    with sole_writer(out, None if task is None else ArrayTask.parse(task)):
+    with lock_folder(out, None if task is None else ArrayTask.parse(task)):
         code, error = incv(*_pack(root, out, *options))
     assert code == 3
     assert "another process is" in _one_line(error)

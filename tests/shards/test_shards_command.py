@@ -68,13 +68,13 @@ def test_tasks_and_classes(tmp_path, capsys):
     assert "14 images of 2 classes in 5 shards" in capsys.readouterr().out
 
 
-def test_a_packed_folder_is_staged(tmp_path, capsys):
+def test_a_packed_folder_is_downloaded(tmp_path, capsys):
     out, copy = str(tmp_path / "digits"), str(tmp_path / "copy")
     assert (
         _run("pack", "digits", "--out", out, "--split", "test", "--samples-per-shard", "150", "--workers", "1") == 0
     )
-    assert _run("stage", out, copy, "--workers", "2") == 0
+    assert _run("download", out, copy, "--workers", "2") == 0
     assert "3 shards copied" in capsys.readouterr().out
-    assert _run("stage", out, copy) == 0
+    assert _run("stage", out, copy) == 0  # an alias
     assert "0 shards copied (0.0 MB), 3 were there already" in capsys.readouterr().out
     assert _run("verify", copy) == 0

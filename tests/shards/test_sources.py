@@ -104,7 +104,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path, protocol):
     mark = tmp_path / "mark"
     (tmp_path / "batches.meta.txt").write_text("\n".join(NAMES))
     _dump({b"data": _Payload(os.mkdir, str(mark))}, tmp_path / "test_batch", protocol)
-    with pytest.raises(DataError, match=r"test_batch is not a file of CIFAR-10: it asks for \w+\.mkdir"):
+    with pytest.raises(DataError, match=r"test_batch is not a file of CIFAR-10: it loads \w+\.mkdir"):
         open_source("cifar10", tmp_path, "test").label(0)
     assert not mark.exists()
 

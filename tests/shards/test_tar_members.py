@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shards.errors import DataError
 from shards.image_check import MAX_BYTES
-from shards.sources.tar_members import FileState, TarImages, locate, members
+from shards.sources.tar_members import FileState, TarImages, list_members, locate_members
 from tests.support.ordinary_user import ordinary_user
 from tests.support.webvision_tree import write_tar
 
@@ -51,7 +51,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **facts: str
 def test_members_are_those_that_tarfile_finds(tmp_path_factory, files, style):
     path = tmp_path_factory.mktemp("tar") / "a.tar"
     write_tar(path, files.items(), style)
-    found = list(members(path))
+    found = list(list_members(path))
     with tarfile.open(path) as tar:
         assert [(m.name, m.offset, m.nbytes) for m in found] == [(m.name, m.offset_data, m.size) for m in tar]
     content = path.read_bytes()
@@ -62,13 +62,13 @@ def test_members_are_those_that_tarfile_finds(tmp_path_factory, files, style):
 def test_folders_are_passed_over_and_a_leading_dot_is_dropped(tmp_path, style):
     folder = member("./google/", tarfile.DIRTYPE)
     path = built(tmp_path / "a.tar", folder, member("./google/-a.jpg", size=700), member("b..jpg"), style=style)
-    assert [(m.name, m.nbytes) for m in members(path)] == [("google/-a.jpg", 700), ("b..jpg", 0)]
+    assert [(m.name, m.nbytes) for m in list_members(path)] == [("google/-a.jpg", 700), ("b..jpg", 0)]
 
 
 def test_a_folder_that_claims_a_size_has_no_data(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(member("x/", tarfile.DIRTYPE, 4096).tobuf() + member("x/a.jpg").tobuf() + bytes(1024))
-    assert [m.name for m in members(path)] == ["x/a.jpg"]
+    assert [m.name for m in list_members(path)] == ["x/a.jpg"]
 
 
 @pytest.mark.parametrize("place", [3, 110, 130, 150, 156, 300])
@@ -78,14 +78,14 @@ def test_a_header_with_a_changed_byte_is_refused(tmp_path, place):
     content[512 + 1024 + place] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.tar is damaged.* byte 1,536"):
-        list(members(path))
+        list(list_members(path))
 
 
 def test_the_member_that_a_tar_ends_in_is_named(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("first.jpg", b"1" * 600), ("second.jpg", b"2" * 600)])
     os.truncate(path, 3 * 512 + 512 + 599)
     with pytest.raises(DataError, match=r"it ends inside its member 'second\.jpg'"):
-        list(members(path))
+        list(list_members(path))
 
 
 def test_a_size_beyond_octal_is_read(tmp_path):
@@ -96,8 +96,8 @@ def test_a_size_beyond_octal_is_read(tmp_path):
         file.write(header.tobuf(tarfile.GNU_FORMAT))
         file.seek(512 + huge)
         file.write(member("b.jpg", size=3).tobuf() + b"abc".ljust(512, b"\0") + bytes(1024))
-    assert [(m.name, m.nbytes) for m in members(path)] == [("a.jpg", huge), ("b.jpg", 3)]
-    places = locate(path, {"a.jpg": 0, "b.jpg": 1})
+    assert [(m.name, m.nbytes) for m in list_members(path)] == [("a.jpg", huge), ("b.jpg", 3)]
+    places = locate_members(path, {"a.jpg": 0, "b.jpg": 1})
     images = TarImages(path, places.state, places.offsets, places.nbytes)
     assert images.read(1, "b.jpg", "") == b"abc"
     assert len(images.read(0, "a.jpg", "")) == MAX_BYTES + 1  # and no more: enough to be found oversized
@@ -124,7 +124,7 @@ def test_a_size_beyond_octal_is_read(tmp_path):
 def test_dangerous_members_are_refused_even_where_no_list_names_them(tmp_path, bad, said, style):
     path = built(tmp_path / "a.tar", member("ok.jpg", size=5), bad, style=style)
     with pytest.raises(DataError, match=said) as refused:
-        locate(path, {"ok.jpg": 0})
+        locate_members(path, {"ok.jpg": 0})
     assert str(path) in str(refused.value)
 
 
@@ -153,7 +153,7 @@ def test_odd_attributes_are_refused_quickly(tmp_path, extra):
     path.write_bytes(extra + member("a.jpg").tobuf() + bytes(1024))
     start = time.monotonic()
     with pytest.raises(DataError, match=r"a\.tar"):
-        list(members(path))
+        list(list_members(path))
     assert time.monotonic() - start < 5
 
 
@@ -165,7 +165,7 @@ def test_no_bytes_do_more_than_raise_a_data_error(tmp_path_factory, noise, place
     content[place : place + len(noise) * stretch] = noise
     path.write_bytes(content)
     with suppress(DataError):
-        list(members(path))
+        list(list_members(path))
 
 
 @given(cut=st.integers(0, 512 * 8))
@@ -173,11 +173,11 @@ def test_no_bytes_do_more_than_raise_a_data_error(tmp_path_factory, noise, place
 @settings(deadline=None, max_examples=60)
 def test_a_tar_cut_anywhere_is_an_error(tmp_path_factory, cut):
     path = write_tar(tmp_path_factory.mktemp("tar") / "a.tar", [("a.jpg", b"1" * 600), ("é" * 70, b"2" * 600)])
-    whole = locate(path, {"a.jpg": 0, "é" * 70: 1})
+    whole = locate_members(path, {"a.jpg": 0, "é" * 70: 1})
     assert len(whole.missing()) == 0
     os.truncate(path, min(cut, int(whole.offsets[1]) + 1024))
-    with pytest.raises(DataError, match=r"a\.tar is damaged, cut off"):
-        locate(path, {"a.jpg": 0, "é" * 70: 1})
+    with pytest.raises(DataError, match=r"a\.tar is damaged, truncated"):
+        locate_members(path, {"a.jpg": 0, "é" * 70: 1})
 
 
 @pytest.mark.parametrize(
@@ -193,37 +193,37 @@ def test_a_compressed_tar_says_how_to_unpack_it(tmp_path, packed, program):
     path = write_tar(tmp_path / "a.tar", [("a.jpg", b"1")])
     path.write_bytes(packed(path.read_bytes()))
     with pytest.raises(DataError, match=f"is compressed.*{program} -dc"):
-        list(members(path))
+        list(list_members(path))
 
 
 def test_what_is_no_tar_is_named(tmp_path):
     path = tmp_path / "a.tar"
     for content in (b"<html>" * 500, b"\xff" * 5000, b"short"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"a\.tar is damaged, cut off or no plain tar"):
-            list(members(path))
+        with pytest.raises(DataError, match=r"a\.tar is damaged, truncated or not a plain tar"):
+            list(list_members(path))
     path.unlink()
     with pytest.raises(DataError, match="No such file"):
-        list(members(path))
+        list(list_members(path))
     path.mkdir()
     with pytest.raises(DataError, match="is not a file"):
-        list(members(path))
+        list(list_members(path))
     path.rmdir()
     os.mkfifo(path)
     with pytest.raises(DataError, match="is not a file"):
-        list(members(path))
+        list(list_members(path))
 
 
 def test_a_tar_without_permission_is_named(tmp_path):
     write_tar(tmp_path / "a.tar", []).chmod(0)
     with ordinary_user(tmp_path), pytest.raises(DataError, match="Permission denied"):
-        list(members(tmp_path / "a.tar"))
+        list(list_members(tmp_path / "a.tar"))
 
 
 def test_members_may_have_one_folder_more_or_leave_out_their_home(tmp_path):
     names = ["home/a.jpg", "x/home/b.jpg", "c.jpg", "x/y/home/d.jpg", "readme", ".DS_Store"]
     path = write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])
-    places = locate(path, {f"home/{name}.jpg": row for row, name in enumerate("abcd")}, "home")
+    places = locate_members(path, {f"home/{name}.jpg": row for row, name in enumerate("abcd")}, "home")
     assert places.missing().tolist() == [3]
     images = TarImages(path, places.state, places.offsets, places.nbytes)
     assert [images.read(row, "", "") for row in range(3)] == [b"home/a.jpg", b"x/home/b.jpg", b"c.jpg"]
@@ -232,12 +232,12 @@ def test_members_may_have_one_folder_more_or_leave_out_their_home(tmp_path):
 def test_two_members_for_one_image_are_refused(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("x/a.jpg", b"3")])
     with pytest.raises(DataError, match=r"x/a\.jpg twice"):
-        locate(path, {"a.jpg": 0})
+        locate_members(path, {"a.jpg": 0})
 
 
 def test_a_tar_that_changes_after_it_was_listed_is_not_read_on(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("a.jpg", b"1" * 2000)])
-    places = locate(path, {"a.jpg": 0})
+    places = locate_members(path, {"a.jpg": 0})
     images = TarImages(path, places.state, places.offsets, places.nbytes)
     travelled = pickle.loads(pickle.dumps(images))
     assert images.read(0, "a.jpg", "list line 1") == b"1" * 2000

@@ -189,7 +189,7 @@ def test_advice_loses_no_finished_work_and_names_no_other_path(tmp_path):
     with pytest.raises(DataError) as refusal:
         require_verified(tmp_path / "small one")
     assert "rm -r" not in str(refusal.value)  # only that shard is to be written
-    assert "Its pack command writes the damaged shards anew: incv shards pack list" in str(refusal.value)
+    assert "Its pack command repairs the damaged shards: incv shards pack list" in str(refusal.value)
     assert "--classes 2 --resize 12 --quality 80" in str(refusal.value)
 
 

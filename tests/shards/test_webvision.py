@@ -284,7 +284,7 @@ def test_missing_lists_and_images_say_what_was_looked_for(root, tmp_path):
         open_source("webvision", root, "train")
     assert len(open_source("webvision", root, "train", "flickr")) == 6  # which needs nothing of google's
     (root / "google_resized_256.tar.gz").touch()
-    with pytest.raises(DataError, match=r"google_resized_256\.tar\.gz has to be unpacked"):
+    with pytest.raises(DataError, match=r"google_resized_256\.tar\.gz must be decompressed"):
         open_source("webvision", root, "train")
     (root / GOOGLE).unlink()
     with pytest.raises(DataError, match=r"no info/train_filelist_google\.txt, neither as a file nor in info\.tar"):
@@ -311,7 +311,7 @@ def test_unreadable_images_are_named_with_their_line(root, tmp_path):
     for target in (tmp_path / "secret.jpg", Path("/etc/passwd")):
         paths[2].unlink()
         paths[2].symlink_to(target)
-        with pytest.raises(DataError, match=r"line 3\) is reached by a link that leaves"):
+        with pytest.raises(DataError, match=r"line 3\) is behind a link that leaves"):
             source.sample(2)
     paths[2].unlink()
     paths[2].symlink_to(paths[3])
@@ -332,7 +332,7 @@ def test_a_whole_folder_behind_a_link_that_leaves_is_refused(root, tmp_path):
         open_source("webvision", root, "train").sample(0)
     os.rename(root / "info", tmp_path / "info")
     (root / "info").symlink_to(tmp_path / "info")
-    with pytest.raises(DataError, match=r"synsets\.txt is reached by a link that leaves"):
+    with pytest.raises(DataError, match=r"synsets\.txt is behind a link that leaves"):
         open_source("webvision", root, "train")
 
 
@@ -380,7 +380,7 @@ def test_a_tar_cut_off_at_any_place_is_refused(root, tmp_path):
     whole = tar.read_bytes()
     for size in (third.offset, third.offset + 100, third.offset_data, third.offset_data + third.size - 1, 0):
         tar.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"flickr_resized_256\.tar is damaged, cut off"):
+        with pytest.raises(DataError, match=r"flickr_resized_256\.tar is damaged, truncated"):
             open_source("webvision", tars, "train")
 
 

@@ -61,18 +61,18 @@ def in_predict_pass() -> None:
 
 def in_checkpoint_write() -> None:
     """With the files of coteaching_incv's first checkpoint after step 0 half written."""
-    whole_folder = trainer.training.checkpoint.whole_folder
+    atomic_folder = trainer.training.checkpoint.atomic_folder
 
     @contextmanager
     def killed(path: Path) -> Iterator[Path]:
-        with whole_folder(path) as temporary:
+        with atomic_folder(path) as temporary:
             yield temporary
             if "coteaching_incv" in path.parts and path.name != "step-0000000000":
                 for file in temporary.iterdir():
                     os.truncate(file, file.stat().st_size // 2)
                 die()
 
-    trainer.training.checkpoint.whole_folder = killed
+    trainer.training.checkpoint.atomic_folder = killed
 
 
 def in_coteaching() -> None:

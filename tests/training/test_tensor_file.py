@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
-from shards.durable import whole_folder
+from shards.durable import atomic_folder
 from shards.errors import DataError
 from tests.support.small_disk import mounted_disk
 from trainer.training.tensor_file import write_tensors
@@ -95,7 +95,7 @@ def test_a_type_that_is_not_known_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_said(tmp_path: Path, counts: tuple[int, ...]) -> None:
     held = {str(number): torch.zeros(count) for number, count in enumerate(counts)}
     with mounted_disk(tmp_path / "disk", "1m") as disk:
-        with pytest.raises(DataError, match="the disk is full"), whole_folder(disk / "folder") as folder:
+        with pytest.raises(DataError, match="the disk is full"), atomic_folder(disk / "folder") as folder:
             write_tensors(folder / "file", held)
         assert not list(disk.iterdir())
 

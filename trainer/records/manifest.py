@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.durable import disk_errors, is_leftover, read_json, write_json
+from shards.durable import disk_errors, is_temporary, read_json, write_json
 from trainer.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # imports torch, which is slow; commands that only read a manifest do not need it
@@ -136,7 +136,7 @@ class StartLog:
 
     def _files(self, kind: str) -> list[Path]:
         folder = self._folder / kind
-        return sorted(file for file in folder.iterdir() if not is_leftover(file)) if folder.exists() else []
+        return sorted(file for file in folder.iterdir() if not is_temporary(file)) if folder.exists() else []
 
 
 class StepCounter:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from shards.durable import is_leftover, remove_leftovers
+from shards.durable import is_temporary, remove_leftovers
 from shards.errors import ConfigError
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -94,7 +94,7 @@ class RunDirectory:
             return
         if not self.root.is_dir():
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
-        content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_leftover(path)]
+        content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_temporary(path)]
         if content and not self._has_manifest():
             raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
 

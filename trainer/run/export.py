@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import nn
 
-from shards.durable import read_json, whole_folder
+from shards.durable import atomic_folder, read_json
 from trainer.config.schema import Recipe
 from trainer.models.factory import create_model
 from trainer.training.tensor_file import write_tensors
@@ -33,7 +33,7 @@ def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, .
             "label_names": list(class_names),
         },
     }
-    with whole_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         weights = {name: tensor.cpu() for name, tensor in network.state_dict().items()}
         write_tensors(temporary / "model.safetensors", weights, {"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n")

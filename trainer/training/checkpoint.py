@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from shards.durable import remove_leftovers, whole_folder, write_bytes
+from shards.durable import atomic_folder, remove_leftovers, write_bytes
 from trainer.distributed.world import World
 from trainer.training.tensor_file import write_tensors
 
@@ -63,7 +63,7 @@ class Checkpointer:
 
     def _write(self, step: int, state: TrainState, taken: torch.cuda.Event | None) -> None:
         target = step_folder(self._folder, step)
-        with whole_folder(target) as temporary:
+        with atomic_folder(target) as temporary:
             checksum = write_tensors(temporary / "tensors.safetensors", _to_host(state.tensors, taken))
             (temporary / "state.json").write_text(json.dumps({"sha256": checksum, "values": state.values}))
         write_bytes(self._folder / "latest", f"{target.name}\n".encode())

@@ -1,4 +1,4 @@
-"""Which files of a folder were found good, so that a file that has not changed need not be hashed again."""
+"""A log of the verified files of a folder, so that unchanged files are not hashed again."""
 
 import json
 from contextlib import suppress
@@ -7,8 +7,8 @@ from pathlib import Path
 from shards.durable import disk_errors
 
 
-class GoodFiles:
-    """One line for each file that was found good, with size and time of change: it need not be hashed again."""
+class VerifiedFiles:
+    """One JSON line for each verified file: name, size, mtime and checksum."""
 
     def __init__(self, folder: Path, notes: str) -> None:
         self._folder, self._notes = folder, folder / notes
@@ -19,8 +19,8 @@ class GoodFiles:
                     name, *facts = json.loads(line)
                     self._known[name] = facts
 
-    def vouch(self, name: str, checksum: str) -> bool:
-        """Whether the file is there, unchanged since it was found to be what `checksum` stands for."""
+    def is_verified(self, name: str, checksum: str) -> bool:
+        """Whether the file exists and is unchanged since it was verified against `checksum`."""
         return name in self._known and self._known[name] == self._facts(name, checksum)
 
     def add(self, name: str, checksum: str) -> None:
@@ -28,7 +28,7 @@ class GoodFiles:
         if facts is not None:
             self._known[name] = facts
             with disk_errors(self._notes), self._notes.open("a") as file:
-                file.write("\n" + json.dumps([name, *facts]))  # in front: the last line may be a torn one
+                file.write("\n" + json.dumps([name, *facts]))  # newline first: the last line may be torn
 
     def _facts(self, name: str, checksum: str) -> list[object] | None:
         try:

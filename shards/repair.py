@@ -1,0 +1,46 @@
+"""Rewrites the damaged shards of a finished folder, bit-identical to what was packed."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from shards.durable import sync
+from shards.errors import DataError
+from shards.plan import Plan
+from shards.progress import Progress
+from shards.sample_index import Dataset, suggest_packing
+from shards.shard_writer import hash_file, read_part, write_shard
+from shards.sources.source import Source
+
+
+def find_damaged(out: Path, dataset: Dataset) -> list[int]:
+    """The numbers of the shards that are missing or not as packed."""
+    damaged = []
+    for number, shard in enumerate(dataset.shards):
+        path = out / shard.file
+        whole = path.is_file() and path.stat().st_size == shard.nbytes and hash_file(path) == shard.sha256
+        if not whole:
+            damaged.append(number)
+    return damaged
+
+
+def repair(source: Source, out: Path, plan: Plan, damaged: Sequence[int]) -> None:
+    """Rewrite these shards and leave the others alone. The caller holds the lock of the folder."""
+    dataset = Dataset.load(out)
+    place = out / ".parts" / "repaired"
+    with Progress(f"repair {plan.source}/{plan.split}", len(damaged), unit="shards") as progress:
+        for number in damaged:
+            place.mkdir(parents=True, exist_ok=True)
+            write_shard(source, place, plan, number)
+            made = read_part(place, plan, number)
+            if made is None or made.shard != dataset.shards[number]:
+                raise DataError(
+                    f"{out / dataset.shards[number].file} is damaged and cannot be repaired: "
+                    f"{plan.source} gives other bytes now, because its images or the encoding library changed. "
+                    + suggest_packing(out, dataset)
+                )
+            os.replace(place / made.shard.file, out / made.shard.file)
+            sync(out)
+            progress.advance()
+    shutil.rmtree(out / ".parts", ignore_errors=True)

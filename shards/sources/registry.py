@@ -1,0 +1,116 @@
+"""Every known data set by name: the modules of this folder, and the entry points of other installed packages."""
+
+import importlib
+import logging
+import pkgutil
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from shards.errors import ConfigError
+from shards.sources.first_classes import select_first_classes
+from shards.sources.source import Source, SourceType, did_you_mean
+
+ENTRY_POINT_GROUP = "incv.sources"
+
+
+def find_source(name: str) -> SourceType:
+    """The record of the data set `name`; an unknown name is refused with near matches."""
+    built_in, offered = _built_in_sources(), _offered_sources().get(name, [])
+    if name in built_in and offered:
+        raise ConfigError(
+            f"the package {_package(offered[0])} offers a data set named {name!r}, which incv has itself; "
+            f"uninstall {_package(offered[0])}, or rename its entry point"
+        )
+    if len(offered) > 1:
+        packages = " and ".join(_package(one) for one in offered)
+        raise ConfigError(f"the packages {packages} both offer a data set named {name!r}; uninstall one of them")
+    if offered:
+        return _load(offered[0])
+    if name not in built_in:
+        known = [source.name for source in list_sources()]
+        raise ConfigError(f"there is no data set named {name!r}; {did_you_mean(name, known)}")
+    return built_in[name]
+
+
+def list_sources() -> list[SourceType]:
+    """All usable data sets, by name; one that `find_source` would refuse is skipped with a warning."""
+    sources = []
+    for name in sorted({*_built_in_sources(), *_offered_sources()}):
+        try:
+            sources.append(find_source(name))
+        except ConfigError as error:
+            logging.getLogger(__name__).warning("the data set %s is skipped: %s", name, error)
+    return sources
+
+
+def open_source(
+    name: str, root: Path | None, split: str, subset: str | None = None, classes: int | None = None
+) -> Source:
+    """The data set `name` under `root`, or its first `classes` classes."""
+    kind = find_source(name)
+    if subset is not None and not kind.subsets:
+        others = ", ".join(one.name for one in list_sources() if one.subsets)
+        raise ConfigError(f"{name} has no subsets (only {others}); leave --subset {subset} out")
+    source = kind.open(root, split, subset) if kind.subsets else kind.open(root, split)
+    return source if classes is None else select_first_classes(source, classes)
+
+
+def published_size(
+    name: str, split: str, subset: str | None = None, classes: int | None = None
+) -> tuple[int, int] | None:
+    """(samples, classes) of a split, or of its first `classes` classes, by its publisher; None where unknown.
+
+    Where the size of those classes is not known they are taken to be of equal size.
+    """
+    try:
+        kind = find_source(name)
+    except ConfigError:
+        return None
+    whole = subset or "all"
+    if (split, whole) not in kind.published:
+        return None
+    samples, known = kind.published[split, whole]
+    if classes is None or classes >= known:
+        return samples, known
+    return kind.published_parts.get((split, whole, classes), samples * classes // known), classes
+
+
+@cache
+def _built_in_sources() -> dict[str, SourceType]:
+    """The `SOURCE` of every module of this folder that has one."""
+    package = __name__.rpartition(".")[0]
+    folder = importlib.import_module(package).__path__
+    modules = [importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(folder)]
+    records = [module.SOURCE for module in modules if hasattr(module, "SOURCE")]
+    return {record.name: record for record in records}
+
+
+@cache
+def _offered_sources() -> dict[str, list[EntryPoint]]:
+    """By name; their modules are not imported yet."""
+    offered: dict[str, list[EntryPoint]] = {}
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        offered.setdefault(entry_point.name, []).append(entry_point)
+    return offered
+
+
+def _load(entry_point: EntryPoint) -> SourceType:
+    package = _package(entry_point)
+    try:
+        record = entry_point.load()
+    except Exception as error:  # importing another package's module can raise anything
+        raise ConfigError(
+            f"the data set {entry_point.name!r} is offered by the package {package}, but {entry_point.value} cannot "
+            f"be imported ({type(error).__name__}: {error}); repair or uninstall {package}"
+        ) from error
+    if not isinstance(record, SourceType) or record.name != entry_point.name:
+        raise ConfigError(
+            f"the entry point {entry_point.name!r} of the package {package} leads to {entry_point.value}, which is "
+            f"not a shards.sources.SourceType of that name; correct or uninstall {package}"
+        )
+    return record
+
+
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist is not None else entry_point.module
