@@ -117,7 +117,6 @@ def test_the_run_can_tell_right_from_wrong(run: Path) -> None:
 
 def test_each_epoch_deals_s_once_and_c_after_the_warm_up(run: Path) -> None:
     selected, candidates = ids_in(run, State.SELECTED), ids_in(run, State.CANDIDATE)
-    share = min(0.5, len(candidates) / len(selected))
     for epoch, steps in enumerate(epochs_of(run, "coteaching_incv")):
         dealt = [id_ for line in steps for id_ in line["ids"]]
         assert len(set(dealt)) == len(dealt)
@@ -125,7 +124,8 @@ def test_each_epoch_deals_s_once_and_c_after_the_warm_up(run: Path) -> None:
         for line in steps:
             of_s = sum(id_ in selected for id_ in line["ids"])
             of_c = len(line["ids"]) - of_s
-            assert of_c == (math.floor(of_s * share) if epoch >= warmup(run) else 0), f"epoch {epoch}"
+            expected = min(of_s // 2, of_s * len(candidates) // len(selected))  # floor(b min(0.5, |C| / |S|))
+            assert of_c == (expected if epoch >= warmup(run) else 0), f"epoch {epoch}"
 
 
 def test_co_teaching_alone_deals_every_sample_once_an_epoch(run: Path) -> None:
