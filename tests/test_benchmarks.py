@@ -8,18 +8,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 import torch
 
 from shards.errors import ConfigError
+from tests.support import REPOSITORY
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = REPOSITORY / "benchmarks"
 REFERENCES = sorted(BENCHMARKS.glob("*_references.py"))
 ALLOWED = {"torch", "torchvision", "timm", "nvidia"} | sys.stdlib_module_names
 FIELDS = {"name", "command", "value", "reference", "ratio", "runs", "spread", "machine", "date", "versions"}

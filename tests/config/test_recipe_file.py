@@ -1,11 +1,10 @@
 """Recipes: strict keys with near matches, strict types, overrides, and nothing but plain values from YAML."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from shards.errors import ConfigError
+from tests.support import RECIPES
 from trainer.config.recipe_file import all_keys, recipe_yaml
 from trainer.config.schema import Recipe
 from trainer.run.recipe import check_recipe, load_recipe, recipe_schema
@@ -51,7 +50,7 @@ def test_a_recipe_as_written(recipe):
     assert loaded.data.train.split == "train"  # a default
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("recipes/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_loads(path):
     assert isinstance(load_recipe(path), Recipe)
 

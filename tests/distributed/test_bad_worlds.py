@@ -15,12 +15,12 @@ import pytest
 
 import trainer.run.runner
 from shards.durable import read_json
-from tests.support import many_runs, processes
+from tests.support import REPOSITORY, many_runs, processes
 from tests.support.processes import free_ports
-from tests.support.world_runs import REPOSITORY, arguments, finish
+from tests.support.world_runs import arguments, finish
 
 pytestmark = pytest.mark.cluster
-LAUNCHER = Path(__file__).parents[1] / "support" / "forked_ranks.py"
+LAUNCHER = REPOSITORY / "tests" / "support" / "forked_ranks.py"
 SECONDS = 20.0
 """From the error on rank 0's terminal to the end of the last rank."""
 BY_ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no"}

@@ -12,13 +12,13 @@ import pytest
 
 from shards.durable import read_json
 from shards.errors import DataError
+from tests.support import REPOSITORY
 from tests.support.gathering_program import SPLITS, rows, same_bits, statistics_of, task_in
-from tests.support.world_runs import REPOSITORY
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv.gathering import gather_predictions
 from trainer.training.checkpoint import read_checkpoint, step_folder
 
-PROGRAM = Path(__file__).parents[1] / "support" / "gathering_program.py"
+PROGRAM = REPOSITORY / "tests" / "support" / "gathering_program.py"
 RANKS = 3
 Report = dict[str, Any]
 

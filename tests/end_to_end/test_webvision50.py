@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shards.sample_index import SampleIndex
+from tests.support import REPOSITORY
 from tests.support.thinned_webvision import thinned_ilsvrc12, thinned_webvision
 from tests.support.webvision_tree import as_tars, ilsvrc12_tree, webvision_tree
 
-REPOSITORY = Path(__file__).parents[2]
 SPLITS = ("train", "eval.webvision_val", "eval.ilsvrc12_val")
 WHOLE = ("standard", "coteaching", "coteaching_incv")
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from shards.errors import ConfigError, DataError
 from shards.pack import pack
 from shards.plan import ArrayTask, make_plan
+from tests.support import REPOSITORY
 from tests.support.pictures import contents, image_tree, list_source
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "slurm" / "pack_shards.sh"
 
 

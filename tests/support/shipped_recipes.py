@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from tests.support import RECIPES
-from trainer.config.recipe_file import load_recipe
 from trainer.config.schema import Recipe
+from trainer.run.recipe import load_recipe
 
 
 def shipped(name: str, overrides: Sequence[str] = ()) -> Recipe:
