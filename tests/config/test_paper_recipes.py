@@ -66,7 +66,7 @@ def test_incv_is_the_papers(name: str) -> None:
 
 
 @each_recipe
-@pytest.mark.parametrize("method", ["standard", "coteaching"])
+@pytest.mark.parametrize("method", ["standard", "coteaching", "coteaching_incv"])
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
     section = getattr(shipped(name), method)
     assert section.epochs == 200
@@ -77,5 +77,6 @@ def test_the_main_training_is_the_papers(name: str, method: str) -> None:
 
 @each_recipe
 def test_co_teaching_ramps_over_ten_epochs_and_warms_up_by_the_noise(name: str) -> None:
-    section = shipped(name).coteaching
-    assert (section.ramp_epochs, section.warmup_epochs) == (10, "from_noise")
+    recipe = shipped(name)
+    assert (recipe.coteaching.ramp_epochs, recipe.coteaching_incv.ramp_epochs) == (10, 10)
+    assert recipe.coteaching_incv.warmup_epochs == "from_noise"
