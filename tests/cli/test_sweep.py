@@ -34,6 +34,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_the_runs_of_each_alone(incv, playground):
     answer = incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2", "execution.folds=side_by_side")
     assert answer.code == 0
@@ -133,6 +134,7 @@ def test_one_directory_for_several_variants_is_refused(incv, playground):
     assert "--run-dir" in answer.err
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_and_the_same_command_goes_on(playground):
     command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2"]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -99,7 +99,7 @@ def test_srun_without_an_address_and_without_slurm(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_without_a_world() -> None:
-    with pytest.raises(ConfigError, match="RANK is set, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not"):
+    with pytest.raises(ConfigError, match=r"RANK .*WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
         detect_launch({"RANK": "0"})
 
 
@@ -113,9 +113,9 @@ def test_the_promised_world() -> None:
     launch = detect_launch(TORCHRUN)
     check_world_size(launch, None)
     check_world_size(launch, 4)
-    with pytest.raises(ConfigError, match="promises 8 processes, and torchrun started 4"):
+    with pytest.raises(ConfigError, match=r"8 processes.*torchrun.* 4"):
         check_world_size(launch, 8)
-    with pytest.raises(ConfigError, match="promises 2 processes, and alone started 1"):
+    with pytest.raises(ConfigError, match=r"2 processes.* 1"):
         check_world_size(detect_launch({}), 2)
 
 
@@ -127,7 +127,7 @@ def test_a_launcher_that_does_not_contradict_the_recipe(precision: str, said: st
 
 @pytest.mark.parametrize(("precision", "said"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp32", "fp8")])
 def test_a_contrary_precision_names_both(precision: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"mixed_precision {said}, and the recipe says precision: {precision}"):
+    with pytest.raises(ConfigError, match=f"mixed_precision {said}.*precision: {precision}"):
         check_launcher_options(precision, {"ACCELERATE_MIXED_PRECISION": said})
 
 

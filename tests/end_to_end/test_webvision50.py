@@ -75,6 +75,7 @@ def check_run(run: Path, methods: tuple[str, ...], shards: Path) -> dict:
     return report
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_from_raw_files_to_the_report(tmp_path):
     """A small version of the test below, of pictures made here; both ways of holding the raw files."""
     webvision = webvision_tree(
