@@ -68,7 +68,7 @@ def test_incv_is_the_papers(name: str) -> None:
 @each_recipe
 @pytest.mark.parametrize("method", ["standard", "coteaching", "coteaching_incv"])
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
-    section = getattr(shipped(name), method)
+    section = shipped(name).section(method)
     assert section.epochs == 200
     assert values_of(section.optimizer, *ADAM) == ADAM
     assert section.optimizer.milestones == MILESTONES_MAIN
@@ -78,5 +78,5 @@ def test_the_main_training_is_the_papers(name: str, method: str) -> None:
 @each_recipe
 def test_co_teaching_ramps_over_ten_epochs_and_warms_up_by_the_noise(name: str) -> None:
     recipe = shipped(name)
-    assert (recipe.coteaching.ramp_epochs, recipe.coteaching_incv.ramp_epochs) == (10, 10)
-    assert recipe.coteaching_incv.warmup_epochs == "from_noise"
+    assert (recipe.section("coteaching").ramp_epochs, recipe.section("coteaching_incv").ramp_epochs) == (10, 10)
+    assert recipe.section("coteaching_incv").warmup_epochs == "from_noise"
