@@ -1,6 +1,6 @@
 # Two commands a newcomer needs: `make demo` and `make test`. Each does its own set-up, once.
 PYTHON ?= python3
-# Processes in which `make test` runs the tests.
+# Processes in which `make test` and `make test-slow` run the tests.
 JOBS ?= 2
 BIN := .venv/bin
 ENV := .venv/.ready
@@ -41,7 +41,7 @@ bench-gpu: $(ENV)
 	$(BIN)/python benchmarks/gpu.py $(FIGURES) $(if $(IMAGES),--images $(IMAGES)) $(if $(CIFAR),--cifar $(CIFAR))
 
 test-slow: $(ENV)
-	$(BIN)/python -m pytest -m "slow and not gpu and not cluster and not storm"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not gpu and not cluster and not storm"
 
 test-cluster: $(ENV)
 	$(BIN)/python -m pytest -m "cluster and not storm"
