@@ -8,3 +8,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = REPOSITORY / "recipes"
+
+
+def toy_package_folder() -> Path:
+    """A package with a training method of its own."""
+    return Path(__file__).parent / "toy_package"
