@@ -1,15 +1,15 @@
 """What every test needs before anything of torch is imported."""
 
 import os
-from pathlib import Path
 
 import pytest
+
+from tests.support import REPOSITORY
 
 # One thread per process: tests share few cores, and spinning threads of several processes starve each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs that tests start as processes of their own import `tests.support` too.
-_REPOSITORY = str(Path(__file__).parents[1])
-os.environ["PYTHONPATH"] = os.pathsep.join([_REPOSITORY, *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @pytest.fixture(autouse=True)

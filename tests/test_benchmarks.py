@@ -8,18 +8,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 import torch
 
 from shards.errors import ConfigError
+from tests.support import REPOSITORY
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = REPOSITORY / "benchmarks"
 REFERENCES = sorted(BENCHMARKS.glob("*_references.py"))
 ALLOWED = {"torch", "torchvision", "timm", "nvidia"} | sys.stdlib_module_names
 FIELDS = {"name", "command", "value", "reference", "ratio", "runs", "spread", "machine", "date", "versions"}
@@ -108,6 +108,7 @@ def _distance(one, other):
     return float(sum((a.detach() - b.detach()).square().sum() for a, b in pairs)) ** 0.5
 
 
+@pytest.mark.slow
 def test_every_line_has_its_fields(measured):
     lines = lines_in(measured)
     asked = {"coteaching_step_b128", "coteaching_step_b128_eval_first", "single_step_b512", "end_to_end_b256"}
@@ -120,6 +121,7 @@ def test_every_line_has_its_fields(measured):
         assert line["small"] is True  # nobody may take it for a figure of the GPU
 
 
+@pytest.mark.slow
 def test_a_ratio_is_value_over_reference_and_an_absolute_figure_has_none(measured):
     lines = lines_in(measured)
     absolute = lines.pop("single_step_b512")
@@ -128,12 +130,14 @@ def test_a_ratio_is_value_over_reference_and_an_absolute_figure_has_none(measure
         assert line["ratio"] == pytest.approx(line["value"] / line["reference"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_eval_first_is_told_beside_one_pass(measured):
     lines = lines_in(measured)
     said = f"eval_first: {lines['coteaching_step_b128_eval_first']['value']:,.0f} images/s"
     assert said in lines["coteaching_step_b128"]["note"]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(measured):
     before = measured.read_bytes()
     done = gpu("coteaching_step_b128_eval_first", "single_step_b512", "--small", "--results", measured)
@@ -142,6 +146,7 @@ def test_what_is_there_is_not_measured_again(measured):
     assert measured.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_other_code_is_measured_again(measured, tmp_path):
     line = lines_in(measured)["single_step_b512"]
     line["versions"]["incv_code"] = "0" * 16
@@ -158,12 +163,14 @@ def test_an_unknown_figure_is_refused_with_the_list():
     assert "single_step_b128, single_step_b512, end_to_end_b256" in done.stderr
 
 
+@pytest.mark.slow
 def test_small_lines_are_kept_out_of_the_results():
     done = gpu("single_step_b128", "--small")
     assert done.returncode == 2
     assert "--results" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_gpu_only_small_figures_are_tried(tmp_path):
     results = tmp_path / "gpu.jsonl"
     done = gpu("single_step_b128", "--results", results)
@@ -181,6 +188,7 @@ def agreed(tmp_path_factory):
     return lines_in(results)["graphs_bf16_agree"]
 
 
+@pytest.mark.slow
 def test_an_agreement_tells_every_seed_of_both_ways(agreed):
     assert agreed.keys() >= FIELDS | {"unit", "note", "details"}
     assert (agreed["reference"], agreed["ratio"], agreed["runs"]) == (None, None, 2)
@@ -195,6 +203,7 @@ def test_an_agreement_tells_every_seed_of_both_ways(agreed):
     )
 
 
+@pytest.mark.slow
 def test_the_eager_way_is_the_stage_of_a_run(agreed, tmp_path):
     """The same loss of the last epoch and the same test accuracy that `incv run` comes to, to the last digit."""
     recipe, run = BENCHMARKS.parent / "recipes" / "tiny.yaml", tmp_path / "run"
@@ -266,6 +275,7 @@ def test_what_cannot_be_compared_is_refused_with_the_way_out(agreement, tmp_path
         agreement.plan_of(argparse.Namespace(**usual | asked), tmp_path)
 
 
+@pytest.mark.slow
 def test_graphs_without_a_gpu_are_refused_in_one_line():
     done = called(BENCHMARKS / "agreement.py", "--root", "data/cifar10")
     assert done.returncode == 2
@@ -273,6 +283,7 @@ def test_graphs_without_a_gpu_are_refused_in_one_line():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_figure_of_real_data_asks_for_its_folder(tmp_path):
     done = gpu("graphs_bf16_agree", "--results", tmp_path / "gpu.jsonl")
     assert done.returncode == 2

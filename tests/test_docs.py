@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from tests.support import REPOSITORY
+
 PAGES = sorted(
     [
         REPOSITORY / "README.md",

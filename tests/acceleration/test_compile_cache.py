@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support import REPOSITORY
 from trainer.acceleration.compile_cache import CompiledCache
 
-PROGRAM = Path(__file__).parents[1] / "support" / "compiled_program.py"
-REPOSITORY = Path(__file__).parents[2]
+PROGRAM = REPOSITORY / "tests" / "support" / "compiled_program.py"
 
 
 def served(cache: Path, own: Path, steps: tuple[int, ...] = (0, 1), precision: str = "fp32") -> tuple[int, int]:

@@ -5,17 +5,16 @@ import subprocess
 import sys
 import time
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support import REPOSITORY
 from tests.support.fast_steps import KINDS
 from tests.support.processes import free_ports
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
-PROGRAM = Path(__file__).parents[1] / "support" / "graph_ranks_program.py"
-REPOSITORY = Path(__file__).parents[2]
+PROGRAM = REPOSITORY / "tests" / "support" / "graph_ranks_program.py"
 LIMIT = 300
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "ACCELERATE_", "SLURM_", "TORCHELASTIC_")
 

@@ -1,17 +1,16 @@
 """When a training is compiled and replayed from CUDA graphs, and what stands in the way."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from shards.errors import ConfigError
+from tests.support import RECIPES
 from trainer.acceleration.policy import Acceleration, choose_acceleration
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.run.recipe import load_recipe
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 GPU = replace(SINGLE_PROCESS, device=torch.device("cuda", 0))
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from shards.durable import read_json
-from tests.support.command_line import REPOSITORY, THREADS, TINY, Answer, contents, times, unchanged
+from tests.support import RECIPES, REPOSITORY
+from tests.support.command_line import THREADS, TINY, Answer, contents, times, unchanged
 from trainer.cli import main
 from trainer.incv.selection_index import SelectionIndex
 from trainer.run.stage_graph import all_stages
@@ -408,7 +409,7 @@ def test_ls_lists_every_recipe_with_its_first_line(incv: Incv, playground: Path)
     answer = incv("ls")
     assert answer.code == 0
     names = [line.split()[0] for line in answer.out.splitlines()]
-    assert names == sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
+    assert names == sorted(path.stem for path in RECIPES.glob("*.yaml"))
     assert re.search(r"^tiny +\S.+", answer.out, re.MULTILINE)
 
 

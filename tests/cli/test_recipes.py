@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.command_line import REPOSITORY, Answer, unchanged
+from tests.support import RECIPES
+from tests.support.command_line import Answer, unchanged
 from trainer.config.recipe_file import recipe_yaml
 from trainer.run.recipe import check_recipe, load_recipe
 from trainer.run.result_keys import default_keys, result_keys
 from trainer.run.stage_graph import stages_of
 
 Incv = Callable[..., Answer]
-RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
-each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+SHIPPED = sorted(RECIPES.glob("*.yaml"))
+each_recipe = pytest.mark.parametrize("recipe", SHIPPED, ids=lambda path: path.stem)
 
 
 def test_there_are_recipes() -> None:
-    assert {"tiny", "demo", "webvision50", "webvision1000"} <= {recipe.stem for recipe in RECIPES}
+    assert {"tiny", "demo", "webvision50", "webvision1000"} <= {recipe.stem for recipe in SHIPPED}
 
 
 @each_recipe
@@ -120,7 +121,7 @@ def papers_values(key: str) -> list[object]:
 
 @web_recipes
 def test_a_web_recipe_marks_what_the_paper_does_not_give(name: str) -> None:
-    text = (REPOSITORY / "recipes" / f"{name}.yaml").read_text()
+    text = (RECIPES / f"{name}.yaml").read_text()
     lines = text.splitlines()
     for key, value, line in leaves(yaml.compose(text)):
         if key.endswith((".root", ".shards")):
@@ -130,7 +131,7 @@ def test_a_web_recipe_marks_what_the_paper_does_not_give(name: str) -> None:
 
 
 def test_the_50_class_recipe_has_every_value_of_the_paper() -> None:
-    text = (REPOSITORY / "recipes" / "webvision50.yaml").read_text()
+    text = (RECIPES / "webvision50.yaml").read_text()
     written = {key: value for key, value, _ in leaves(yaml.compose(text))}
     for pattern, (value, words) in THE_PAPERS.items():
         own = {key: given for key, given in written.items() if fnmatch.fnmatchcase(key, pattern)}
@@ -140,7 +141,7 @@ def test_the_50_class_recipe_has_every_value_of_the_paper() -> None:
 
 @web_recipes
 def test_a_web_recipe_hides_no_result_key_behind_a_default(name: str) -> None:
-    path = REPOSITORY / "recipes" / f"{name}.yaml"
+    path = RECIPES / f"{name}.yaml"
     written = {key for key, _, _ in leaves(yaml.compose(path.read_text()))}
     recipe = load_recipe(path)
     written |= {key.replace("coteaching.", "coteaching_incv.") for key in written}  # which inherits them
@@ -150,13 +151,13 @@ def test_a_web_recipe_hides_no_result_key_behind_a_default(name: str) -> None:
 
 @web_recipes
 def test_crops_of_the_packed_images_are_not_scaled(name: str) -> None:
-    recipe = load_recipe(REPOSITORY / "recipes" / f"{name}.yaml")
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
     packed = {recipe.data.train.resize, *(split.resize for split in recipe.data.eval.values())}
     assert packed == {recipe.image.resize}
 
 
 def test_the_rates_of_the_large_batch_follow_the_linear_rule() -> None:
-    recipe = load_recipe(REPOSITORY / "recipes" / "webvision1000.yaml")
+    recipe = load_recipe(RECIPES / "webvision1000.yaml")
     for section in (recipe.incv, recipe.section("standard"), recipe.section("coteaching")):
         assert section is not None
         assert section.optimizer.learning_rate == pytest.approx(0.1 * recipe.batch.global_ / 256)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import REPOSITORY
 from tests.support.command_line import THREADS, TINY
 from trainer.incv.selection_index import SelectionIndex
 from trainer.records.run_directory import RunDirectory
@@ -33,6 +34,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_the_runs_of_each_alone(incv, playground):
     answer = incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2", "execution.folds=side_by_side")
     assert answer.code == 0
@@ -114,7 +116,7 @@ def test_redo_redoes_each_variant_in_its_own_directory(incv, playground):
 
 def test_a_signal_keeps_variants_that_wait_from_beginning(playground):
     command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2", "--at-once", "1"]
-    environ = {**os.environ, "PYTHONPATH": str(Path(TINY).parents[1])}
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
     limit = time.monotonic() + 120
     while not list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
@@ -132,9 +134,10 @@ def test_one_directory_for_several_variants_is_refused(incv, playground):
     assert "--run-dir" in answer.err
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_and_the_same_command_goes_on(playground):
     command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2"]
-    environ = {**os.environ, "PYTHONPATH": str(Path(TINY).parents[1])}
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with (playground / "log").open("wb") as log:
         process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL, env=environ)
         limit = time.monotonic() + 120

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
+from tests.support import RECIPES
 from trainer.distributed.launch import check_launcher_options
 from trainer.training.engines.deepspeed import deepspeed_stage
 
-REPOSITORY = Path(__file__).parents[2]
-FILES = sorted((REPOSITORY / "recipes" / "accelerate").glob("*.yaml"))
+FILES = sorted((RECIPES / "accelerate").glob("*.yaml"))
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 
 

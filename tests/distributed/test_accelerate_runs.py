@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import RECIPES, REPOSITORY, processes
 from tests.support.twin_training import distance
 from trainer.incv.selection_index import SelectionIndex
 from trainer.training.checkpoint import read_checkpoint
@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'incv[deepspeed]'"),
 ]
-REPOSITORY = Path(__file__).parents[2]
 CLOSE = 1e-5
 
 
@@ -35,7 +34,7 @@ class Started:
     """`incv run` under accelerate with a file of recipes/accelerate, or alone without."""
 
     def __init__(self, place: Path, run_dir: Path, file: str | None, *overrides: str) -> None:
-        settings = ["--config_file", str(REPOSITORY / "recipes" / "accelerate" / f"{file}.yaml")]
+        settings = ["--config_file", str(RECIPES / "accelerate" / f"{file}.yaml")]
         launcher = ["-m", "accelerate.commands.launch", *settings, "--main_process_port", "0"] if file else []
         ranks = 2 if file else 1
         command = [

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shards.errors import ConfigError
+from tests.support import RECIPES, REPOSITORY
 from tests.support.twin_training import FURTHER, NOT_FINITE, STEPS, Training, distance, optimizer_of, twin
 from trainer.distributed.world import World
 from trainer.training.engines.deepspeed import deepspeed_stage
 from trainer.training.engines.plain import PlainEngine
 
-REPOSITORY = Path(__file__).parents[2]
-PROGRAM = Path(__file__).parents[1] / "support" / "zero_program.py"
+PROGRAM = REPOSITORY / "tests" / "support" / "zero_program.py"
 CLOSE = 1e-5
 
 Report = dict[str, Any]
@@ -130,7 +130,7 @@ def test_clipping_by_network_is_refused(reports: list[Report]) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize(("file", "engine"), [("cpu", "PlainEngine"), ("cpu_deepspeed", "DeepSpeedEngine")])
 def test_accelerate_launches_either_engine(tmp_path: Path, file: str, engine: str) -> None:
-    settings = ["--config_file", str(REPOSITORY / "recipes" / "accelerate" / f"{file}.yaml")]
+    settings = ["--config_file", str(RECIPES / "accelerate" / f"{file}.yaml")]
     accelerate = ["accelerate.commands.launch", *settings, "--main_process_port", "0"]
     for report in launched(accelerate, tmp_path, "launcher"):
         for networks in ("bare", "normed"):

@@ -2,6 +2,7 @@
 checkpoint keeps of each."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,13 @@ import pytest
 
 from shards.durable import read_json
 from shards.errors import DataError
+from tests.support import REPOSITORY
 from tests.support.gathering_program import SPLITS, rows, same_bits, statistics_of, task_in
-from tests.support.world_runs import REPOSITORY
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv.gathering import gather_predictions
 from trainer.training.checkpoint import read_checkpoint, step_folder
 
-PROGRAM = Path(__file__).parents[1] / "support" / "gathering_program.py"
+PROGRAM = REPOSITORY / "tests" / "support" / "gathering_program.py"
 RANKS = 3
 Report = dict[str, Any]
 
@@ -51,19 +52,19 @@ def test_rows_dealt_at_random_come_together_bit_for_bit(reports: list[Report]) -
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("missing", "1 were predicted by no rank and 0 by more than one"),
-        ("twice by one", "0 were predicted by no rank and 1 by more than one"),
-        ("twice by one instead of another", "1 were predicted by no rank and 1 by more than one"),
-        ("by two", "0 were predicted by no rank and 1 by more than one"),
-        ("foreign", "1 predictions are of samples that were not held out"),
-        ("negative", "1 predictions are of samples that were not held out"),
-        ("nobody has any", "20 were predicted by no rank"),
+        ("missing", "1 .*by no rank.* 0 .*more than one"),
+        ("twice by one", "0 .*by no rank.* 1 .*more than one"),
+        ("twice by one instead of another", "1 .*by no rank.* 1 .*more than one"),
+        ("by two", "0 .*by no rank.* 1 .*more than one"),
+        ("foreign", "1 .*not held out"),
+        ("negative", "1 .*not held out"),
+        ("nobody has any", "20 .*by no rank"),
     ],
 )
 def test_every_rank_refuses(reports: list[Report], what: str, said: str) -> None:
     for report in reports:
         assert report["refusals"]["nothing wrong"] == "accepted"
-        assert said in report["refusals"][what]
+        assert re.search(said, report["refusals"][what])
 
 
 @pytest.mark.cluster

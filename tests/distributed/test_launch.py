@@ -105,7 +105,7 @@ def test_srun_without_an_address_and_without_slurm(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_without_a_world() -> None:
-    with pytest.raises(ConfigError, match="RANK is set without WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
+    with pytest.raises(ConfigError, match=r"RANK .*WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
         detect_launch({"RANK": "0"})
 
 
@@ -133,7 +133,7 @@ def test_a_launcher_that_does_not_contradict_the_recipe(precision: str, said: st
 
 @pytest.mark.parametrize(("precision", "said"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp32", "fp8")])
 def test_a_contrary_precision_names_both(precision: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"mixed_precision {said}, .*precision: {precision}"):
+    with pytest.raises(ConfigError, match=f"mixed_precision {said}.*precision: {precision}"):
         check_launcher_options(precision, {"ACCELERATE_MIXED_PRECISION": said})
 
 

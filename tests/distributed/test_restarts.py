@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from shards.durable import read_json
+from tests.support import RECIPES
+from tests.support.processes import free_ports
 
 pytestmark = pytest.mark.cluster
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+TINY = RECIPES / "tiny.yaml"
 KEYS = ("execution.threads=1", "execution.lost_after=6", "execution.world=2", "methods=[standard]", "incv.epochs=20")
 
 
@@ -31,13 +33,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One stage, then a STOP file that nobody means any more, then the whole run, of which rank 1 is killed."""
     folder = tmp_path_factory.mktemp("restarts")
     run_dir = folder / "run"
+    labels_port, run_port = free_ports(2)
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "INCV"))}
     environment = {**plain, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(run_dir, 29641, "labels"), cwd=folder, env=environment, check=True, timeout=120)
+    subprocess.run(command(run_dir, labels_port, "labels"), cwd=folder, env=environment, check=True, timeout=120)
     (run_dir / "STOP").touch()
     os.utime(run_dir / "STOP", (1e9, 1e9))
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command(run_dir, 29642), cwd=folder, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command(run_dir, run_port), cwd=folder, env=environment, stdout=log, stderr=log)
     try:
         limit = time.monotonic() + 120
         progress = run_dir / "rounds/0/fold1/metrics.jsonl"

@@ -23,12 +23,15 @@ def shards(tmp_path_factory):
 @pytest.mark.parametrize(
     "noise",
     [
-        ["labels.noise=none", "labels.ratio=0.0", "labels.source_is_true=true"],
-        ["labels.ratio=0.2"],
-        ["labels.ratio=0.6"],
-        ["labels.noise=asymmetric", "labels.ratio=0.3"],
+        pytest.param(
+            ["labels.noise=none", "labels.ratio=0.0", "labels.source_is_true=true"],
+            id="clean",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["labels.ratio=0.2"], id="symmetric 0.2"),
+        pytest.param(["labels.ratio=0.6"], id="symmetric 0.6", marks=pytest.mark.slow),
+        pytest.param(["labels.noise=asymmetric", "labels.ratio=0.3"], id="pair flip 0.3", marks=pytest.mark.slow),
     ],
-    ids=["clean", "symmetric 0.2", "symmetric 0.6", "pair flip 0.3"],
 )
 def test_the_confident_estimate_is_near_the_truth(noise, shards, tmp_path):
     """Within 0.06, on the demo's first round."""

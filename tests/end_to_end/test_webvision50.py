@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shards.sample_index import SampleIndex
+from tests.support import REPOSITORY
 from tests.support.thinned_webvision import thinned_ilsvrc12, thinned_webvision
 from tests.support.webvision_tree import as_tars, ilsvrc12_tree, webvision_tree
 
-REPOSITORY = Path(__file__).parents[2]
 SPLITS = ("train", "eval.webvision_val", "eval.ilsvrc12_val")
 WHOLE = ("standard", "coteaching", "coteaching_incv")
 
@@ -75,6 +75,7 @@ def check_run(run: Path, methods: tuple[str, ...], shards: Path) -> dict:
     return report
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_from_raw_files_to_the_report(tmp_path):
     """A small version of the test below, of pictures made here; both ways of holding the raw files."""
     webvision = webvision_tree(

@@ -7,10 +7,11 @@ import pytest
 
 from shards.pack import pack
 from shards.sources import open_source
+from tests.support import RECIPES
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+TINY = RECIPES / "tiny.yaml"
 BRIEF = ["execution.threads=1", "incv.rounds=1", "incv.epochs=1", "standard.epochs=1", "coteaching.epochs=1"]
 BRIEF += ["coteaching.warmup_epochs=0", "execution.log_every=1"]
 TRAININGS = ["rounds/0/fold0", "rounds/0/fold1", "methods/standard", "methods/coteaching", "methods/coteaching_incv"]

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
+from tests.support import RECIPES, REPOSITORY
 from trainer.cli import main
 from trainer.config.schema import DataConfig, IncvConfig, Recipe
 from trainer.estimate import figures
@@ -32,7 +33,6 @@ from trainer.loading.sample_order import candidate_rows
 from trainer.methods.predict import WORTH_COMPILING
 from trainer.run.recipe import load_recipe
 
-REPOSITORY = Path(__file__).parents[2]
 SCALING = REPOSITORY / "docs" / "scaling.md"
 # inception_resnet_v2, 50 classes, 227 pixels; a test below counts it.
 NETWORK = NetworkCost(54_383_314, 245, 13.21e9, 39.61e9, 24.14e6)
@@ -40,7 +40,7 @@ GPUS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def recipe_of(name: str = "webvision1000", *overrides: str) -> Recipe:
-    return load_recipe(REPOSITORY / "recipes" / f"{name}.yaml", list(overrides))
+    return load_recipe(RECIPES / f"{name}.yaml", list(overrides))
 
 
 def setting(recipe: Recipe, samples: int = 66_000) -> Setting:

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.durable import write_parquet
+from tests.support import RECIPES
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+TINY = RECIPES / "tiny.yaml"
 KEYS = (
     "data.train.limit=200",
     "incv.rounds=2",

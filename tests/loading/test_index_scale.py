@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "index_scale.py"
+from tests.support import REPOSITORY
+
+SCRIPT = REPOSITORY / "benchmarks" / "index_scale.py"
 FIELDS = {"name", "command", "value", "reference", "ratio", "runs", "spread", "machine", "date", "versions"}
 ROWS, BYTES_A_ROW = 300_000, 45  # of index.arrow
 

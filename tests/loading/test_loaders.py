@@ -3,7 +3,6 @@
 (From lossless pictures cut as they are; test_dali_loader.py holds scaled JPEGs against each other.)
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from shards.errors import ConfigError, DataError
 from shards.image_check import decode_rgb
+from tests.support import RECIPES
 from tests.support.packed_pictures import noise, with_damage
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import World
@@ -382,7 +382,7 @@ def test_images_of_many_sizes_go_through_the_decoding_loader(mixed_index):
 
 def test_the_loader_must_fit_the_evaluation_sets_too(equal_index, mixed_index):
     """Found at the start, not after days of training."""
-    tiny = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+    tiny = RECIPES / "tiny.yaml"
     recipe = load_recipe(tiny, ["execution.loader=resident"])
     preflight_evaluation(recipe, {"test": equal_index})
     with pytest.raises(ConfigError, match=r"execution\.loader: resident needs images of one size"):

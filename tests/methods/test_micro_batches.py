@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shards.errors import ConfigError
+from tests.support import RECIPES
 from tests.support.toy_networks import RATE, batch_of, linear, losses_of, normed, setting, step_at
 from trainer.estimate.dry_run import describe_plan
 from trainer.loading.batch import Batch
@@ -22,7 +22,7 @@ from trainer.run.preflight import require_rows_of_one_pass
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+TINY = RECIPES / "tiny.yaml"
 
 
 @given(st.integers(1, 5000), st.none() | st.integers(1, 600))

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import toy_package_folder
+from tests.support import REPOSITORY, toy_package_folder
 from trainer.run.export import load_network
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).parents[2]
 RECIPE = REPOSITORY / "recipes" / "tiny.yaml"
 METHOD = "toy_pair"
 KEYS = (f"methods=[standard,{METHOD}]", f"{METHOD}.epochs=20", f"{METHOD}.smoothing=0.2", "execution.threads=1")

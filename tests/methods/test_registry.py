@@ -3,15 +3,14 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shards.errors import ConfigError
+from tests.support import REPOSITORY
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
 from trainer.run.recipe import load_recipe
 
-REPOSITORY = Path(__file__).parents[2]
 SOURCES = [
     path
     for package in ("trainer", "shards")

@@ -13,7 +13,7 @@ import torch
 
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
-from tests.support import processes
+from tests.support import RECIPES, processes
 from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.image_set import open_image_set
@@ -27,7 +27,7 @@ from trainer.run.labels import read_labels
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+TINY = RECIPES / "tiny.yaml"
 BRIEF = ["execution.threads=1", "incv.rounds=1", "incv.epochs=1", "standard.epochs=1", "coteaching.epochs=1"]
 CPU = torch.device("cpu")
 IMAGE = ImageConfig(size=8, flip=False)
@@ -194,7 +194,8 @@ def test_two_ranks_go_on_together_and_the_report_names_the_image(digits, tmp_pat
     """A step in which one rank has a row less: its loss is weighed by the rows of both, and nobody waits for ever."""
     (sample,) = chosen(digits / "digits-train", tmp_path, 1)
     key = broken(digits / "digits-train", sample)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29651"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    launcher.append(f"--master-port={processes.free_ports(1)[0]}")
     run = ["-m", "trainer", "run", "-c", str(TINY), "--run-dir", str(tmp_path / "run"), *BRIEF, "execution.world=2"]
     done = subprocess.run([*launcher, *run], cwd=tmp_path, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr

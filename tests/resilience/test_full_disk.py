@@ -18,6 +18,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_once_there_is_room(
     small_disk: Path, playground: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:

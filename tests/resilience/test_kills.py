@@ -129,6 +129,7 @@ def test_without_its_checkpoints_a_run_does_not_start_over(
     assert (run_dir / RUNNING[point] / "metrics.jsonl").read_bytes() == metrics
 
 
+@pytest.mark.slow
 def test_the_advice_to_redo_a_stage_that_lost_its_checkpoints_works(
     killed: KilledRun, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_stop_file_from_before_the_start_is_no_longer_meant(
     assert "STOP" in error, "contract 10: removed with a warning"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number_of_pass", [1, 6], ids=["at_the_end_of_an_epoch", "after_the_training"])
 def test_a_predict_pass_can_be_stopped(
     number_of_pass: int, uninterrupted: Path, playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

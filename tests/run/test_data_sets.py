@@ -43,19 +43,19 @@ def test_the_keys_of_a_recipe_reach_the_shards(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("packed", "asked", "words"),
+    ("packed", "asked", "facts"),
     [
-        ({"resize": 10}, {}, r"packed with resize 10; the recipe asks for null: change data\.train\.resize"),
-        ({}, {"resize": 10}, "packed with resize null; the recipe asks for 10"),
-        ({"resize": 10}, {"resize": 12}, "resize 10; the recipe asks for 12"),
-        ({"classes": 2}, {"classes": 3}, "classes 2; the recipe asks for 3"),
-        ({}, {"split": "val"}, "split train; the recipe asks for val"),
-        ({}, {"subset": "google"}, "subset ''; the recipe asks for google"),
+        ({"resize": 10}, {}, "resize 10.*null.*data.train.resize"),
+        ({}, {"resize": 10}, "resize null.*10"),
+        ({"resize": 10}, {"resize": 12}, "resize 10.*12"),
+        ({"classes": 2}, {"classes": 3}, "classes 2.*3"),
+        ({}, {"split": "val"}, "split train.*val"),
+        ({}, {"subset": "google"}, "subset ''.*google"),
     ],
 )
-def test_a_folder_packed_otherwise_is_refused(root, tmp_path, packed, asked, words):
+def test_a_folder_packed_otherwise_is_refused(root, tmp_path, packed, asked, facts):
     _open(root, tmp_path / "out", **packed)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=facts):
         _open(root, tmp_path / "out", **asked)
 
 

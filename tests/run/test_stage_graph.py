@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shards.errors import ConfigError, DataError
+from tests.support import RECIPES
 from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
@@ -21,7 +22,6 @@ from trainer.run.stage_graph import (
     stages_of,
 )
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 FACTS = {"data.train.checksum": "aaaa", "data.eval.test.checksum": "bbbb"}
 STAGES = all_stages()
 METHODS = ("standard", "coteaching", "coteaching_incv")

@@ -23,6 +23,7 @@ from shards.errors import ConfigError, DataError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.verify import require_verified, verify
+from tests.support import REPOSITORY
 from tests.support.pictures import contents, list_source
 from tests.support.small_disk import enlarge, mounted_disk
 from tests.support.web_server import WebServer, serving
@@ -406,7 +407,7 @@ def start(source, target):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(download_module.__file__).parents[1],
+        cwd=REPOSITORY,
     )
 
 
@@ -438,10 +439,8 @@ def test_a_killed_copy_goes_on_where_it_was(web: WebServer, source, target):
 
 def test_a_signal_ends_the_command_with_75_and_it_goes_on(web: WebServer, source, target):
     web.held = "shard-000004.tar"
-    command = [sys.executable, "-m", "trainer", "shards", "download", web.url, str(target)]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=Path(download_module.__file__).parents[1]
-    )
+    command = [sys.executable, "-m", "trainer", "shards", "stage", web.url, str(target)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
     wait_until(lambda: len(list(target.glob("shard-*.tar"))) == SHARDS - 1, process)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)

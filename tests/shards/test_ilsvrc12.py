@@ -140,24 +140,24 @@ def test_images_in_no_list_are_counted(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "fact"),
     [
-        ("ILSVRC2012_val_00000003.JPEG 65", "a number alone is no label"),
-        ("ILSVRC2012_val_00000003.JPEG", "no image and WordNet id"),
-        ("ILSVRC2012_val_00000003.JPEG 1 n01440764 x", "no image and WordNet id"),
-        ("ILSVRC2012_val_00000003.JPEG x n01440764", "no image and WordNet id"),
-        ("", "no image and WordNet id"),
-        ("ILSVRC2012_val_00000003.JPEG n99999999", "n99999999 is none of the 10 classes"),
-        ("../ILSVRC2012_val_00000003.JPEG n01440764", "not a plain file name"),
-        ("/ILSVRC2012_val_00000003.JPEG n01440764", "not a plain file name"),
-        ("ILSVRC2012_val_00000003.gif n01440764", "not a plain file name"),
+        ("ILSVRC2012_val_00000003.JPEG 65", "number"),
+        ("ILSVRC2012_val_00000003.JPEG", "WordNet id"),
+        ("ILSVRC2012_val_00000003.JPEG 1 n01440764 x", "WordNet id"),
+        ("ILSVRC2012_val_00000003.JPEG x n01440764", "WordNet id"),
+        ("", "WordNet id"),
+        ("ILSVRC2012_val_00000003.JPEG n99999999", "n99999999.* 10 "),
+        ("../ILSVRC2012_val_00000003.JPEG n01440764", "file name"),
+        ("/ILSVRC2012_val_00000003.JPEG n01440764", "file name"),
+        ("ILSVRC2012_val_00000003.gif n01440764", "file name"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, said):
+def test_a_bad_line_is_named(tmp_path, line, fact):
     root = ilsvrc12_tree(tmp_path / "i", form="flat")
     lines = (root / LIST).read_text().splitlines()
     (root / LIST).write_text("\n".join([*lines[:2], line, *lines[3:]]))
-    with pytest.raises(DataError, match=rf"ILSVRC2012_val_label\.txt line 3 .*{said}"):
+    with pytest.raises(DataError, match=rf"ILSVRC2012_val_label\.txt line 3 .*{fact}"):
         open_source("ilsvrc12", root, "val")
 
 

@@ -9,7 +9,6 @@ import tarfile
 import time
 import tracemalloc
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from shards.pack import PackStopped, pack
 from shards.plan import make_plan
 from shards.sources import open_source
 from shards.verify import verify
+from tests.support import REPOSITORY
 from tests.support.ordinary_user import ordinary_user
 from tests.support.pictures import ListSource, contents, image_tree, list_source, picture
 
@@ -175,7 +175,7 @@ if __name__ == "__main__":
 def test_a_killed_pack_run_again_gives_the_same_bytes(tmp_path):
     script, out = tmp_path / "slow_pack.py", tmp_path / "out"
     script.write_text(SLOW_PACK)
-    places = os.pathsep.join([str(Path(__file__).parents[2])])
+    places = os.pathsep.join([str(REPOSITORY)])
     process = subprocess.Popen([sys.executable, str(script), str(out)], env={**os.environ, "PYTHONPATH": places})
     deadline = time.monotonic() + 60
     while len(list(out.glob(".parts/*.parquet"))) < 2 and time.monotonic() < deadline:

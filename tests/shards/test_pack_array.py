@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from shards.errors import ConfigError, DataError
 from shards.pack import pack
 from shards.plan import ArrayTask, make_plan
+from tests.support import REPOSITORY
 from tests.support.pictures import contents, image_tree, list_source
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "slurm" / "pack_shards.sh"
 
 
@@ -155,6 +155,7 @@ env | grep ^SLURM_ARRAY >> "$SUBMITTED" || true
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_slurm_script_packs_by_three_tasks_and_submits_the_merge(tmp_path):
     root, out, programs = image_tree(tmp_path / "root with space"), tmp_path / "out", tmp_path / "bin"

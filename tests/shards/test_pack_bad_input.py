@@ -15,6 +15,7 @@ from shards.image_check import MAX_PIXELS
 from shards.pack import pack
 from shards.plan import ArrayTask
 from shards.sources import open_source
+from tests.support import REPOSITORY
 from tests.support.pictures import contents, image_tree, picture
 from tests.support.small_disk import enlarge, mounted_disk
 from trainer.cli import main
@@ -61,7 +62,7 @@ def test_a_bomb_costs_nothing_and_is_rejected(tmp_path):
     root, out = image_tree(tmp_path / "root", per_class=2), tmp_path / "out"
     (root / "train" / "class0" / "bomb.jpg").write_bytes(_jpeg_bomb())
     command = [str(argument) for argument in ("shards", *_pack(root, out, "--resize", "8"))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-m", "trainer", *command], env=environment, stderr=subprocess.PIPE, text=True
     )

@@ -185,34 +185,34 @@ def _rewrite(root: Path, path: str, line: int, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "fact"),
     [
-        (b"google/q0001/a.jpg", "not a path, a space and the number"),
-        (b"google/q0001/a.jpg 1 ", "not a path, a space and the number"),
-        (b"google/q0001/a.jpg x", "not a path, a space and the number"),
-        (b"google/q0001/a.jpg -1", "not a path, a space and the number"),
-        (b"google/q0001/a.jpg 1.0", "not a path, a space and the number"),
-        (b"google/q0001/a.jpg 99999999999999999999", "not a path, a space and the number"),
-        (b"", "not a path, a space and the number"),
-        (b" 3", "not a path, a space and the number"),
-        (b"google/q0001/a.jpg 5", r"label 5, and synsets\.txt has the classes 0\.\.4"),
+        (b"google/q0001/a.jpg", "number"),
+        (b"google/q0001/a.jpg 1 ", "number"),
+        (b"google/q0001/a.jpg x", "number"),
+        (b"google/q0001/a.jpg -1", "number"),
+        (b"google/q0001/a.jpg 1.0", "number"),
+        (b"google/q0001/a.jpg 99999999999999999999", "number"),
+        (b"", "number"),
+        (b" 3", "number"),
+        (b"google/q0001/a.jpg 5", r"label 5\b.*0\.\.4"),
         (b"google/../../etc/a.jpg 1", r"'\.\.' parts"),
         (b"google/q0001/./a.jpg 1", r"'\.\.' parts"),
         (b"google//a.jpg 1", r"'\.\.' parts"),
-        (b"/etc/a.jpg 1", "does not begin with google/"),
-        (b"flickr/q0001/a.jpg 1", "does not begin with google/"),
-        (b"google/q0001/a.gif 1", r"does not end in \.jpg"),
-        (b"google/q0001/.jpg 1", r"does not end in \.jpg"),
-        (b"google/q0001/jpg 1", r"does not end in \.jpg"),
-        (b"google/q0001/labels.pkl 1", r"does not end in \.jpg"),
+        (b"/etc/a.jpg 1", "google/"),
+        (b"flickr/q0001/a.jpg 1", "google/"),
+        (b"google/q0001/a.gif 1", r"\.jpg"),
+        (b"google/q0001/.jpg 1", r"\.jpg"),
+        (b"google/q0001/jpg 1", r"\.jpg"),
+        (b"google/q0001/labels.pkl 1", r"\.jpg"),
         (b"google/q0001/caf\xe9.jpg 1", "not UTF-8"),
         (b"google/q0001/a\0.jpg 1", "a NUL byte"),
         (b"google/" + b"x" * 5000 + b".jpg 1", r"5,\d\d\d bytes long"),
     ],
 )
-def test_a_bad_line_is_named(root, content, said):
+def test_a_bad_line_is_named(root, content, fact):
     _rewrite(root, GOOGLE, 7, content)
-    with pytest.raises(DataError, match=rf"train_filelist_google\.txt line 7 .*{said}") as refused:
+    with pytest.raises(DataError, match=rf"train_filelist_google\.txt line 7 .*{fact}") as refused:
         open_source("webvision", root, "train")
     assert len(str(refused.value)) < 600
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import REPOSITORY, processes
 from tests.support.slurm_cluster import NoPrograms, SlurmCluster, require_slurm
 from tests.support.slurm_runs import Runs
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

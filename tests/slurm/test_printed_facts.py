@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import RECIPES
 from trainer.cli import main
 
-TINY = str(Path(__file__).parents[2] / "recipes" / "tiny.yaml")
+TINY = str(RECIPES / "tiny.yaml")
 
 
 def test_the_run_directory_is_the_one_a_run_would_take(

@@ -39,7 +39,8 @@ def test_a_job_near_its_time_limit_saves_and_requeues_itself(runs, uninterrupted
     with held_still("out_of_time"):
         runs.cluster.answer("scontrol", "update", f"JobId={job}", "TimeLimit=5")  # the signal comes 300 s earlier
         runs.wait_until(job, lambda: "got USR2" in runs.log(job))
-        assert (runs.folder / "out_of_time" / "STOP").exists()
+        stop = runs.folder / "out_of_time" / "STOP"  # the script writes it after that line
+        runs.wait_until(job, stop.exists, seconds=30)
     runs.wait_for_restart(job)
     runs.cluster.answer("scontrol", "update", f"JobId={job}", "TimeLimit=20")
     assert read_json(runs.folder / "out_of_time" / "stopped.json")["stage"] == "coteaching"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support import processes
+from tests.support import REPOSITORY, processes
 from tests.support.slurm_cluster import wait_until
-from tests.support.slurm_runs import EXECUTION, PATIENCE, RECIPE, REPOSITORY
+from tests.support.slurm_runs import EXECUTION, PATIENCE, RECIPE
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(600)]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import REPOSITORY
 from tests.support.slurm_cluster import NoPrograms, SlurmCluster, require_programs
 
-SCRIPTS = sorted((Path(__file__).parents[2] / "slurm").glob("*.sh"))
+SCRIPTS = sorted((REPOSITORY / "slurm").glob("*.sh"))
 SUBMITTED = [script for script in SCRIPTS if script.name != "pipeline.sh"]
 
 pytestmark = pytest.mark.cluster

@@ -1,8 +1,13 @@
-"""What tests of several folders share: programs run as real processes, made-up data, small networks, clusters."""
+"""What tests of several folders share: runs as processes, toy networks, packed pictures, a small Slurm.
+
+A module here is imported by tests or started by them as a program; none holds a test. The paths below spare each file
+its own count of parent folders.
+"""
 
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+RECIPES = REPOSITORY / "recipes"
 
 
 def toy_package_folder() -> Path:

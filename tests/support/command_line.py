@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from tests.support import RECIPES
 from trainer.cli import main
 
-REPOSITORY = Path(__file__).parents[2]
-TINY = str(REPOSITORY / "recipes" / "tiny.yaml")
+TINY = str(RECIPES / "tiny.yaml")
 THREADS = "execution.threads=1"  # an execution key; bitwise comparisons need it fixed
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from shards.sample_index import SampleIndex
+from tests.support import RECIPES
 from trainer.config.schema import Recipe
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import SINGLE_PROCESS
@@ -22,7 +23,7 @@ from trainer.run.recipe import load_recipe
 from trainer.training.interleave import run_to_end
 from trainer.training.loop import RunContext
 
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+TINY = RECIPES / "tiny.yaml"
 KEYS = (
     "data.train.limit=200",
     "incv.rounds=1",

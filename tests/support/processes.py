@@ -16,11 +16,12 @@ import torch
 
 from shards.pack import pack
 from shards.sources import open_source
+from tests.support import RECIPES
 from trainer.cli import main
 from trainer.incv.selection_index import SelectionIndex
 from trainer.training.checkpoint import read_checkpoint
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "tiny.yaml"
+RECIPE = RECIPES / "tiny.yaml"
 DRIVER = Path(__file__).with_name("killed_run.py")
 CHECKPOINT_EVERY = 5
 # One thread: a CPU's results are bit-identical for the same number of threads. A small predict batch, so that

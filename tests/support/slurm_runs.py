@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from shards.durable import read_json
+from tests.support import RECIPES, REPOSITORY
 from tests.support.slurm_cluster import Job, SlurmCluster, wait_until
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "slurm" / "incv_webvision.sh"
-RECIPE = ("-c", str(REPOSITORY / "recipes" / "tiny.yaml"))
+RECIPE = ("-c", str(RECIPES / "tiny.yaml"))
 # One thread: results are bit-identical for the same number of threads. A rank may be held still for minutes.
 EXECUTION = ("execution.threads=1", "execution.predict_batch=64", "execution.checkpoint_every=5")
 PATIENCE = ("execution.lost_after=300", "execution.timeout=600")

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from shards.durable import read_json
-from tests.support import processes
+from tests.support import REPOSITORY, processes
 from tests.support.storm_moments import Moment
 
 DRIVER = Path(__file__).with_name("stormy_run.py")
-REPOSITORY = Path(__file__).parents[2]
 LOST_AFTER = 6
 # A small predict batch, so that a pass has several on each rank.
 EXECUTION = (

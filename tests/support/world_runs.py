@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import processes
+from tests.support import REPOSITORY, processes
 from trainer.incv.selection_index import SelectionIndex, State
 
-REPOSITORY = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("many_runs.py")
 EXECUTION = ("execution.threads=1", "execution.trace=true", "execution.log_every=50", "execution.lost_after=20")
 

@@ -1,0 +1,82 @@
+"""The CIFAR-10 recipes hold the values of the paper (section 5.2, Supp. A) and of its released code."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.shipped_recipes import shipped
+
+CIFAR10 = {  # recipe -> noise, ratio
+    "cifar10_sym20": ("symmetric", 0.2),
+    "cifar10_sym50": ("symmetric", 0.5),
+    "cifar10_sym80": ("symmetric", 0.8),
+    "cifar10_asym40": ("asymmetric", 0.4),
+}
+# Keras's l2(1e-4) is the loss term 1e-4 |w|², whose gradient is 2e-4 w.
+ADAM = {"kind": "adam", "learning_rate": 1e-3, "weight_decay": 2e-4, "decay_scope": "residual_convs"}
+# INCV: halved after 20 and 30 epochs, 1e-4 after 40. Main training: a tenth after 80, 120 and 160, half after 180.
+MILESTONES_INCV = ((20, 5e-4), (30, 2.5e-4), (40, 1e-4))
+MILESTONES_MAIN = ((80, 1e-4), (120, 1e-5), (160, 1e-6), (180, 5e-7))
+each_recipe = pytest.mark.parametrize("name", CIFAR10)
+
+
+def values_of(section: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in names}
+
+
+@each_recipe
+def test_the_labels_have_the_noise_of_the_recipes_name(name: str) -> None:
+    recipe = shipped(name)
+    noise, ratio = CIFAR10[name]
+    assert (recipe.labels.noise, recipe.labels.ratio, recipe.labels.matrix) == (noise, ratio, None)
+    assert recipe.incv.noise_kind == noise
+
+
+@each_recipe
+def test_the_data_and_the_network_are_the_papers(name: str) -> None:
+    recipe = shipped(name)
+    assert (recipe.data.train.source, recipe.data.train.split, recipe.data.train.limit) == ("cifar10", "train", None)
+    assert [(each.source, each.split, each.limit) for each in recipe.data.eval.values()] == [
+        ("cifar10", "test", None)
+    ]
+    assert values_of(recipe.image, "size", "pad", "flip") == {"size": 32, "pad": 4, "flip": True}
+    assert (recipe.image.mean, recipe.image.std) == ((0.0,) * 3, (1.0,) * 3)  # the released code scales to [0, 1]
+    assert recipe.model.name == "cifar_resnet32"
+    assert recipe.batch.global_ == 128
+    assert recipe.methods == ("standard", "coteaching", "coteaching_incv")
+
+
+@each_recipe
+def test_incv_is_the_papers(name: str) -> None:
+    incv = shipped(name).incv
+    expected = {
+        "rounds": 4,
+        "epochs": 50,
+        "init": "same",
+        "round_network": "released_rule",
+        "agree_top_k": 1,
+        "noise_estimate": "paper",
+        "remove_ratio": "from_noise",
+        "min_per_class": 0,
+    }
+    assert values_of(incv, *expected) == expected
+    assert values_of(incv.optimizer, *ADAM) == ADAM
+    assert incv.optimizer.milestones == MILESTONES_INCV
+    assert (incv.optimizer.warmup_epochs, incv.optimizer.clip) == (0.0, None)
+
+
+@each_recipe
+@pytest.mark.parametrize("method", ["standard", "coteaching", "coteaching_incv"])
+def test_the_main_training_is_the_papers(name: str, method: str) -> None:
+    section = shipped(name).section(method)
+    assert section.epochs == 200
+    assert values_of(section.optimizer, *ADAM) == ADAM
+    assert section.optimizer.milestones == MILESTONES_MAIN
+    assert (section.optimizer.warmup_epochs, section.optimizer.clip) == (0.0, None)
+
+
+@each_recipe
+def test_co_teaching_ramps_over_ten_epochs_and_warms_up_by_the_noise(name: str) -> None:
+    recipe = shipped(name)
+    assert (recipe.section("coteaching").ramp_epochs, recipe.section("coteaching_incv").ramp_epochs) == (10, 10)
+    assert recipe.section("coteaching_incv").warmup_epochs == "from_noise"
