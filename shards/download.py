@@ -1,11 +1,11 @@
 """Downloads a packed folder to a local disk: in parallel, checksummed, resumable after a kill."""
 
 import hashlib
+import logging
 import os
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +24,8 @@ from shards.sample_index import Dataset, SampleIndex, ShardFile, suggest_packing
 from shards.shard_writer import hash_file
 from shards.verified_files import VerifiedFiles
 from shards.verify import index_problems, mark_verified
+
+_log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_POLLS = 0.2
 _SIDE_FILES = ("index.arrow", "index.parquet", "rejected.parquet", "duplicates.parquet")
@@ -107,7 +109,7 @@ def _lock_target(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
     descriptor = os.open(target, os.O_RDONLY)
     try:
         if not try_lock(descriptor):
-            print(f"download: another process is writing into {target}; waiting for it", file=sys.stderr, flush=True)
+            _log.info("download: another process is writing into %s; waiting for it", target)
             while not try_lock(descriptor):
                 _raise_if_stopped(stop, target)
                 time.sleep(_SECONDS_BETWEEN_POLLS)

@@ -1,13 +1,25 @@
 """A progress bar on a terminal, plain lines elsewhere."""
 
+import logging
 import sys
 import time
 from types import TracebackType
 
 from tqdm import tqdm
 
+_log = logging.getLogger(__name__)
+
 _SECONDS_TO_FIRST_LINE = 10.0
 _SECONDS_BETWEEN_LINES = 60.0
+
+
+_bars_allowed = True
+
+
+def allow_bars(allowed: bool) -> None:
+    """Whether progress may be a bar on the terminal; not on ranks above 0, nor where several runs share it."""
+    global _bars_allowed
+    _bars_allowed = allowed
 
 
 class Progress:
@@ -17,7 +29,7 @@ class Progress:
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self._first = done
         self._note = ""
-        self._terminal = sys.stderr.isatty()
+        self._terminal = _bars_allowed and sys.stderr.isatty()
         self._bar = (
             tqdm(total=total, initial=done, desc=what, unit=" " + unit, dynamic_ncols=True, leave=False)
             if self._terminal
@@ -42,12 +54,8 @@ class Progress:
         rate = (self.done - self._first) / max(now - self._start, 1e-9)
         left = (self.total - self.done) / rate if rate > 0 else 0.0
         self._next_line = now + _SECONDS_BETWEEN_LINES
-        print(
-            f"{self.what}: {self.done:,}/{self.total:,} {self.unit}, {_short(rate)}/s, {left:,.0f} s left"
-            + (f", {self._note}" if self._note else ""),
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"{self.what}: {self.done:,}/{self.total:,} {self.unit}, {_short(rate)}/s, {left:,.0f} s left"
+        _log.info("%s%s", line, f", {self._note}" if self._note else "")
 
     def __enter__(self) -> "Progress":
         return self

@@ -1,6 +1,7 @@
 """The doctor, over heartbeat files as ranks write them: who hangs, who is dead, and when all is well."""
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.records.rank_log import rank_log
 
 from shards.errors import ConfigError
 from trainer.doctor.durable_point import NO_DURABLE_POINT, describe_durable_point
@@ -18,6 +18,7 @@ from trainer.doctor.examination import WIDTH, examine
 from trainer.doctor.ranks import Rank
 from trainer.doctor.verdict import find_hanging_ranks, format_spans
 from trainer.records.heartbeat import Heartbeat
+from trainer.records.logs import log_to_file
 from trainer.training.checkpoint import Checkpointer, TrainState
 
 NOW = 1_800_000_000.0
@@ -200,15 +201,17 @@ def test_a_failure_is_told_by_the_log_of_who_failed_first(root: Path) -> None:
     write_manifest(root, 4, "failed")
     for rank in range(4):
         log = root / "logs" / f"rank-{rank:04d}.log"
-        with rank_log(log, rank, 4):
-            print("of an earlier start")
-        with pytest.raises(ConfigError), rank_log(log, rank, 4):
+        with log_to_file(log, rank, 4):
+            logging.getLogger("trainer").info("of an earlier start")
+        with pytest.raises(ConfigError), log_to_file(log, rank, 4):
             raise ConfigError("rank 2 (Node0): the disk is on fire" if rank != 2 else "the disk is on fire")
     text, well = examine(root, NOW)
     assert not well
     assert "The last start failed: rank 2 (Node0" in flat(text)
     assert "then ranks 0-1, 3." in flat(text)
-    assert text.endswith(f"The end of {root / 'logs' / 'rank-0002.log'}:\n    incv: error: the disk is on fire")
+    assert f"The end of {root / 'logs' / 'rank-0002.log'}:\n" in text
+    assert text.endswith("incv: error: the disk is on fire")
+    assert "earlier start" not in text
 
 
 def test_a_failure_of_a_run_without_heartbeats(root: Path) -> None:

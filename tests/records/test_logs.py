@@ -1,18 +1,20 @@
-"""Each rank's lines are in its file; the terminal hears rank 0, and of the others only what is said aloud."""
+"""Every rank's lines are in its file; the terminal shows rank 0, and of the others only lines for any rank."""
 
 import io
 import logging
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tqdm import tqdm
-from trainer.records.rank_log import print_from_any_rank, rank_log
 
 from shards.errors import ConfigError, DataError
 from shards.progress import Progress
+from trainer.records.logs import ANY_RANK, LogTarget, current_target, log_to_file, set_target
+
+log = logging.getLogger("trainer.tests")
 
 
 class Terminal(io.StringIO):
@@ -23,124 +25,112 @@ class Terminal(io.StringIO):
 
 
 def lines(path: Path) -> list[str]:
-    """Without the opening line."""
-    return path.read_text().splitlines()[1:]
+    """Level and text, without the opening line and the times."""
+    return [re.sub(r"^\S+ (\w+) +", r"\1 ", line) for line in path.read_text().splitlines()[1:]]
 
 
-def test_rank_0_goes_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_writes_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "logs" / "rank-0000.log"
-    with rank_log(path, 0, 2):
-        print("to stdout", 1)
-        print("to stderr\nin two lines", file=sys.stderr)
-        assert path.read_text().endswith("to stderr\nin two lines\n"), "a line must be there at once"
-    assert lines(path) == ["to stdout 1", "to stderr", "in two lines"]
-    assert capsys.readouterr() == ("to stdout 1\n", "to stderr\nin two lines\n")
+    with log_to_file(path, 0, 2):
+        log.info("step %d", 7)
+        assert path.read_text().endswith("step 7\n"), "a line must be there at once"
+        log.warning("slow disk")
+        log.error("no space")
+    assert lines(path) == ["INFO step 7", "WARNING warning: slow disk", "ERROR incv: error: no space"]
+    assert capsys.readouterr() == ("", "step 7\nwarning: slow disk\nincv: error: no space\n")
 
 
-def test_other_ranks_go_to_their_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with rank_log(tmp_path / "rank-0001.log", 1, 2):
-        print("to stdout")
-        print("to stderr", file=sys.stderr)
-        print_from_any_rank("incv: error: heard by all")
-    assert lines(tmp_path / "rank-0001.log") == ["to stdout", "to stderr", "incv: error: heard by all"]
-    assert capsys.readouterr() == ("", "incv: error: heard by all\n")
+def test_other_ranks_write_to_their_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with log_to_file(tmp_path / "rank-0001.log", 1, 2):
+        log.info("quiet")
+        log.error("for all to see", extra=ANY_RANK)
+    assert lines(tmp_path / "rank-0001.log") == ["INFO quiet", "ERROR incv: error: for all to see"]
+    assert capsys.readouterr().err == "incv: error: for all to see\n"
 
 
-def test_aloud_needs_no_log(capsys: pytest.CaptureFixture[str]) -> None:
-    print_from_any_rank("incv: error: early")
-    assert capsys.readouterr().err == "incv: error: early\n"
-
-
-def test_aloud_is_not_said_twice_by_rank_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with rank_log(tmp_path / "rank-0000.log", 0, 2):
-        print_from_any_rank("incv: error: once")
-    assert capsys.readouterr().err == "incv: error: once\n"
-    assert lines(tmp_path / "rank-0000.log") == ["incv: error: once"]
+def test_without_a_file_lines_go_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    log.info("early")
+    assert capsys.readouterr().err == "early\n"
 
 
 def test_each_start_opens_with_who_it_is(tmp_path: Path) -> None:
     for word in ("first", "second"):
-        with rank_log(tmp_path / "rank-0007.log", 7, 64):
-            print(word)
+        with log_to_file(tmp_path / "rank-0007.log", 7, 64):
+            log.info(word)
     opening = rf"--- \d{{4}}-\d\d-\d\dT[\d:]+\+00:00 \S+ pid {os.getpid()}, rank 7 of 64"
-    pattern = f"{opening}\nfirst\n{opening}\nsecond\n"
+    pattern = rf"{opening}\n\S+ INFO +first\n{opening}\n\S+ INFO +second\n"
     assert re.fullmatch(pattern, (tmp_path / "rank-0007.log").read_text())
 
 
-def test_streams_are_given_back(tmp_path: Path) -> None:
-    before = sys.stdout, sys.stderr
-    with pytest.raises(ValueError, match="wrong"), rank_log(tmp_path / "a.log", 1, 2):
+def test_the_target_is_restored(tmp_path: Path) -> None:
+    before = current_target()
+    with pytest.raises(ValueError, match="wrong"), log_to_file(tmp_path / "a.log", 1, 2):
         raise ValueError("wrong")
-    assert (sys.stdout, sys.stderr) == before
+    assert current_target() == before
 
 
-def test_an_error_is_in_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), rank_log(tmp_path / "a.log", 1, 2):
+def test_an_error_that_leaves_the_block_is_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), log_to_file(tmp_path / "a.log", 1, 2):
         raise ConfigError("batch.global is 0: set it to 1 or more")
-    assert lines(tmp_path / "a.log") == ["incv: error: batch.global is 0: set it to 1 or more"]
-    with pytest.raises(ZeroDivisionError), rank_log(tmp_path / "b.log", 1, 2):
-        print(1 // 0)
-    assert lines(tmp_path / "b.log")[0] == "Traceback (most recent call last):"
+    assert lines(tmp_path / "a.log") == ["ERROR incv: error: batch.global is 0: set it to 1 or more"]
+    with pytest.raises(ZeroDivisionError), log_to_file(tmp_path / "b.log", 1, 2):
+        log.info(1 // 0)
+    assert lines(tmp_path / "b.log")[0] == "ERROR Traceback (most recent call last):"
     assert lines(tmp_path / "b.log")[-1].startswith("ZeroDivisionError")
+
+
+def test_a_prefix_names_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = current_target()
+    set_target(replace(before, prefix="seed=1: "))
+    try:
+        log.info("labels: done")
+    finally:
+        set_target(before)
+    assert capsys.readouterr().err == "seed=1: labels: done\n"
 
 
 def test_a_bar_is_for_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with rank_log(tmp_path / "a.log", 0, 1):
-        with Progress("incv/0/0", 20) as outer:
-            for _ in range(10):
-                with Progress("predict", 2) as inner:  # a bar inside a bar moves the cursor
-                    inner.advance(2, "loss 0.1")
-                outer.advance(2)
-                print("warning: said between", file=sys.stderr)
-        with tqdm(total=2, mininterval=0) as bar:
-            bar.update(2)
+    with log_to_file(tmp_path / "a.log", 0, 1), Progress("incv/0/0", 20) as outer:
+        for _ in range(10):
+            with Progress("predict", 2) as inner:
+                inner.advance(2, "loss 0.1")
+            outer.advance(2)
+            log.warning("between two steps")
     assert "incv/0/0" in terminal.getvalue()
     assert "predict" in terminal.getvalue()
-    assert lines(tmp_path / "a.log") == ["warning: said between"] * 10
+    assert lines(tmp_path / "a.log") == ["WARNING warning: between two steps"] * 10
 
 
-def test_other_ranks_have_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", [LogTarget(echo=False), LogTarget(prefix="seed=1: ")], ids=["rank 1", "sweep"])
+def test_no_bar_on_other_ranks_or_where_runs_share_a_terminal(target: LogTarget, monkeypatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with rank_log(tmp_path / "a.log", 1, 2):
-        assert not sys.stderr.isatty()
+    set_target(target)
+    try:
         with Progress("incv/0/0", 20) as progress:
             progress.advance(20)
+    finally:
+        set_target(LogTarget())
     assert terminal.getvalue() == ""
 
 
-def test_a_line_without_an_end_is_kept(tmp_path: Path) -> None:
-    with rank_log(tmp_path / "a.log", 1, 2):
-        print("50 %\r100 %", end="")
-    assert lines(tmp_path / "a.log") == ["100 %"]
-
-
-def test_a_stream_held_for_longer_goes_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with rank_log(tmp_path / "a.log", 1, 2):
-        handler = logging.StreamHandler()
-        handler.emit(logging.makeLogRecord({"msg": "inside"}))
-    handler.emit(logging.makeLogRecord({"msg": "outside"}))
-    assert lines(tmp_path / "a.log") == ["inside"]
-    assert capsys.readouterr().err == "outside\n"
-
-
-def test_characters_of_any_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with rank_log(tmp_path / "a.log", 1, 2):
-        print("Größe \N{SNOWMAN} \udcff")  # a file name that is not UTF-8
-    assert lines(tmp_path / "a.log") == ["Größe \N{SNOWMAN} \\udcff"]
+def test_characters_of_any_kind(tmp_path: Path) -> None:
+    with log_to_file(tmp_path / "a.log", 1, 2):
+        log.info("Größe \N{SNOWMAN} \udcff")  # a file name that is not UTF-8
+    assert lines(tmp_path / "a.log") == ["INFO Größe \N{SNOWMAN} \\udcff"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     path = tmp_path / "run" / "logs" / "a.log"
-    with pytest.raises(DataError, match=str(path)), rank_log(path, 0, 1):
+    with pytest.raises(DataError, match=str(path)), log_to_file(path, 0, 1):
         pass
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with rank_log(Path("/dev/full"), 0, 1):
-        print("still heard")
-    assert capsys.readouterr().out == "still heard\n"
+    with log_to_file(Path("/dev/full"), 0, 1):
+        log.info("still shown")
+    assert capsys.readouterr().err == "still shown\n"

@@ -1,6 +1,7 @@
 """Join the process group of a run and leave it, in order or after a failure."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ from trainer.distributed.rendezvous import agree_on_nonce
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.watchdog import Watchdog, WorldError, force_exit_after
 from trainer.distributed.world import RankGroup, World
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _MAX_LEAVE_SECONDS = 20.0
@@ -188,7 +191,7 @@ def abort(world: World, message: str, code: int) -> None:
         world.watchdog.fail(message, code)
         leave_world(world, code, seconds=3.0, destroy_group=False)
     except Exception as error:  # secondary: the first failure counts, and it is already reported
-        print(f"(while leaving the process group: {error})", file=sys.stderr)
+        _log.info("(while leaving the process group: %s)", error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

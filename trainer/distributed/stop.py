@@ -1,7 +1,7 @@
 """Stop requests: a signal, a file named STOP or another rank. Loops poll; the signal handler only records."""
 
+import logging
 import signal
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -9,6 +9,8 @@ from weakref import WeakSet
 
 from trainer.distributed.launch import get_launch_time
 from trainer.distributed.watchdog import Watchdog
+
+_log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 _START_TIME_RESOLUTION = 1.0  # seconds
@@ -50,7 +52,7 @@ class StopRequest:
     def remove_stale_file(self) -> None:
         """Remove a STOP file that predates this launch; call it while holding the directory's lock."""
         if self._file is not None and self._file.exists() and not self._file_is_current():
-            print(f"warning: {self._file} is from before this start; removed", file=sys.stderr)
+            _log.warning("%s is from before this start; removed", self._file)
             self._file.unlink()
 
     def local_reason(self) -> str | None:

@@ -1,8 +1,8 @@
 """Watchdog threads: exchange heartbeats over the store, spread stop requests and failures, detect lost ranks."""
 
 import json
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shards.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
 _HEARTBEAT_SECONDS = 5.0
@@ -189,7 +191,7 @@ class Watchdog:
             return
         force_exit_after(failure.code, _GRACE)  # the output below goes to a disk that may block
         # Goes to this rank's log, and on rank 0 also to the terminal.
-        print(f"incv: error: rank {failure.rank} ({failure.host}): {failure.message}", file=sys.stderr, flush=True)
+        _log.error("rank %d (%s): %s", failure.rank, failure.host, failure.message)
         self.on_exit()
         os._exit(failure.code)
 

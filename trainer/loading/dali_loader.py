@@ -1,6 +1,6 @@
 """Decodes shards with NVIDIA DALI: JPEGs on the GPU's decoders, or on CPU threads without a GPU."""
 
-import sys
+import logging
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -22,6 +22,8 @@ from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, Enco
 from trainer.loading.pixels import Normalise
 from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
+
+_log = logging.getLogger(__name__)
 
 _MAX_READ_THREADS = 8  # enough for one GPU; more only contend for the GIL
 _REQUESTS_AHEAD = 8  # read from disk before DALI needs them
@@ -98,7 +100,7 @@ class DaliLoader:
 
     def _warn_once(self, failure: DecodingFailed) -> None:
         if not self._warned:
-            print(f"DALI could not decode a batch; decoding it on the CPU instead: {failure}", file=sys.stderr)
+            _log.warning("DALI could not decode a batch; decoding it on the CPU instead: %s", failure)
         self._warned = True
 
     def _acquire_pipeline(self, rows: int) -> DecodingPipeline:

@@ -1,6 +1,6 @@
 """What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
 
-import sys
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,6 +47,8 @@ from trainer.training.checkpoint import (
 from trainer.training.engines import make_engine
 from trainer.training.finite_guard import FiniteGuard
 from trainer.training.optim import learning_rate_at, make_optimizer
+
+_log = logging.getLogger(__name__)
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALLEST_SCALE = 1.0
@@ -208,7 +210,7 @@ class BaseTask(ABC):
                         f"execution.graphs is true, and this network's step cannot be recorded ({error}): set it to "
                         "auto"
                     ) from error
-                print(f"warning: the step cannot be recorded and runs eagerly ({error})", file=sys.stderr)
+                _log.warning("the step cannot be captured in a CUDA graph and runs eagerly (%s)", error)
                 self._graphed_step = None
         return run_eagerly(self.compute_step(inputs, fixed), self.world, self._timer)
 

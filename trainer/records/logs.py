@@ -65,6 +65,7 @@ def current_target() -> LogTarget:
 def set_target(target: LogTarget) -> None:
     global _target
     _target = target
+    allow_bars(target.echo and not target.prefix)
 
 
 class _Handler(logging.Handler):

@@ -1,5 +1,6 @@
 """manifest.json: every start of a run, where it resumed, the steps it executed, and the state of each stage."""
 
+import logging
 import os
 import platform
 import sys
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from shards.durable import disk_errors, is_temporary, read_json, write_json
 from trainer.records.run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # imports torch, which is slow; commands that only read a manifest do not need it
     from trainer.distributed.world import World
@@ -88,7 +91,7 @@ class Manifest:
         if before.get("code", start["code"]) != start["code"]:
             changes.append("incv's own code")
         if changes:
-            print(f"warning: changed since this run's last start: {'; '.join(changes)}", file=sys.stderr)
+            _log.warning("changed since this run's last start: %s", "; ".join(changes))
 
     def end(self, how: str) -> None:
         self.start["ended"] = how

@@ -2,14 +2,16 @@
 
 import fcntl
 import json
+import logging
 import os
-import sys
 import time
 from pathlib import Path
 from typing import IO
 
 from shards.durable import is_temporary, remove_leftovers
 from shards.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 _LOCK_LEASE = 120.0  # seconds that a file server may keep the lock of a dead node
@@ -135,10 +137,7 @@ class RunDirectory:
                     return False
                 time.sleep(1.0)
             except OSError as error:
-                print(
-                    f"warning: {self.root} cannot be locked ({error.strerror}): do not start a second run in it",
-                    file=sys.stderr,
-                )
+                _log.warning("%s cannot be locked (%s): start no second run in it", self.root, error.strerror)
                 return True
 
     def release(self) -> None:

@@ -1,6 +1,6 @@
 """The packed splits of a recipe: found and checked, or packed from their sources."""
 
-import sys
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,8 @@ from shards.sources import Source, open_source
 from shards.verify import require_verified
 from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.stop import StopRequest
+
+_log = logging.getLogger(__name__)
 
 _WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
@@ -27,7 +29,7 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) ->
     if (folder / "dataset.json").exists():
         index = require_verified(folder, workers)
     else:
-        print(f"packing {config.source} {config.split} into {folder}", file=sys.stderr)
+        _log.info("packing %s %s into %s", config.source, config.split, folder)
         index = _packed(key, config, workers, stop)
     check_matches_recipe(key, config, index)
     return index

@@ -9,8 +9,8 @@ checkpoints/
 
 import hashlib
 import json
+import logging
 import shutil
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ from safetensors.torch import load
 from shards.durable import atomic_folder, remove_leftovers, write_bytes
 from trainer.distributed.world import World
 from trainer.training.tensor_file import write_tensors
+
+_log = logging.getLogger(__name__)
 
 _KEPT = 2
 
@@ -105,7 +107,7 @@ def find_newest_checkpoint(folder: Path) -> tuple[int, TrainState] | None:
         try:
             return int(candidate.name.removeprefix("step-")), read_checkpoint(candidate)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            print(f"warning: checkpoint {candidate} is damaged ({error}); trying an older one", file=sys.stderr)
+            _log.warning("checkpoint %s is damaged (%s); trying an older one", candidate, error)
     return None
 
 

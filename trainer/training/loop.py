@@ -1,6 +1,6 @@
 """The one loop: fetch, task step, log, checkpoint, stop."""
 
-import sys
+import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ from trainer.training.checkpoint import (
     read_checkpoint,
     step_folder,
 )
+
+_log = logging.getLogger(__name__)
 
 _SHARE_AT_STAKE = 5  # a checkpoint at least every fifth of a training
 
@@ -200,7 +202,7 @@ class _TrainingRecords:
             self.metrics.truncate_after(step)
             self._ctx.start_log.record_resume(self._training.stage, self._training.round, self._training.fold, step)
             if 0 < step < self._plan.total_steps:
-                print(f"{self._training.name}: going on from step {step}", file=sys.stderr)
+                _log.info("%s: resuming from step %d", self._training.name, step)
         if not epoch_ended:
             self.end_epoch(step)
         return step
