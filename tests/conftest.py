@@ -1,12 +1,15 @@
 """What every test needs before anything of torch is imported."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 # One thread per process: tests share few cores, and spinning threads of several processes starve each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Compiled code of tests is cached, but not in the user's home.
+os.environ.setdefault("INCV_COMPILE_CACHE", f"{tempfile.gettempdir()}/incv-tests-{os.getuid()}")
 # Programs that tests start as processes of their own import `tests.support` too.
 _REPOSITORY = str(Path(__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join([_REPOSITORY, *filter(None, [os.environ.get("PYTHONPATH")])])

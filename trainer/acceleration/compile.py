@@ -7,6 +7,7 @@ from torch import nn
 from torch._dynamo import lookup_backend
 from torch.fx import GraphModule
 
+from trainer.acceleration.compile_cache import use_compile_cache
 from trainer.acceleration.fold_batchnorm import fold_batchnorms
 from trainer.acceleration.fuse_convs import fuse_convolutions
 
@@ -28,6 +29,7 @@ def compile_blocks(network: nn.Module, backend: str | Callable[..., object] = re
     A block is compiled when it is first called: 80 s for the ten kinds of Inception-ResNet-v2, where the network as a
     whole takes 150 s or more, and is no faster.
     """
+    use_compile_cache()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VERSIONS)
     torch._dynamo.config.accumulated_recompile_limit = max(
         torch._dynamo.config.accumulated_recompile_limit, 16 * _MOST_VERSIONS

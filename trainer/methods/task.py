@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,6 @@ from torch import nn
 
 from shards.errors import ConfigError
 from trainer.acceleration.compile import compile_blocks
-from trainer.acceleration.compile_cache import CompiledCache, default_folder
 from trainer.acceleration.cuda_graphs import (
     GraphedStep,
     Inputs,
@@ -90,8 +88,6 @@ class TaskSettings:
     """Raise where a step cannot be recorded, instead of going on eagerly."""
     compile: bool = False
     """Compile the networks' blocks."""
-    compile_cache: Path | None = None
-    """Folder in which they are kept; None: nowhere."""
     timer: PhaseTimer | None = None
 
 
@@ -117,7 +113,6 @@ def build_task_settings(
         graphs=acceleration.graphs,
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
-        compile_cache=default_folder() if acceleration.compile else None,
         timer=timer,
     )
 
@@ -162,7 +157,6 @@ class BaseTask(ABC):
         )
         self._require_graphs = setting.require_graphs
         self._compiles = setting.compile
-        self._compiled = _cache_of(self, setting)
         self.learning_rate = setting.optimizer.learning_rate
         self._last: tuple[torch.Tensor, Values] | None = None
 
@@ -182,7 +176,7 @@ class BaseTask(ABC):
         )
         self._engine.set_rate(self.learning_rate)
         inputs, fixed = self.inputs(batch, at)
-        with self._compile_context((fixed, batch.images.shape), at):
+        with self._compile_context(at):
             values = self._run_step(inputs, fixed)
         self._last = batch.ids, values
         return {name: value for name, value in values.items() if value.dim() == 0}
@@ -191,12 +185,10 @@ class BaseTask(ABC):
         """Whether the shape of this step will be gone after an epoch: not worth a compilation."""
         return False
 
-    def _compile_context(self, shapes: tuple[object, ...], at: StepIds) -> AbstractContextManager[None]:
-        if not self._compiles:
-            return nullcontext()
-        if self.has_transient_shape(at):
+    def _compile_context(self, at: StepIds) -> AbstractContextManager[None]:
+        if self._compiles and self.has_transient_shape(at):
             return torch.compiler.set_stance("force_eager")
-        return self._compiled.kept(shapes) if self._compiled is not None else nullcontext()
+        return nullcontext()
 
     def _run_step(self, inputs: Inputs, fixed: StaticSizes) -> Values:
         if self._graphed_step is not None:
@@ -323,10 +315,3 @@ def _placed(module: nn.Module, setting: TaskSettings) -> nn.Module:
         for network in list_networks(module):
             compile_blocks(network)
     return module
-
-
-def _cache_of(task: BaseTask, setting: TaskSettings) -> CompiledCache | None:
-    if not setting.compile or setting.compile_cache is None:
-        return None
-    kind = f"{type(task).__name__} {setting.precision} {setting.micro}"
-    return CompiledCache(setting.compile_cache, task.module, kind, task.device, setting.world.is_rank0)
