@@ -48,23 +48,6 @@ def test_the_second_forward_of_eval_first_has_one_shape_an_epoch():
     assert shapes_at(task, SHORT)[1] == shapes_at(task, SHORT - 1)[1]
 
 
-class Phases:
-    def __init__(self):
-        self.ended = []
-
-    def mark(self, done):
-        self.ended.append(done)
-
-
-@every_kind
-def test_a_step_tells_its_phases_in_order(kind):
-    task, phases = task_of(kind, SINGLE_PROCESS), Phases()
-    run_eagerly(task.compute_step(*task.inputs(batch_at(0, CPU), position(0))), SINGLE_PROCESS, phases)
-    order = [phase for phase in phases.ended if phase != "start"]
-    assert order[-2:] == ["backward", "optimiser"]
-    assert set(order[:-2]) == {"forward"}
-
-
 @every_kind
 def test_a_rehearsal_leaves_no_trace(kind):
     task = task_of(kind, SINGLE_PROCESS, "adam")

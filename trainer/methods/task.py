@@ -15,7 +15,6 @@ from trainer.acceleration.compile import compile_blocks
 from trainer.acceleration.cuda_graphs import (
     GraphedStep,
     Inputs,
-    PhaseTimer,
     StaticSizes,
     StepProgram,
     SyncPoint,
@@ -88,7 +87,6 @@ class TaskSettings:
     """Raise where a step cannot be recorded, instead of going on eagerly."""
     compile: bool = False
     """Compile the networks' blocks."""
-    timer: PhaseTimer | None = None
 
 
 def build_task_settings(
@@ -97,7 +95,6 @@ def build_task_settings(
     plan: TrainingPlan,
     world: World,
     allow_accelerate: bool = False,
-    timer: PhaseTimer | None = None,
 ) -> TaskSettings:
     """What a recipe says of a training by `plan` in `world`."""
     acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
@@ -113,7 +110,6 @@ def build_task_settings(
         graphs=acceleration.graphs,
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
-        timer=timer,
     )
 
 
@@ -151,9 +147,8 @@ class BaseTask(ABC):
         self._live = list(self._buffers.values())
         self._memory = BufferSnapshot(self.module)
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
-        self._timer = setting.timer
         self._graphed_step = (
-            GraphedStep(self.compute_step, self.world, self.without_effects, self._timer) if setting.graphs else None
+            GraphedStep(self.compute_step, self.world, self.without_effects) if setting.graphs else None
         )
         self._require_graphs = setting.require_graphs
         self._compiles = setting.compile
@@ -202,7 +197,7 @@ class BaseTask(ABC):
                     ) from error
                 print(f"warning: the step cannot be recorded and runs eagerly ({error})", file=sys.stderr)
                 self._graphed_step = None
-        return run_eagerly(self.compute_step(inputs, fixed), self.world, self._timer)
+        return run_eagerly(self.compute_step(inputs, fixed), self.world)
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -234,7 +229,7 @@ class BaseTask(ABC):
     def reduce_gradients(self, *totals: torch.Tensor) -> Generator[SyncPoint, None, torch.Tensor]:
         """Gradients and these scalars, of all ranks: [scalars]."""
         sums = torch.stack([total.to(totals[0].dtype) for total in totals])
-        yield SyncPoint("backward", (*self._engine.unreduced_gradients(), sums))
+        yield SyncPoint((*self._engine.unreduced_gradients(), sums))
         return sums
 
     def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
