@@ -1,4 +1,4 @@
-"""Data wait and step time of steps replayed on a GPU, with no host-device sync. `make test-gpu` runs these on a GPU."""
+"""Data wait and step time of steps replayed on a GPU, with no host-device sync. `make test-gpu` runs these."""
 
 import time
 

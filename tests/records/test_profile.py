@@ -130,8 +130,9 @@ def test_a_stage_that_is_redone_is_measured_anew(profiled, playground, tmp_path)
     code, error = incv(playground, "run", *again, "--redo", "standard")
     assert code == 0, error
     assert ("standard", None, None) not in [name_of(entry) for entry in read_json(run_dir / FILE)]
-    code, error = incv(playground, "run", *again, "--redo", "standard", "--profile")
+    code, error = incv(playground, "run", *again, "--redo", "standard", "--profile", "trace")
     assert code == 0, error
+    assert [path.parent.name for path in run_dir.rglob(profile_trace.FILE)] == ["standard"]
     (entry,) = (entry for entry in read_json(run_dir / FILE) if entry["stage"] == "standard")
     assert (entry["start"], entry["steps"]) == (2, 50)
 
@@ -342,7 +343,7 @@ def test_a_damaged_file_costs_a_profile_and_no_run(content, tmp_path):
     loop = Loop(tmp_path)
     train(*loop.arguments())
     assert loop.entries()[-1]["steps"] == PLAN.total_steps
-    merge_profiles(tmp_path)
+    merge_profiles(tmp_path, ("incv", "standard"))
     assert json.loads((tmp_path / FILE).read_text())[-1]["steps"] == PLAN.total_steps
 
 
@@ -357,6 +358,6 @@ def test_entries_are_gathered_in_the_order_of_the_run(tmp_path):
         entry = {"stage": "incv", "round": round_, "fold": 1, "start": 0}
         write_json(tmp_path / "rounds" / str(round_) / "fold1" / FILE, [entry | {"start": 1}, entry])
     write_json(tmp_path / "methods" / "standard" / FILE, [{"stage": "standard", "round": None, "fold": None}])
-    merge_profiles(tmp_path)
+    merge_profiles(tmp_path, ("incv", "standard"))
     found = [(entry["stage"], entry["round"], entry.get("start")) for entry in read_json(tmp_path / FILE)]
     assert found == [("incv", 9, 0), ("incv", 9, 1), ("incv", 10, 0), ("incv", 10, 1), ("standard", None, None)]

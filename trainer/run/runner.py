@@ -62,7 +62,7 @@ def run_recipe(
     root: Path,
     redo: Sequence[str] = (),
     only: str | None = None,
-    profile: bool = False,
+    profile: str | None = None,
 ) -> int:
     """Run all stages, or `only` one, in the directory `root`; returns the command's exit code. Every rank calls it.
 
