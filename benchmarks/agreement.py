@@ -265,7 +265,7 @@ def plan_of(given: argparse.Namespace, scratch: Path) -> Plan:
     if not small and given.root is None:
         raise ConfigError("say where CIFAR-10 lies (--root FOLDER), or --small to try the script on digits")
     if not small and count_visible_gpus() == 0:
-        raise ConfigError("there is no GPU to record CUDA graphs on: --small tries the script without one")
+        raise ConfigError("there is no GPU to capture CUDA graphs on: --small tries the script without one")
     roots = [] if small else [f"data.train.root={given.root}", f"data.eval.test.root={given.root}"]
     keys = (
         *roots,

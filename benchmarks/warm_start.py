@@ -1,15 +1,16 @@
-"""Seconds from the start of Python to the end of a first step, compiled and recorded; one JSON line.
+"""Seconds from the start of Python to the end of a first step, compiled and captured; one JSON line.
 
     python benchmarks/warm_start.py [--small]
 
-Each start is a process of its own: with no cache at all, with the trainer's kept file alone, as on another node, and
-with this machine's own caches alone, as after a restart. `--small` tries the script on any machine, with a network of
-two blocks and no CUDA graph; on a CPU the kept file saves little, since g++ must compile what it holds again.
+Each start is a process of its own: with an empty compile cache, with a copy of a filled one at another path, as on
+another node, and with the filled one itself, as after a restart. `--small` tries the script on any machine, with a
+network of two blocks and no CUDA graph.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,8 @@ from trainer.methods.standard import StandardTask
 
 _RUNS = 3
 _PATIENCE = 400.0
-"""Seconds in which a further start by the kept file must end; a figure has eight minutes."""
+"""Seconds in which a further start must end; a figure has eight minutes."""
+_CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,13 @@ class Start:
     served: int
 
 
-def first_step(small: bool, kept: Path | None) -> dict[str, int]:
+def first_step(small: bool) -> dict[str, int]:
     """What the started process does; returns how many graphs it compiled and how many a cache served."""
     from torch._dynamo.utils import counters  # here: the time it takes belongs to the start
 
     torch.backends.cudnn.benchmark = True
     bench = webvision_bench(small)
-    how = replace(setting(bench, SGD), compile=True, compile_cache=kept)
+    how = replace(setting(bench, SGD), compile=True)
     task = StandardTask(_two_blocks(bench) if small else bench.model(0), how)
     Repeated(task, resident_batches(bench, _rows(small), 1))()
     synchronise()
@@ -62,13 +64,13 @@ def _two_blocks(bench: Bench) -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * bench.pixels**2, bench.classes))
 
 
-def start(small: bool, own: Path, kept: Path | None) -> Start:
-    """Start a process whose own caches are in `own`, until its first step is done."""
+def start(small: bool, cache: Path) -> Start:
+    """Start a process with this compile cache, until its first step is done."""
     command = [sys.executable, __file__, "--first-step", *(["--small"] if small else [])]
-    command += [] if kept is None else ["--kept", str(kept)]
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"), "TRITON_CACHE_DIR": str(own / "triton")}
+    environ = {name: value for name, value in os.environ.items() if name not in _CACHE_VARIABLES}
+    environ["INCV_COMPILE_CACHE"] = str(cache)
     began, found = time.perf_counter(), None
-    with subprocess.Popen(command, env=os.environ | caches, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for text in process.stdout:
             if text.startswith('{"compiled"'):
@@ -83,25 +85,28 @@ def start(small: bool, own: Path, kept: Path | None) -> Start:
 
 
 def figure(small: bool, folder: Path) -> dict[str, Any]:
-    bench, kept, began = webvision_bench(small), folder / "kept", time.monotonic()
+    bench, began = webvision_bench(small), time.monotonic()
     if not small:
-        start(True, folder / "rehearsal", None)  # not counted: files of torch and of the compiler come from memory
-    cold = start(small, folder / "cold", kept)
-    by_file = [start(small, folder / "file0", kept)]
-    local = start(small, folder / "cold", None)
-    runs = 1 if small else _RUNS
-    while len(by_file) < runs and time.monotonic() - began + by_file[-1].seconds < _PATIENCE:
-        by_file.append(start(small, folder / f"file{len(by_file)}", kept))
-    seconds = [each.seconds for each in by_file]
+        start(True, folder / "rehearsal")  # not counted: files of torch and of the compiler come from memory
+    filled = folder / "filled"
+    cold = start(small, filled)
+    copies = [folder / f"copy{number}" for number in range(1 if small else _RUNS)]
+    for copy in copies:
+        shutil.copytree(filled, copy)
+    local = start(small, filled)
+    by_copy = [start(small, copies[0])]
+    while len(by_copy) < len(copies) and time.monotonic() - began + by_copy[-1].seconds < _PATIENCE:
+        by_copy.append(start(small, copies[len(by_copy)]))
+    seconds = [each.seconds for each in by_copy]
     network = "a network of two blocks" if small else bench.said
     note = (
-        f"{network}; batch {_rows(small)}, one network; reference: no cache at all, once; by this machine's own "
-        f"caches without the kept file: {local.seconds:.1f} s, once; graphs compiled anew: {cold.compiled} cold, "
-        f"{max(each.compiled for each in by_file)} by the kept file, {local.compiled} by the own caches"
+        f"{network}; batch {_rows(small)}, one network; reference: an empty cache, once; by the filled cache itself"
+        f": {local.seconds:.1f} s, once; graphs compiled anew: {cold.compiled} cold, "
+        f"{max(each.compiled for each in by_copy)} by a copy, {local.compiled} by the filled cache"
     )
     spread = max(seconds) - min(seconds)
     return record(
-        "warm_start_s", median(seconds), cold.seconds, runs=len(by_file), spread=spread, unit="s", note=note
+        "warm_start_s", median(seconds), cold.seconds, runs=len(by_copy), spread=spread, unit="s", note=note
     )
 
 
@@ -109,10 +114,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a tiny network, to try the script")
     parser.add_argument("--first-step", action="store_true", help="what each started process is told")
-    parser.add_argument("--kept", type=Path, help="with --first-step: folder of the trainer's kept file")
     given = parser.parse_args()
     if given.first_step:
-        print(json.dumps(first_step(given.small, given.kept)), flush=True)
+        print(json.dumps(first_step(given.small)), flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
         publish([figure(given.small, Path(folder))])

@@ -1,6 +1,7 @@
 """What every test needs before anything of torch is imported."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -8,6 +9,8 @@ from tests.support import REPOSITORY
 
 # One thread per process: tests share few cores, and spinning threads of several processes starve each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Compiled code of tests is cached, but not in the user's home.
+os.environ.setdefault("INCV_COMPILE_CACHE", f"{tempfile.gettempdir()}/incv-tests-{os.getuid()}")
 # Programs that tests start as processes of their own import `tests.support` too.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 

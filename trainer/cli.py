@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # overrides may stand between options, which argparse alone does not take
         parsed.overrides += rest
+    if "=" in (getattr(parsed, "profile", None) or ""):  # an override right after a plain --profile
+        parsed.overrides, parsed.profile = [parsed.profile, *parsed.overrides], "summary"
     if hasattr(parsed, "stop"):  # packing has no run directory; it obeys signals
         parsed.stop = _signalled()
     try:
@@ -111,12 +113,25 @@ def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="recipe keys to change")
 
 
+def _profile_kind(text: str) -> str:
+    if text not in ("summary", "trace") and "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `summary` nor `trace`")
+    return text
+
+
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_recipe_arguments(parser)
     parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
     parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="do a finished stage again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost, and do nothing")
-    parser.add_argument("--profile", action="store_true", help="measure where the time of trainings goes")
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        const="summary",
+        type=_profile_kind,
+        metavar="trace",
+        help="measure data wait and step time, for the report; trace: a few steps by torch.profiler too",
+    )
     parser.add_argument(
         "--vary",
         action="append",

@@ -1,94 +1,97 @@
-"""Compiled blocks are kept as one file, found by another process with empty caches, and refused from strangers."""
+"""A copy of the compile cache serves every compilation in another process; one that others may write is refused."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from tests.support import REPOSITORY
-from trainer.acceleration.compile_cache import CompiledCache
+from trainer.acceleration.compile_cache import default_directory, use_compile_cache
 
 PROGRAM = REPOSITORY / "tests" / "support" / "compiled_program.py"
+VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def served(cache: Path, own: Path, steps: tuple[int, ...] = (0, 1), precision: str = "fp32") -> tuple[int, int]:
-    """Hits and misses of a process whose own caches are in `own`."""
-    environ = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(own),
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, PROGRAM, str(cache), precision, *map(str, steps)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500, check=False)
+def run_program(cache: Path) -> dict[str, list[int]]:
+    """Hits and misses of torch's two caches in a process of its own."""
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environ |= {"INCV_COMPILE_CACHE": str(cache)}
+    done = subprocess.run([sys.executable, PROGRAM], env=environ, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    hits, misses = done.stdout.split()[-2:]
-    return int(hits), int(misses)
+    found: dict[str, list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.slow
-def test_a_second_process_compiles_nothing(tmp_path):
-    hits, misses = served(tmp_path / "kept", tmp_path / "first")
-    assert misses > 0
-    (file,) = (tmp_path / "kept").iterdir()
-    assert file.stat().st_mode & 0o077 == 0
-    assert served(tmp_path / "kept", tmp_path / "second") == (hits + misses, 0)
+def test_a_copy_at_another_path_compiles_nothing_anew(tmp_path: Path) -> None:
+    first = run_program(tmp_path / "first")
+    assert all(missed > 0 for _, missed in first.values())
+    assert (tmp_path / "first").stat().st_mode & 0o077 == 0
+    shutil.copytree(tmp_path / "first", tmp_path / "elsewhere" / "copy")
+    shutil.rmtree(tmp_path / "first")
+    again = run_program(tmp_path / "elsewhere" / "copy")
+    assert again == {name: [served + missed, 0] for name, (served, missed) in first.items()}
 
 
-@pytest.mark.slow
-def test_a_file_that_serves_nothing_is_written_anew(tmp_path):
-    """As after an update of the network's code, which its weights do not tell."""
-    served(tmp_path / "older", tmp_path / "own_older", precision="bf16")
-    hits, misses = served(tmp_path / "kept", tmp_path / "own_first")
-    (older,), (kept,) = ((tmp_path / name).iterdir() for name in ("older", "kept"))
-    kept.write_bytes(older.read_bytes())
-    assert served(tmp_path / "kept", tmp_path / "own_second") == (hits, misses)
-    assert served(tmp_path / "kept", tmp_path / "own_third") == (hits + misses, 0)
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("INCV_COMPILE_CACHE", "XDG_CACHE_HOME", *VARIABLES):
+        monkeypatch.setenv(name, "")  # restored afterwards, whatever the test sets
+        monkeypatch.delenv(name)
+    return monkeypatch
 
 
-@pytest.mark.slow
-def test_what_a_process_keeps_later_has_all_it_compiled_before(tmp_path):
-    """Trainings and shapes share blocks, and another node may begin with any of them."""
-    few, many = 0, 25  # rows, in these steps
-    hits, misses = served(tmp_path / "kept", tmp_path / "own_first", (few, many))
-    first, _ = sorted((tmp_path / "kept").iterdir(), key=lambda file: file.stat().st_mtime_ns)
-    first.unlink()
-    assert served(tmp_path / "kept", tmp_path / "own_second", (many, few)) == (hits + misses, 0)
+def test_torch_and_triton_cache_in_the_named_directory(tmp_path: Path, environ: pytest.MonkeyPatch) -> None:
+    environ.setenv("INCV_COMPILE_CACHE", str(tmp_path / "named"))
+    use_compile_cache()
+    assert [os.environ[name] for name in VARIABLES] == [str(tmp_path / "named" / it) for it in ("inductor", "triton")]
 
 
-def cache_in(folder: Path) -> CompiledCache:
-    return CompiledCache(folder, nn.Linear(2, 2), "test", torch.device("cpu"), writes=True)
+def test_variables_of_torch_and_triton_take_precedence(tmp_path: Path, environ: pytest.MonkeyPatch) -> None:
+    environ.setenv("INCV_COMPILE_CACHE", str(tmp_path / "named"))
+    for name in VARIABLES:
+        environ.setenv(name, "/chosen")
+    use_compile_cache()
+    assert [os.environ[name] for name in VARIABLES] == ["/chosen", "/chosen"]
 
 
-def kept_file(folder: Path) -> Path:
-    """The file that a step on these shapes reads, with content of no use."""
-    folder.mkdir(mode=0o700)
-    file = cache_in(folder).file((1,))
-    file.write_bytes(b"no cache")
-    file.chmod(0o600)
-    return file
+def test_the_default_is_in_the_users_cache(tmp_path: Path, environ: pytest.MonkeyPatch) -> None:
+    environ.setenv("HOME", str(tmp_path))
+    assert default_directory() == tmp_path / ".cache/incv/compiled"
+    environ.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_directory() == Path("/xdg/incv/compiled")
 
 
-def test_a_file_that_others_may_write_is_not_read(tmp_path, capsys):
-    file = kept_file(tmp_path / "kept")
-    file.chmod(0o660)
-    with cache_in(tmp_path / "kept").kept((1,)):
-        pass
-    assert "written by others" in capsys.readouterr().err
+def test_a_user_without_a_home_has_none(environ: pytest.MonkeyPatch) -> None:
+    def fail(_: type[Path]) -> Path:
+        raise RuntimeError("no home")
+
+    environ.setattr(Path, "home", classmethod(fail))
+    assert default_directory() is None
+    use_compile_cache()
+    assert not any(name in os.environ for name in VARIABLES)
 
 
-def test_a_file_of_no_use_is_passed_over(tmp_path, capsys):
-    kept_file(tmp_path / "kept")
-    with cache_in(tmp_path / "kept").kept((1,)):
-        pass
-    assert "compiling anew" in capsys.readouterr().err
+def test_a_directory_that_others_may_write_is_refused(
+    tmp_path: Path, environ: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o770)
+    environ.setenv("INCV_COMPILE_CACHE", str(shared))
+    use_compile_cache()
+    assert f"{shared} is not used" in capsys.readouterr().err
+    assert not any(name in os.environ for name in VARIABLES)
 
 
-def test_without_a_file_nothing_is_said(tmp_path, capsys):
-    with cache_in(tmp_path / "none").kept((1,)):
-        pass
-    assert capsys.readouterr().err == ""
+def test_a_directory_that_cannot_be_made_costs_no_run(
+    tmp_path: Path, environ: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    environ.setenv("INCV_COMPILE_CACHE", str(tmp_path / "file" / "cache"))
+    use_compile_cache()
+    assert "cannot be used" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What makes a step fit for a CUDA graph, on any machine: fixed shapes, no look at a number, no trace."""
+"""What makes a step fit for a CUDA graph, on any machine: fixed shapes, no host-device sync, no side effects."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.fast_steps import EMPTY, KINDS, POISONED, SHORT, batch_at, furthest, position, task_of, told
-from trainer.acceleration.compile import blocks_of
+from trainer.acceleration.compile import iterate_blocks
 from trainer.acceleration.cuda_graphs import run_eagerly
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.models.factory import create_model
@@ -48,23 +48,6 @@ def test_the_second_forward_of_eval_first_has_one_shape_an_epoch():
     assert shapes_at(task, SHORT)[1] == shapes_at(task, SHORT - 1)[1]
 
 
-class Phases:
-    def __init__(self):
-        self.ended = []
-
-    def mark(self, done):
-        self.ended.append(done)
-
-
-@every_kind
-def test_a_step_tells_its_phases_in_order(kind):
-    task, phases = task_of(kind, SINGLE_PROCESS), Phases()
-    run_eagerly(task.compute_step(*task.inputs(batch_at(0, CPU), position(0))), SINGLE_PROCESS, phases)
-    order = [phase for phase in phases.ended if phase != "start"]
-    assert order[-2:] == ["backward", "optimiser"]
-    assert set(order[:-2]) == {"forward"}
-
-
 @every_kind
 def test_a_rehearsal_leaves_no_trace(kind):
     task = task_of(kind, SINGLE_PROCESS, "adam")
@@ -84,7 +67,7 @@ def test_a_rehearsal_leaves_no_trace(kind):
 
 
 class Watch(TorchDispatchMode):
-    """Counts who wants to know on the host what is in a tensor, or how much of it."""
+    """Counts operations that sync with the host on a GPU."""
 
     LOOKS = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default)
     BY_MASK = (aten.index.Tensor, aten.index_put_.default)
@@ -109,7 +92,7 @@ def test_the_watch_sees_who_looks():
 
 @every_kind
 def test_a_step_looks_at_one_number_alone(kind):
-    """Whether to make the update; a GPU's fused optimiser looks for itself."""
+    """Whether to make the update; on a GPU the fused optimiser decides that on the device."""
     task = task_of(kind, SINGLE_PROCESS, "sgd")
     for step in (0, POISONED, SHORT, 30):
         batch = batch_at(step, CPU)
@@ -120,7 +103,7 @@ def test_a_step_looks_at_one_number_alone(kind):
 
 @every_kind
 def test_loading_goes_into_the_tensors_that_are_there(kind):
-    """A graph has recorded where they are."""
+    """A captured graph has their addresses."""
     task = task_of(kind, SINGLE_PROCESS, "adam")
     told(task, range(4))
     saved = copy.deepcopy(task.state())
@@ -136,7 +119,7 @@ def test_loading_goes_into_the_tensors_that_are_there(kind):
 @pytest.mark.parametrize(("name", "kinds"), [("inception_resnet_v2", 9), ("cifar_resnet32", 4)])
 def test_every_weight_is_in_one_block(name, kinds):
     network = create_model(name, 10, 0)
-    blocks = list(blocks_of(network))
+    blocks = list(iterate_blocks(network))
     weights = [id(parameter) for block in blocks for parameter in block.parameters()]
     assert sorted(weights) == sorted(id(parameter) for parameter in network.parameters())
     assert len({type(block) for block in blocks}) <= kinds

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from trainer.loading.batch import Batch
 from trainer.loading.sample_order import TrainingPlan
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
+from trainer.records import profile_trace
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import StartLog
 from trainer.records.profile import FILE, Profile, merge_profiles
@@ -32,7 +34,7 @@ from trainer.training.checkpoint import Checkpointer
 from trainer.training.interleave import interleave, run_to_end
 from trainer.training.loop import RunContext, TrainingJob, iterate_training, train
 
-PHASES = ("data_wait", "forward", "backward", "optimiser", "checkpoint", "warm_up", "other")
+PHASES = ("data_wait", "step", "checkpoint", "warm_up", "other")
 FOLDS = [("incv", round_, fold) for round_ in (0, 1) for fold in (0, 1)]
 METHODS = [("standard", None, None), ("coteaching", None, None), ("coteaching_incv", None, None)]
 STANDARD_ALONE = ("methods=[standard]", "incv=null")
@@ -112,14 +114,13 @@ def test_the_report_shows_it(profiled):
         "Co-teaching",
         "INCV + Co-teaching",
     ]
-    columns = ("data wait", "forward", "backward", "optimiser", "predict", "checkpoint", "warm-up", "other")
+    columns = ("data wait", "step", "predict", "checkpoint", "warm-up", "other")
     assert "".join(f"<th>{words}</th>" for words in columns) in page
-    assert "<th>exchange</th>" not in page
     standard = report["profile"][4]
-    backward = f"{100 * standard['seconds']['backward'] / standard['wall_s']:.1f} %"
+    stepped = f"{100 * standard['seconds']['step'] / standard['wall_s']:.1f} %"
     row = page[page.index('<td class="words">Standard training</td><td>50</td>') :]
-    assert backward in row[: row.index("</tr>")]
-    assert f"Standard training, backward: {backward}" in page  # the bar
+    assert stepped in row[: row.index("</tr>")]
+    assert f"Standard training, step: {stepped}" in page  # the bar
 
 
 def test_a_stage_that_is_redone_is_measured_anew(profiled, playground, tmp_path):
@@ -129,8 +130,9 @@ def test_a_stage_that_is_redone_is_measured_anew(profiled, playground, tmp_path)
     code, error = incv(playground, "run", *again, "--redo", "standard")
     assert code == 0, error
     assert ("standard", None, None) not in [name_of(entry) for entry in read_json(run_dir / FILE)]
-    code, error = incv(playground, "run", *again, "--redo", "standard", "--profile")
+    code, error = incv(playground, "run", *again, "--redo", "standard", "--profile", "trace")
     assert code == 0, error
+    assert [path.parent.name for path in run_dir.rglob(profile_trace.FILE)] == ["standard"]
     (entry,) = (entry for entry in read_json(run_dir / FILE) if entry["stage"] == "standard")
     assert (entry["start"], entry["steps"]) == (2, 50)
 
@@ -203,6 +205,7 @@ def test_one_stage_alone_is_measured_too(playground):
 # --- what counts as what ------------------------------------------------------------------------------------
 
 ROWS, PLAN = 8, TrainingPlan(stream=5, selected=np.arange(80), batch=8, epochs=1)
+LONG = replace(PLAN, epochs=3)
 
 
 class Napping(nn.Module):
@@ -220,8 +223,8 @@ class Napping(nn.Module):
         return logits
 
 
-def batches_from(first, nap=0.0):
-    for at in PLAN.steps(first):
+def batches_from(first, nap=0.0, plan=PLAN):
+    for at in plan.steps(first):
         time.sleep(nap)
         ids = torch.from_numpy(at.selected)
         yield Batch(ids, torch.ones(ROWS, 4), ids % 3, torch.ones(ROWS), step=at)
@@ -230,20 +233,17 @@ def batches_from(first, nap=0.0):
 class Loop:
     """Trainings of one start, without a run around them."""
 
-    def __init__(self, root, start=0, reason=lambda: None):
+    def __init__(self, root, start=0, reason=lambda: None, plan=PLAN, trace=False):
         stop = SimpleNamespace(reason=reason, wait_for_reason=reason)
         execution, heartbeat = ExecutionConfig(checkpoint_every=4), Heartbeat(None, 0, 1, "alone")
-        notes, profile = StartLog(RunDirectory(root), start), Profile(SINGLE_PROCESS.device, start)
-        self._root = root
+        notes, profile = StartLog(RunDirectory(root), start), Profile(SINGLE_PROCESS.device, start, trace)
+        self._root, self._plan = root, plan
         self._ctx = RunContext(SINGLE_PROCESS, execution, notes, stop, heartbeat, profile=profile)
 
     def arguments(self, name="standard", batch=0.0, **naps):
-        clock = self._ctx.watch(name)
-        task = StandardTask(
-            Napping(**naps), TaskSettings(OptimizerConfig(), PLAN.steps_per_epoch, SINGLE_PROCESS, clock=clock)
-        )
+        task = StandardTask(Napping(**naps), TaskSettings(OptimizerConfig(), PLAN.steps_per_epoch, SINGLE_PROCESS))
         training = TrainingJob(name, self._root / "methods" / name)
-        return training, task, PLAN, lambda first: batches_from(first, batch), self._ctx
+        return training, task, self._plan, lambda first: batches_from(first, batch, self._plan), self._ctx
 
     def entries(self, name="standard"):
         return read_json(self._root / "methods" / name / FILE)
@@ -251,7 +251,7 @@ class Loop:
 
 @pytest.mark.parametrize(
     ("phase", "naps"),
-    [("data_wait", {"batch": NAP}), ("forward", {"forward": NAP}), ("backward", {"backward": NAP})],
+    [("data_wait", {"batch": NAP}), ("step", {"forward": NAP}), ("step", {"backward": NAP})],
 )
 def test_time_is_counted_where_it_was_spent(phase, naps, tmp_path):
     loop = Loop(tmp_path)
@@ -260,7 +260,7 @@ def test_time_is_counted_where_it_was_spent(phase, naps, tmp_path):
     slept = NAP * (PLAN.total_steps - 1)  # the first step is counted apart
     assert entry["seconds"][phase] >= slept
     assert entry["seconds"]["warm_up"] >= NAP
-    elsewhere = [name for name in ("data_wait", "forward", "backward") if name != phase]
+    elsewhere = [name for name in ("data_wait", "step") if name != phase]
     assert all(entry["seconds"][name] < slept for name in elsewhere)
 
 
@@ -298,6 +298,24 @@ def test_a_training_does_not_count_the_turns_of_another(tmp_path):
         assert sum(entry["seconds"].values()) == pytest.approx(entry["wall_s"], rel=0.02)
 
 
+def test_a_trace_of_a_few_steps_on_request(tmp_path):
+    loop = Loop(tmp_path, plan=LONG, trace=True)
+    pair = [loop.arguments("one"), loop.arguments("other")]
+    run_to_end(interleave([iterate_training(*arguments) for arguments in pair], SINGLE_PROCESS.device))
+    for name in ("one", "other"):  # they take turns, and are traced one after the other
+        events = json.loads((tmp_path / "methods" / name / profile_trace.FILE).read_text())["traceEvents"]
+        named = [event.get("name", "") for event in events]
+        assert sum(each.startswith("ProfilerStep#") for each in named if each) >= 3
+        assert "aten::addmm" in named
+
+
+def test_a_training_too_short_for_a_trace_has_none(tmp_path):
+    short, long_ = Loop(tmp_path / "short", trace=True), Loop(tmp_path / "long", plan=LONG, trace=True)
+    train(*short.arguments())
+    train(*long_.arguments())
+    assert len(list(tmp_path.rglob(profile_trace.FILE))) == 1  # nor does it keep the profiler from the next one
+
+
 def test_an_entry_a_start_also_of_a_training_that_failed(tmp_path):
     asked = iter(range(100))
     with pytest.raises(Stopped):
@@ -325,7 +343,7 @@ def test_a_damaged_file_costs_a_profile_and_no_run(content, tmp_path):
     loop = Loop(tmp_path)
     train(*loop.arguments())
     assert loop.entries()[-1]["steps"] == PLAN.total_steps
-    merge_profiles(tmp_path)
+    merge_profiles(tmp_path, ("incv", "standard"))
     assert json.loads((tmp_path / FILE).read_text())[-1]["steps"] == PLAN.total_steps
 
 
@@ -340,6 +358,6 @@ def test_entries_are_gathered_in_the_order_of_the_run(tmp_path):
         entry = {"stage": "incv", "round": round_, "fold": 1, "start": 0}
         write_json(tmp_path / "rounds" / str(round_) / "fold1" / FILE, [entry | {"start": 1}, entry])
     write_json(tmp_path / "methods" / "standard" / FILE, [{"stage": "standard", "round": None, "fold": None}])
-    merge_profiles(tmp_path)
+    merge_profiles(tmp_path, ("incv", "standard"))
     found = [(entry["stage"], entry["round"], entry.get("start")) for entry in read_json(tmp_path / FILE)]
     assert found == [("incv", 9, 0), ("incv", 9, 1), ("incv", 10, 0), ("incv", 10, 1), ("standard", None, None)]

@@ -47,7 +47,7 @@ def test_starts_of_a_training_are_added_up(make_run: Make) -> None:
     ]
     assert "<th>exchange</th>" in page
     assert "Standard training, backward: 40.0 %" in page
-    assert "measured on NVIDIA H200. Data wait is the time that the GPU stood idle" in page
+    assert "measured on NVIDIA H200. Data wait is the time that the GPU was idle" in page
 
 
 def test_what_is_done_between_steps_has_columns_of_its_own(make_run: Make) -> None:
@@ -68,6 +68,16 @@ def test_what_is_done_between_steps_has_columns_of_its_own(make_run: Make) -> No
     _, page = written(run, [method])
     assert "<th>predict</th>" not in page
     assert "Predict is" not in page
+
+
+def test_runs_before_and_after_steps_were_measured_as_one_are_shown(make_run: Make) -> None:
+    now = entry(0) | {"seconds": {"data_wait": 10.0, "step": 60.0, "warm_up": 20.0, "other": 10.0}}
+    run = make_run()
+    _, page = written(run, [now])
+    assert "<th>data wait</th><th>step</th><th>warm-up</th><th>other</th>" in page
+    unknown = entry(0) | {"seconds": {"forward": 50.0, "of_the_future": 50.0}}
+    _, page = written(run, [unknown])
+    assert "<td>50.0 %</td>" in page
 
 
 def test_names_of_devices_and_stages_are_escaped(make_run: Make) -> None:

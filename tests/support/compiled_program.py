@@ -1,15 +1,18 @@
-"""`compiled_program.py FOLDER PRECISION STEP ...`: compiled steps; prints what torch's caches could serve."""
+"""`compiled_program.py`: one compiled step; prints as JSON what torch's caches served and what they missed."""
 
-import sys
-from pathlib import Path
+import json
 
+import torch
+from torch import nn
 from torch._dynamo.utils import counters
 
-from tests.support.fast_steps import batch_at, position, task_of
-from trainer.distributed.world import SINGLE_PROCESS
+from trainer.acceleration.compile import compile_blocks
 
-folder, precision, *steps = sys.argv[1:]
-task = task_of("standard", SINGLE_PROCESS, compile=True, compile_cache=Path(folder), precision=precision)
-for step in map(int, steps):
-    task.step(batch_at(step, task.device), position(step))
-print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+network = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+compile_blocks(network)
+network(torch.ones(2, 8)).sum().backward()
+served, missed = "fxgraph_cache_hit", "fxgraph_cache_miss"
+found = {"inductor": [counters["inductor"][name] for name in (served, missed)]}
+served, missed = "autograd_cache_hit", "autograd_cache_miss"
+found["aot_autograd"] = [counters["aot_autograd"][name] for name in (served, missed)]
+print(json.dumps(found))

@@ -7,41 +7,43 @@ from torch import nn
 from torch._dynamo import lookup_backend
 from torch.fx import GraphModule
 
+from trainer.acceleration.compile_cache import use_compile_cache
 from trainer.acceleration.fold_batchnorm import fold_batchnorms
 from trainer.acceleration.fuse_convs import fuse_convolutions
 
 _MOST_VERSIONS = 256
-"""Of one block's code: shapes, modes and widths. Torch gives up after 8 and silently computes eagerly."""
+"""Compiled versions of one block's code: shapes, modes and widths. By default torch silently runs eagerly after 8."""
 
 
 def rewrite_and_compile(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
-    """A backend of torch.compile: its own, of a graph that does the same with less."""
+    """A torch.compile backend: inductor, after folding BatchNorms and fusing convolutions."""
     fold_batchnorms(graph)
     fuse_convolutions(graph)
-    made: Callable[..., object] = lookup_backend("inductor")(graph, examples)
-    return made
+    compiled: Callable[..., object] = lookup_backend("inductor")(graph, examples)
+    return compiled
 
 
 def compile_blocks(network: nn.Module, backend: str | Callable[..., object] = rewrite_and_compile) -> int:
-    """Compile each block in place, names of weights unchanged; returns the number of blocks.
+    """Compile each block in place, keeping the names of weights; returns the number of blocks.
 
-    A block is compiled when it is first called: 80 s for the ten kinds of Inception-ResNet-v2, where the network as a
-    whole takes 150 s or more, and is no faster.
+    A block is compiled at its first call: 80 s for the ten kinds of Inception-ResNet-v2. The network as a whole would
+    take 150 s or more and be no faster.
     """
+    use_compile_cache()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VERSIONS)
     torch._dynamo.config.accumulated_recompile_limit = max(
         torch._dynamo.config.accumulated_recompile_limit, 16 * _MOST_VERSIONS
     )
-    blocks = list(blocks_of(network))
+    blocks = list(iterate_blocks(network))
     for block in blocks:
         block.compile(dynamic=False, backend=backend)
     return len(blocks)
 
 
-def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
-    """The parts of a network, containers opened, that hold parameters; each parameter of those in exactly one."""
+def iterate_blocks(network: nn.Module) -> Iterator[nn.Module]:
+    """The children of a network that hold parameters, with containers opened; each parameter is in exactly one."""
     for child in network.children():
         if isinstance(child, nn.Sequential | nn.ModuleList):
-            yield from blocks_of(child)
+            yield from iterate_blocks(child)
         elif any(True for _ in child.parameters()):
             yield child

@@ -1,4 +1,4 @@
-"""BatchNorm that only applies its statistics, as in a predict pass, made part of the convolution before it."""
+"""Fold BatchNorm in eval mode into the convolution before it."""
 
 import torch
 import torch.nn.functional as F
@@ -7,24 +7,24 @@ from torch.fx import GraphModule, Node
 from trainer.acceleration.fx_safety import fake_tensor_of, is_safe_to_move
 
 _TRAINING, _EPS = 5, 7
-"""Places among the eight arguments of batch_norm, as torch.compile writes them."""
+"""Positions among the eight arguments of batch_norm, as torch.compile writes them."""
 _BIAS = 2
-"""Place among the seven of a convolution."""
+"""Position among the seven arguments of a convolution."""
 
 
 def fold_batchnorms(module: GraphModule) -> int:
-    """In a graph as torch.compile traces it; returns the number of BatchNorms gone.
+    """In a graph as torch.compile traces it; returns the number of BatchNorms removed.
 
-    Weights are scaled anew in each forward, beside their cast to bf16: they change between passes, and are small.
+    The weights are scaled in every forward, next to their cast to bf16: they change between passes, and are small.
     """
-    found = [node for node in module.graph.nodes if _folds(node)]
+    found = [node for node in module.graph.nodes if _can_fold(node)]
     for node in found:
         _fold(module, node)
     module.recompile()
     return len(found)
 
 
-def _folds(node: Node) -> bool:
+def _can_fold(node: Node) -> bool:
     if node.target is not F.batch_norm or node.kwargs or len(node.args) != 8 or node.args[_TRAINING] is not False:
         return False
     convolution, *given = node.args[:_TRAINING]
@@ -32,13 +32,13 @@ def _folds(node: Node) -> bool:
         fake_tensor_of(node) is not None
         and all(fake_tensor_of(each) is not None for each in given)
         and isinstance(convolution, Node)
-        and _is_without_bias(convolution)
+        and _has_no_bias(convolution)
         and list(convolution.users) == [node]
         and is_safe_to_move(convolution, node, convolution.all_input_nodes)
     )
 
 
-def _is_without_bias(node: Node) -> bool:
+def _has_no_bias(node: Node) -> bool:
     return node.target is torch.conv2d and not node.kwargs and len(node.args) == 7 and node.args[_BIAS] is None
 
 

@@ -1,7 +1,7 @@
-"""Convolutions of one pixel that read one tensor, as the heads of parallel branches do, computed as one.
+"""Fuse 1x1 convolutions that read the same tensor, as the heads of parallel branches do.
 
-The tensor is read once instead of once a branch, forward and backward, its gradients need no adding up, and one
-convolution of 96 channels keeps a GPU busier than three of 32. The numbers are the same but for rounding.
+The tensor is read once instead of once per branch, forward and backward, its gradients need no sum, and one
+convolution of 96 channels uses a GPU better than three of 32. Results are equal up to rounding.
 """
 
 import operator
@@ -21,7 +21,7 @@ _PLAIN = (None, (1, 1), (0, 0), (1, 1), 1)
 
 @dataclass(frozen=True)
 class _Head:
-    """`node` convolves what `read` is by `weight`."""
+    """`node` convolves `read` with `weight`."""
 
     node: Node
     read: Node
@@ -30,19 +30,19 @@ class _Head:
 
 
 def fuse_convolutions(module: GraphModule) -> int:
-    """In a graph as torch.compile traces it, autograd not yet in it; returns the number of convolutions gone."""
+    """In a graph as torch.compile traces it, before autograd; returns the number of convolutions removed."""
     groups: dict[tuple[Node, torch.dtype], list[_Head]] = defaultdict(list)
     for node in module.graph.nodes:
         _add_head(groups, node)
-    joined = [heads for heads in groups.values() if len(heads) > 1 and _may_be_one(heads)]
-    for heads in joined:
-        _join(module.graph, heads)
+    fused = [heads for heads in groups.values() if len(heads) > 1 and _can_fuse(heads)]
+    for heads in fused:
+        _fuse(module.graph, heads)
     module.recompile()
-    return sum(len(heads) - 1 for heads in joined)
+    return sum(len(heads) - 1 for heads in fused)
 
 
 def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -> None:
-    """Where it is a convolution of one pixel by a weight given to the graph, for BatchNorm, which only reads it."""
+    """If `node` is a 1x1 convolution with a weight that is a graph input, and feeds nothing but BatchNorm."""
     if node.target is not torch.conv2d or node.kwargs or tuple(node.args[2:]) != _PLAIN:
         return
     read, weight = node.args[:2]
@@ -54,15 +54,15 @@ def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -
         groups[read, known.dtype].append(_Head(node, read, weight, known.shape[0]))
 
 
-def _may_be_one(heads: Sequence[_Head]) -> bool:
+def _can_fuse(heads: Sequence[_Head]) -> bool:
     return is_safe_to_move(heads[0].node, heads[-1].node, [heads[0].read, *(head.weight for head in heads)])
 
 
-def _join(graph: Graph, heads: Sequence[_Head]) -> None:
+def _fuse(graph: Graph, heads: Sequence[_Head]) -> None:
     with graph.inserting_before(heads[0].node):
         weight = graph.call_function(torch.cat, ([head.weight for head in heads],))
-        joined = graph.call_function(torch.conv2d, (heads[0].read, weight, *_PLAIN))
-        parts = graph.call_function(torch.split, (joined, [head.channels for head in heads], 1))
+        fused = graph.call_function(torch.conv2d, (heads[0].read, weight, *_PLAIN))
+        parts = graph.call_function(torch.split, (fused, [head.channels for head in heads], 1))
         for at, head in enumerate(heads):
             head.node.replace_all_uses_with(graph.call_function(operator.getitem, (parts, at)))
     for head in heads:

@@ -1,4 +1,4 @@
-"""Whether an operation in a graph of torch.compile may be moved: writes in place and switches are still in it."""
+"""Whether an operation in a graph of torch.compile may be moved: it still has in-place writes and mode switches."""
 
 import operator
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ import torch
 from torch.fx import Node
 
 _READERS = frozenset({torch.conv2d, torch.cat, operator.getitem})
-"""Functions that write into none of their arguments."""
+"""Functions that write to none of their arguments."""
 
 
 def fake_tensor_of(node: object) -> torch.Tensor | None:
-    """A tensor without numbers: what torch.compile knows of a node's result."""
+    """The fake tensor of a node's result: its shape, type and storage as torch.compile knows them."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def is_safe_to_move(first: Node, last: Node, tensors: Iterable[Node]) -> bool:
-    """Whether nothing from `first` up to `last` could write into these, or switch gradients or mixed precision."""
+    """Whether nothing from `first` up to `last` could write to these tensors, or switch gradients or autocast."""
     memory = {_storage(tensor) for tensor in tensors} | {None}
     node = first
     while node is not last:
@@ -30,6 +30,6 @@ def is_safe_to_move(first: Node, last: Node, tensors: Iterable[Node]) -> bool:
 
 
 def _storage(node: Node) -> int | None:
-    """None: not known, so it could be anywhere."""
+    """None: unknown, so it may alias anything."""
     value = fake_tensor_of(node)
     return None if value is None else value.untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""A network's forward in a predict pass, replayed from a CUDA graph: one launch instead of hundreds."""
+"""The forward of a predict pass, replayed from a CUDA graph: one launch instead of hundreds."""
 
 import sys
 from collections.abc import Callable
@@ -11,25 +11,27 @@ from torch import nn
 
 from trainer.acceleration.streams import CaptureError, ExclusiveStream, capture_graph
 
-_FIRST_EAGER = 2
-"""Batches that are launched kernel by kernel: cuDNN searches and workspaces are made in these."""
-_LARGE, _LARGE_WORTH_RECORDING = 8_000_000, 32
-"""Numbers in a batch that keeps the GPU busy however it is launched, and how many such batches a pass has for which
-recording pays, which takes as long as one or two of them."""
+_WARMUP_BATCHES = 2
+"""Eager batches before the capture: cuDNN searches and allocates its workspaces in these."""
+_LARGE, _LARGE_WORTH_CAPTURE = 8_000_000, 32
+"""Elements of a batch that keeps the GPU busy even when launched eagerly, and the number of such batches from which a
+capture pays: it takes as long as one or two of them."""
 _SPARED = 4
-"""A recording is kept for the next pass where the GPU has so many times its memory left."""
+"""A graph is kept for the next pass where the GPU has this many times its memory left."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @cache
 def predict_stream(device: torch.device) -> ExclusiveStream:
-    """All predict passes of a GPU follow upon each other on this one; what is recorded for them is recorded on it."""
+    """The stream on which all predict passes of a GPU run in sequence, and their graphs are captured."""
     return ExclusiveStream(device)
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _CapturedForward:
+    """A graph with its static input and output."""
+
     graph: torch.cuda.CUDAGraph
     images: torch.Tensor
     logits: torch.Tensor
@@ -40,22 +42,22 @@ class _Recording:
         return self.logits
 
 
-_KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _Recording]]" = WeakKeyDictionary()
-"""From pass to pass: weights change where they are."""
+_KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _CapturedForward]]" = WeakKeyDictionary()
+"""Graphs kept from pass to pass: weights change in place."""
 
 
 def clear_graph_cache() -> None:
-    """Let go of what was kept; the next pass is one like the first."""
+    """Drop the kept graphs; the next pass captures anew."""
     _KEPT.clear()
 
 
 class GraphedForward:
-    """`forward(images)` of one pass; what it returns is good until the next call."""
+    """`forward(images)` for one pass; the next call overwrites what it returns."""
 
-    def __init__(self, network: nn.Module, forward: Forward, way: tuple[object, ...], batches: int) -> None:
-        """forward: the network's, in the mode and precision of the whole pass; way: which names these."""
-        self._network, self._forward, self._way, self._batches = network, forward, way, batches
-        self._recording: _Recording | None = None
+    def __init__(self, network: nn.Module, forward: Forward, mode: tuple[object, ...], batches: int) -> None:
+        """forward: the network's, in the mode and precision of the pass; mode: a key that names both."""
+        self._network, self._forward, self._mode, self._batches = network, forward, mode, batches
+        self._captured: _CapturedForward | None = None
         self._key: object = None
         self._calls = 0
         self._weights = hash(tuple(parameter.data_ptr() for parameter in network.parameters()))
@@ -63,29 +65,29 @@ class GraphedForward:
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         if not images.is_cuda:
             return self._forward(images)
-        key = (images.shape, images.dtype, self._way, self._weights)
+        key = (images.shape, images.dtype, self._mode, self._weights)
         if key != self._key:
-            known, recording = _KEPT.get(self._network, (None, None))
+            known, captured = _KEPT.get(self._network, (None, None))
             self._key, self._calls = key, 0
-            self._recording = recording if known == key else None
-        pays = images.numel() <= _LARGE or self._batches >= _LARGE_WORTH_RECORDING
-        if self._recording is None and pays and self._calls == _FIRST_EAGER:
-            self._recording = self._recorded(images)
+            self._captured = captured if known == key else None
+        pays = images.numel() <= _LARGE or self._batches >= _LARGE_WORTH_CAPTURE
+        if self._captured is None and pays and self._calls == _WARMUP_BATCHES:
+            self._captured = self._capture(images)
         self._calls += 1
-        return self._forward(images) if self._recording is None else self._recording(images)
+        return self._forward(images) if self._captured is None else self._captured(images)
 
-    def _recorded(self, images: torch.Tensor) -> _Recording | None:
-        held = images.clone()
+    def _capture(self, images: torch.Tensor) -> _CapturedForward | None:
+        static = images.clone()
         try:
             with capture_graph(predict_stream(images.device).stream) as graph:
                 before = torch.cuda.memory_reserved(images.device)
-                logits = self._forward(held)
+                logits = self._forward(static)
                 memory = torch.cuda.memory_reserved(images.device) - before
         except CaptureError as error:
-            print(f"warning: the forward cannot be recorded and runs eagerly ({error})", file=sys.stderr)
+            print(f"warning: the forward cannot be captured and runs eagerly ({error})", file=sys.stderr)
             return None
-        recording = _Recording(graph, held, logits)
+        captured = _CapturedForward(graph, static, logits)
         left, _ = torch.cuda.mem_get_info(images.device)
         if left >= _SPARED * memory:
-            _KEPT[self._network] = (self._key, recording)
-        return recording
+            _KEPT[self._network] = (self._key, captured)
+        return captured

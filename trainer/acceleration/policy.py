@@ -1,4 +1,4 @@
-"""How fast a training may run: whether its step is compiled and replayed from CUDA graphs, and why not."""
+"""Whether the step of a training is compiled and replayed from CUDA graphs, and why not."""
 
 import os
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.distributed.world import World
 from trainer.training.engines.deepspeed import deepspeed_stage
 
-_WORTH_RECORDING = 50
-"""Steps. Recording takes as long as a few eager steps."""
+_WORTH_CAPTURE = 50
+"""Steps. A capture takes as long as a few eager steps."""
 _WORTH_COMPILING = 5000
 """Steps. A first compilation takes one to two minutes, and a compiled step of Inception-ResNet-v2 saves 15 ms."""
 
@@ -21,17 +21,17 @@ class Acceleration:
 
 
 def check_acceleration(recipe: Recipe, world: World) -> None:
-    """What the keys insist on can be had, so far as is known before a step was tried."""
+    """Raise ConfigError where keys demand what this world cannot do, as far as is known before the first step."""
     choose_acceleration(recipe, 0, world, allow_accelerate=bool(recipe.methods))
 
 
 def choose_acceleration(recipe: Recipe, steps: int, world: World, allow_accelerate: bool) -> Acceleration:
-    """For a training of so many steps. by_launcher: accelerate may drive it."""
+    """For a training of so many steps. allow_accelerate: accelerate may drive it."""
     keys = recipe.execution
-    obstacle = _obstacle_to_graphs(recipe, world, allow_accelerate)
+    obstacle = _find_graph_obstacle(recipe, world, allow_accelerate)
     if keys.graphs is True and obstacle is not None:
         raise ConfigError(f"execution.graphs is true, and {obstacle}: set it to auto or false")
-    graphs = keys.graphs is True or (keys.graphs == "auto" and obstacle is None and steps >= _WORTH_RECORDING)
+    graphs = keys.graphs is True or (keys.graphs == "auto" and obstacle is None and steps >= _WORTH_CAPTURE)
     return Acceleration(graphs, should_compile(keys, steps, on_gpu=world.device.type == "cuda"))
 
 
@@ -42,13 +42,13 @@ def should_compile(keys: ExecutionConfig, steps: int, on_gpu: bool = True) -> bo
     return keys.compile
 
 
-def _obstacle_to_graphs(recipe: Recipe, world: World, allow_accelerate: bool) -> str | None:
+def _find_graph_obstacle(recipe: Recipe, world: World, allow_accelerate: bool) -> str | None:
     if world.device.type != "cuda":
-        return "there is no GPU to record CUDA graphs on"
+        return "there is no GPU to capture CUDA graphs on"
     if recipe.precision == "fp16":
-        return "fp16 looks at its loss scale in every step (bf16 needs none)"
+        return "fp16 syncs with the host in every step for its loss scale (bf16 needs none)"
     if recipe.model.sync_batchnorm and world.rank_group is not None:
-        return "SyncBatchNorm talks to other ranks inside the network"
+        return "SyncBatchNorm communicates between ranks inside the network"
     if allow_accelerate and world.launcher == "accelerate" and deepspeed_stage(os.environ) is not None:
-        return "DeepSpeed looks at numbers in every step"
+        return "DeepSpeed syncs with the host in every step"
     return None

@@ -202,7 +202,7 @@ class Incv:
         first_weights = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             create_model(recipe.model.name, self._data.classes, first_weights, **recipe.model.options),
-            build_task_settings(recipe, self._config.optimizer, plan, world, timer=ctx.watch(training.name)),
+            build_task_settings(recipe, self._config.optimizer, plan, world),
             judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)

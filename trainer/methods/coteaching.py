@@ -149,7 +149,6 @@ class CoteachingTask(BaseTask):
         loss = loss + choice.poison
         counted = choice.real > 0
         self.update(loss, counted)
-        yield SyncPoint("optimiser")
         return {
             "loss": torch.where(counted, loss / 2, 0.0),
             "train_accuracy": agreed / choice.real.clamp(min=1),
@@ -171,7 +170,7 @@ class CoteachingTask(BaseTask):
         said = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
         everywhere = torch.zeros(3, (self.world.size + 1) * rows, dtype=said.dtype, device=self.device)
         everywhere.index_copy_(1, places, said)
-        yield SyncPoint("forward", (everywhere,))
+        yield SyncPoint((everywhere,))
         of_a, of_b, weights = everywhere[:, : self.world.size * rows]  # without the fill rows
         real = torch.count_nonzero(weights)
         kept = torch.minimum(inputs["keep"], real)
@@ -200,7 +199,7 @@ class CoteachingTask(BaseTask):
         logits_a, logits_b = self._ranking_logits(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
-        loss = yield from self._learn(inputs, choice, rows)
+        loss = self._learn(inputs, choice, rows)
         return choice, loss, _agreed(logits_a, logits_b, inputs)
 
     def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,7 +210,7 @@ class CoteachingTask(BaseTask):
         logits_a, logits_b = zip(*said, strict=True)
         return torch.cat(logits_a), torch.cat(logits_b)
 
-    def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> Generator[SyncPoint, None, torch.Tensor]:
+    def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> torch.Tensor:
         """Gradients of each network's mean loss over its chosen rows, part by part; returns the sum of the two.
 
         rows: a short choice is filled up with its own rows, at weight 0, for BatchNorm's sake alone.
@@ -227,7 +226,6 @@ class CoteachingTask(BaseTask):
             losses_a = sample_losses(logits_a, labels[for_a[part]]) * real_a[part]
             losses_b = sample_losses(logits_b, labels[for_b[part]]) * real_b[part]
             share = (losses_a.sum() + losses_b.sum()) / choice.kept.clamp(min=1)
-            yield SyncPoint("forward")
             self.backward(share, last)
             loss = loss + share.detach()
         return loss

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from trainer.acceleration.cuda_graphs import PhaseTimer
 from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
@@ -50,7 +49,6 @@ class MethodInputs:
     candidates: Ids | None = None
     noise: NoiseFacts | None = None
     """None unless the method's inputs include `selection` or `noise_estimate`."""
-    timer: PhaseTimer | None = None
 
     def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
         """The steps of the training: `config.epochs` epochs over `selected`, and over C from an epoch on."""
@@ -72,7 +70,7 @@ class MethodInputs:
     def settings(self, plan: TrainingPlan) -> TaskSettings:
         """How the recipe wants this training optimised and executed."""
         optimizer = self.config.optimizer
-        return build_task_settings(self.recipe, optimizer, plan, self.world, allow_accelerate=True, timer=self.timer)
+        return build_task_settings(self.recipe, optimizer, plan, self.world, allow_accelerate=True)
 
 
 @dataclass(frozen=True, eq=False)

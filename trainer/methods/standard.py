@@ -16,7 +16,7 @@ class StandardConfig(TrainingConfig):
 class StandardTask(BaseTask):
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         count = inputs["weights"].sum()
-        yield SyncPoint("start", (count,))
+        yield SyncPoint((count,))
         rows = count.clamp(min=1)
         self.begin_step()
         self.module.train()
@@ -28,13 +28,11 @@ class StandardTask(BaseTask):
             assert isinstance(logits, torch.Tensor)
             share = (sample_losses(logits, labels) * weights).sum() / rows
             agreed += ((logits.detach().argmax(1) == labels) * weights).sum()
-            yield SyncPoint("forward")
             self.backward(share, last)
             loss = loss + share.detach()
         loss, agreed = yield from self.reduce_gradients(loss, agreed)
         counted = count > 0
         self.update(loss, counted)
-        yield SyncPoint("optimiser")
         return {
             "loss": torch.where(counted, loss, 0.0),
             "train_accuracy": agreed / rows,

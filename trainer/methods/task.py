@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +12,9 @@ from torch import nn
 
 from shards.errors import ConfigError
 from trainer.acceleration.compile import compile_blocks
-from trainer.acceleration.compile_cache import CompiledCache, default_folder
 from trainer.acceleration.cuda_graphs import (
     GraphedStep,
     Inputs,
-    PhaseTimer,
     StaticSizes,
     StepProgram,
     SyncPoint,
@@ -92,9 +89,6 @@ class TaskSettings:
     """Raise where a step cannot be recorded, instead of going on eagerly."""
     compile: bool = False
     """Compile the networks' blocks."""
-    compile_cache: Path | None = None
-    """Folder in which they are kept; None: nowhere."""
-    timer: PhaseTimer | None = None
 
 
 def build_task_settings(
@@ -103,7 +97,6 @@ def build_task_settings(
     plan: TrainingPlan,
     world: World,
     allow_accelerate: bool = False,
-    timer: PhaseTimer | None = None,
 ) -> TaskSettings:
     """What a recipe says of a training by `plan` in `world`."""
     acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
@@ -119,8 +112,6 @@ def build_task_settings(
         graphs=acceleration.graphs,
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
-        compile_cache=default_folder() if acceleration.compile else None,
-        timer=timer,
     )
 
 
@@ -158,13 +149,11 @@ class BaseTask(ABC):
         self._live = list(self._buffers.values())
         self._memory = BufferSnapshot(self.module)
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
-        self._timer = setting.timer
         self._graphed_step = (
-            GraphedStep(self.compute_step, self.world, self.without_effects, self._timer) if setting.graphs else None
+            GraphedStep(self.compute_step, self.world, self.without_effects) if setting.graphs else None
         )
         self._require_graphs = setting.require_graphs
         self._compiles = setting.compile
-        self._compiled = _cache_of(self, setting)
         self.learning_rate = setting.optimizer.learning_rate
         self._last: tuple[torch.Tensor, Values] | None = None
 
@@ -184,7 +173,7 @@ class BaseTask(ABC):
         )
         self._engine.set_rate(self.learning_rate)
         inputs, fixed = self.inputs(batch, at)
-        with self._compile_context((fixed, batch.images.shape), at):
+        with self._compile_context(at):
             values = self._run_step(inputs, fixed)
         self._last = batch.ids, values
         return {name: value for name, value in values.items() if value.dim() == 0}
@@ -193,12 +182,10 @@ class BaseTask(ABC):
         """Whether the shape of this step will be gone after an epoch: not worth a compilation."""
         return False
 
-    def _compile_context(self, shapes: tuple[object, ...], at: StepIds) -> AbstractContextManager[None]:
-        if not self._compiles:
-            return nullcontext()
-        if self.has_transient_shape(at):
+    def _compile_context(self, at: StepIds) -> AbstractContextManager[None]:
+        if self._compiles and self.has_transient_shape(at):
             return torch.compiler.set_stance("force_eager")
-        return self._compiled.kept(shapes) if self._compiled is not None else nullcontext()
+        return nullcontext()
 
     def _run_step(self, inputs: Inputs, fixed: StaticSizes) -> Values:
         if self._graphed_step is not None:
@@ -212,7 +199,7 @@ class BaseTask(ABC):
                     ) from error
                 _log.warning("the step cannot be captured in a CUDA graph and runs eagerly (%s)", error)
                 self._graphed_step = None
-        return run_eagerly(self.compute_step(inputs, fixed), self.world, self._timer)
+        return run_eagerly(self.compute_step(inputs, fixed), self.world)
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -244,7 +231,7 @@ class BaseTask(ABC):
     def reduce_gradients(self, *totals: torch.Tensor) -> Generator[SyncPoint, None, torch.Tensor]:
         """Gradients and these scalars, of all ranks: [scalars]."""
         sums = torch.stack([total.to(totals[0].dtype) for total in totals])
-        yield SyncPoint("backward", (*self._engine.unreduced_gradients(), sums))
+        yield SyncPoint((*self._engine.unreduced_gradients(), sums))
         return sums
 
     def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
@@ -325,10 +312,3 @@ def _placed(module: nn.Module, setting: TaskSettings) -> nn.Module:
         for network in list_networks(module):
             compile_blocks(network)
     return module
-
-
-def _cache_of(task: BaseTask, setting: TaskSettings) -> CompiledCache | None:
-    if not setting.compile or setting.compile_cache is None:
-        return None
-    kind = f"{type(task).__name__} {setting.precision} {setting.micro}"
-    return CompiledCache(setting.compile_cache, task.module, kind, task.device, setting.world.is_rank0)

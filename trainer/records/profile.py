@@ -1,4 +1,4 @@
-"""Where the time of trainings goes, as `--profile` measures it, and the files that tell."""
+"""Where the time of trainings goes, as `--profile` measures it, and the files it is written to."""
 
 import sys
 import time
@@ -13,12 +13,12 @@ import torch
 
 from shards.durable import read_json, write_json
 from shards.errors import InputError
+from trainer.records.profile_trace import StepTrace
 
 FILE = "profile.json"
-"""In each training's folder its own entries, one a start; in the run directory those of all trainings."""
-PHASES = ("data_wait", "forward", "backward", "optimiser", "exchange", "predict", "checkpoint", "warm_up")
-_NOT_IN_ALL = ("exchange", "predict")
-_PHASE_OF = {"start": "forward"}  # what precedes the first forward: the rate, the inputs, the count of rows
+"""In each training's folder its own entries, one per start; in the run directory those of all trainings."""
+PHASES = ("data_wait", "step", "predict", "checkpoint", "warm_up")
+_NOT_IN_ALL = ("predict",)
 _NO_PHASE, _ELSEWHERE = "other", "elsewhere"
 _MOST_PENDING = 200
 
@@ -33,7 +33,7 @@ class _Timeline(Protocol):
     def mark(self, name: str) -> None: ...
 
     def settle(self) -> None:
-        """Count the marks that have come to pass; nobody waits."""
+        """Count the marks that the device has reached; non-blocking."""
         ...
 
 
@@ -48,11 +48,11 @@ class _HostTimeline:
         self._last = now
 
     def settle(self) -> None:
-        """All are counted."""
+        """Marks are counted at once."""
 
 
 class _DeviceTimeline:
-    """Time as the GPU spends it. A host that runs ahead is never waited for, nor made to wait."""
+    """Time as the GPU spends it, by CUDA events on the current stream; no host-device sync."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -78,10 +78,10 @@ class _DeviceTimeline:
 
 
 class Stopwatch:
-    """One training in one start. The loop tells it of batches and steps; as the step's Clock it hears of phases."""
+    """Measures one training in one start; the loop reports batches and steps to it."""
 
-    def __init__(self, device: torch.device, start: int) -> None:
-        self._device, self._start = device, start
+    def __init__(self, device: torch.device, start: int, trace: StepTrace | None = None) -> None:
+        self._device, self._start, self._trace = device, start, trace
         self._before: list[dict[str, Any]] | None = None
         self.begin()
 
@@ -91,20 +91,27 @@ class Stopwatch:
         self._timeline: _Timeline = _DeviceTimeline() if self._device.type == "cuda" else _HostTimeline()
 
     def mark(self, done: str) -> None:
-        """The first batch and the first step of a start, with all that is made ready in them, are counted apart."""
-        self._timeline.mark(_PHASE_OF.get(done, done) if self._steps else "warm_up")
+        """The phase `done` ends. The first batch and step of a start, compilation included, are warm-up."""
+        self._timeline.mark(done if self._steps else "warm_up")
 
-    def ask(self) -> None:
-        """A batch is asked for: what comes before is no wait for it."""
+    def request_batch(self) -> None:
+        """The wait for a batch begins."""
         self._timeline.mark(_NO_PHASE)
 
     def end_step(self) -> None:
-        self.mark(_NO_PHASE)
+        self.mark("step")
         self._steps += 1
+        if self._trace is not None:
+            self._trace.end_step(self._steps)
+
+    def end_batches(self) -> None:
+        """The training makes no more steps."""
+        if self._trace is not None:
+            self._trace.stop()
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """What is done in here, between steps, is that phase."""
+        """Time in here, between steps, counts as that phase."""
         self._timeline.mark(_NO_PHASE)
         try:
             yield
@@ -113,13 +120,13 @@ class Stopwatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Other trainings of this process have their turn in here."""
+        """Other trainings of this process take their turn in here."""
         self._timeline.mark(_NO_PHASE)
         yield
         self._timeline.mark(_ELSEWHERE)
 
     def write(self, folder: Path, stage: str, round_: int | None, fold: int | None) -> None:
-        """Put what was measured so far beside the entries of earlier starts; no failure in here ends a training."""
+        """Write what was measured so far beside the entries of earlier starts; a failure is only a warning."""
         if not self._steps:
             return
         where = {"stage": stage, "round": round_, "fold": fold, "start": self._start}
@@ -127,6 +134,8 @@ class Stopwatch:
             if self._before is None:
                 self._before = [entry for entry in read_entries(folder / FILE) if entry.get("start") != self._start]
             write_json(folder / FILE, [*self._before, where | self._measured()])
+            if self._trace is not None:
+                self._trace.write(folder)
         except (InputError, OSError, RuntimeError) as error:
             print(f"warning: the profile of {stage} was not written: {error}", file=sys.stderr)
 
@@ -147,33 +156,38 @@ class Stopwatch:
 
 
 def time_data_wait(batches: Iterator[Item], watch: Stopwatch | None) -> Iterator[Item]:
-    """The batches; the time until each comes is data wait, on a GPU only so far as the GPU stands idle for it."""
-    return batches if watch is None else _awaited(batches, watch)
+    """The batches; the time until each comes is data wait, on a GPU only as far as the GPU is idle meanwhile."""
+    return batches if watch is None else _time_each(batches, watch)
 
 
-def _awaited(batches: Iterator[Item], watch: Stopwatch) -> Iterator[Item]:
-    watch.ask()
-    for batch in batches:
-        watch.mark("data_wait")
-        yield batch
-        watch.ask()
+def _time_each(batches: Iterator[Item], watch: Stopwatch) -> Iterator[Item]:
+    try:
+        watch.request_batch()
+        for batch in batches:
+            watch.mark("data_wait")
+            yield batch
+            watch.request_batch()
+    finally:
+        watch.end_batches()
 
 
 class Profile:
     """The stopwatches of a start, by the names of trainings."""
 
-    def __init__(self, device: torch.device, start: int) -> None:
-        self._device, self._start = device, start
+    def __init__(self, device: torch.device, start: int, trace: bool = False) -> None:
+        """trace: write a torch.profiler trace of each training too."""
+        self._device, self._start, self._traces = device, start, trace
         self._watches: dict[str, Stopwatch] = {}
 
     def of(self, training: str) -> Stopwatch:
         if training not in self._watches:
-            self._watches[training] = Stopwatch(self._device, self._start)
+            trace = StepTrace(self._device) if self._traces else None
+            self._watches[training] = Stopwatch(self._device, self._start, trace)
         return self._watches[training]
 
 
 def merge_profiles(root: Path, stages: Sequence[str]) -> None:
-    """Put the entries of all trainings that lie in a run directory into its profile.json; for one rank.
+    """Write the entries of all trainings of a run directory to its profile.json; call it on one rank.
 
     stages: the order of the entries.
     """
@@ -194,7 +208,7 @@ def _order(stages: Sequence[str], entry: dict[str, Any]) -> tuple[int, ...]:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """The entries of a file; none where it is missing or not ours."""
+    """The entries of a file; none where it is missing or malformed."""
     try:
         content = read_json(path) if path.exists() else []
     except InputError:

@@ -9,6 +9,7 @@ from trainer.records.run_directory import RunDirectory
 
 PHASES = (
     ("data_wait", "data wait", "var(--c3)"),
+    ("step", "step", "var(--c2)"),
     ("forward", "forward", "var(--c5)"),
     ("backward", "backward", "var(--c2)"),
     ("optimiser", "optimiser", "var(--c1)"),
@@ -18,6 +19,7 @@ PHASES = (
     ("warm_up", "warm-up", "var(--c4)"),
     ("other", "other", "var(--faint)"),
 )
+"""Key, words and colour. Forward, backward, optimiser and exchange are of older runs, which measured no `step`."""
 
 
 def read_profile(run: RunDirectory) -> list[dict[str, Any]] | None:
@@ -84,7 +86,7 @@ def profile_words(report: dict[str, Any]) -> str:
     if not any("predict" in training["seconds"] for training in trainings):
         predicting = ""
     if any(device != "CPU" for device in devices):
-        waiting = "the time that the GPU stood idle for want of a batch, and a phase the time it took on the GPU"
+        waiting = "the time that the GPU was idle for lack of a batch; a step is the time it took on the GPU"
         rest = ", the ends of epochs, and any other time in which the GPU had nothing to do"
     return (
         f"Shares of each training's time, measured on {' and '.join(named)}. Data wait is {waiting}. {predicting}"

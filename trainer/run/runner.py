@@ -52,8 +52,8 @@ class RunOptions:
     redo: Sequence[str] = ()
     only: str | None = None
     """One stage alone; None: all."""
-    profile: bool = False
-    """Whether to measure where the time of trainings goes."""
+    profile: str | None = None
+    """`summary`: measure where the time of trainings goes; `trace`: trace a few steps too; None: neither."""
 
 
 def run_recipe(
@@ -62,7 +62,7 @@ def run_recipe(
     root: Path,
     redo: Sequence[str] = (),
     only: str | None = None,
-    profile: bool = False,
+    profile: str | None = None,
 ) -> int:
     """Run all stages, or `only` one, in the directory `root`; returns the command's exit code. Every rank calls it.
 
@@ -156,7 +156,7 @@ def _build_context(options: RunOptions, world: World, stop: StopRequest, start: 
     world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
     heartbeat.write()
     trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
-    profile = Profile(world.device, start) if options.profile else None
+    profile = Profile(world.device, start, options.profile == "trace") if options.profile else None
     return RunContext(world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile)
 
 

@@ -131,7 +131,6 @@ class StageRunner:
             selected=selected,
             candidates=candidates,
             noise=noise,
-            timer=self._ctx.watch(method.name),
         )
 
     def _evaluate(self) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent, written while training goes on.
+"""Checkpoints that are complete or absent, written in the background.
 
 checkpoints/
   latest                    the newest step folder's name, for people and scripts
@@ -31,7 +31,7 @@ _KEPT = 2
 
 @dataclass
 class TrainState:
-    """What a training needs to go on as if it had never stopped."""
+    """What a training needs to resume as if it had never stopped."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Return once the write in flight is durable; raise what went wrong in it."""
+        """Return once the write in flight is durable; raises its error."""
         if self._in_flight is not None:
             in_flight, self._in_flight = self._in_flight, None
             in_flight.result()
@@ -66,7 +66,7 @@ class Checkpointer:
     def _write(self, step: int, state: TrainState, taken: torch.cuda.Event | None) -> None:
         target = step_folder(self._folder, step)
         with atomic_folder(target) as temporary:
-            checksum = write_tensors(temporary / "tensors.safetensors", _to_host(state.tensors, taken))
+            checksum = write_tensors(temporary / "tensors.safetensors", _copy_to_host(state.tensors, taken))
             (temporary / "state.json").write_text(json.dumps({"sha256": checksum, "values": state.values}))
         write_bytes(self._folder / "latest", f"{target.name}\n".encode())
         self._prune()
@@ -78,22 +78,22 @@ class Checkpointer:
 
 
 def _snapshot(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the tensors hold now: copied where they are, which a GPU does between two steps without waiting."""
+    """Copies on the tensors' own device, which a GPU makes between two steps with no host-device sync."""
     try:
         return {
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
         }
-    except torch.OutOfMemoryError:  # no room for a second state on the GPU: then the training waits for the copy
+    except torch.OutOfMemoryError:  # no room for a second state on the GPU: copy to the host, which blocks
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def _to_host(tensors: dict[str, torch.Tensor], taken: torch.cuda.Event | None) -> dict[str, torch.Tensor]:
-    """The copies, fetched on a stream of their own while training goes on."""
+def _copy_to_host(tensors: dict[str, torch.Tensor], taken: torch.cuda.Event | None) -> dict[str, torch.Tensor]:
+    """The snapshot in host memory, copied on a separate stream while training continues."""
     there = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
     if taken is None or there is None:
         return tensors
     taken.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream(there)):  # named: this thread knows GPU 0 alone
+    with torch.cuda.stream(torch.cuda.Stream(there)):  # the device is explicit: the default in this thread is GPU 0
         return {name: tensor.to("cpu") for name, tensor in tensors.items()}
 
 
@@ -102,7 +102,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def find_newest_checkpoint(folder: Path) -> tuple[int, TrainState] | None:
-    """The newest checkpoint that can be read, with its step; damaged ones are passed over with a warning."""
+    """The newest readable checkpoint, with its step; skips damaged ones with a warning."""
     for candidate in reversed(_step_folders(folder)):
         try:
             return int(candidate.name.removeprefix("step-")), read_checkpoint(candidate)
@@ -116,7 +116,7 @@ def _step_folders(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> TrainState:
-    """The state in a step folder; raises ValueError where it is not what was written."""
+    """The state in a step folder; raises ValueError where its checksum differs."""
     record = json.loads((folder / "state.json").read_text())
     content = (folder / "tensors.safetensors").read_bytes()
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
@@ -135,9 +135,9 @@ def load_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def gather_rank_state(world: World, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What differs between ranks, in one entry `ranks.<name>`: [ranks, ...]; alone, `name`.
+    """A tensor that differs between ranks, as one entry `ranks.<name>`: [ranks, ...]; in a world of one, `name`.
 
-    All ranks call it together, with like tensors; the entry is made on the first, which writes.
+    A collective: all ranks call it, with tensors of equal shape and type. Only rank 0, which writes, gets the entry.
     """
     if world.size == 1:
         return {name: tensor}
@@ -146,7 +146,7 @@ def gather_rank_state(world: World, name: str, tensor: torch.Tensor) -> dict[str
 
 
 def local_rank_state(world: World, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """What `of_every_rank` saved of this rank; None where the saved world was of another size."""
+    """What `gather_rank_state` saved of this rank; None where the saved world had another size."""
     if world.size == 1:
         return tensors.get(name)
     rows = tensors.get(f"ranks.{name}")
@@ -161,7 +161,7 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def load_random_state(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Go on drawing where `random_state` was taken."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(tensors["random.cpu"])
     if device.type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"], device)

@@ -12,25 +12,25 @@ class NonFiniteError(InputError):
 
 
 class FiniteGuard:
-    """Counts steps that were not made because a number was not finite; ten of them in a row are too many.
+    """Counts steps that were skipped because a number was not finite; ten in a row are an error.
 
-    It counts on the device: nobody waits for it, and `require_finite` looks now and then.
+    It counts on the device, with no host-device sync except in `require_finite`.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._counts = torch.zeros(3, dtype=torch.int64, device=device)
-        """Steps skipped, the last of them in a row, the most in a row."""
+        """Steps skipped in all, skipped in a row up to now, and most skipped in a row."""
 
     def note(self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: bool = False) -> None:
-        """finite: bool [], of this step; counted: whether it says anything at all; searching: a loss scale is still
-        being lowered, which is no divergence."""
+        """finite: bool [], of this step; counted: whether the step counts at all; searching: the loss scale is still
+        being lowered, which is not divergence."""
         skipped, in_a_row, most = self._counts.unbind()
         bad = (~finite & counted).long()
         now = torch.where(finite & counted, 0, in_a_row + (0 if searching else bad))
         self._counts.copy_(torch.stack([skipped + bad, now, torch.maximum(most, now)]))
 
     def require_finite(self) -> None:
-        """Raises after ten in a row; waits for the device."""
+        """Raise after ten in a row; syncs with the device."""
         most = int(self._counts[2])
         if most >= _MOST_IN_A_ROW:
             raise NonFiniteError(

@@ -1,4 +1,4 @@
-"""Several trainings in one process, a step of each in turn: small networks leave a GPU room for more than one."""
+"""Several trainings in one process, one step of each in turn: small networks do not fill a GPU."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -13,11 +13,11 @@ from trainer.records.logs import LogTarget, current_target, set_target
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
-"""A training as steps; its result when it has ended."""
+"""A training as a generator of steps that returns its result."""
 
 
 def run_to_end(steps: Steps[Result]) -> Result:
-    """All steps of one."""
+    """Run all steps; returns the result."""
     while True:
         try:
             next(steps)
@@ -28,11 +28,11 @@ def run_to_end(steps: Steps[Result]) -> Result:
 
 @dataclass(frozen=True)
 class _ProcessState:
-    """What a process has only one of, and every training uses as if it were its own: random draws, output."""
+    """Process-wide state that every training uses as its own: random generators, log output."""
 
     draws: torch.Tensor
     gpu_draws: torch.Generator | None
-    """The very state, no copy: graphs read the one they were recorded with, while other lanes draw."""
+    """The state itself, not a copy: a CUDA graph reads the one it was captured with, while other lanes draw."""
     log_target: LogTarget
 
     @classmethod
@@ -53,16 +53,16 @@ class _ProcessState:
 
 
 def _generator_of(device: torch.device) -> torch.Generator | None:
-    """The one that everything on a GPU draws from."""
+    """The default generator of a GPU."""
     if device.type != "cuda":
         return None
-    torch.cuda.init()  # there are none before
+    torch.cuda.init()  # the generators do not exist before
     return torch.cuda.default_generators[device.index or 0]
 
 
 @dataclass
 class _Lane(Generic[Result]):
-    """One of the trainings: its stream, its surface, and how it ended."""
+    """One of the trainings: its stream, its process state, and how it ended."""
 
     steps: Steps[Result]
     device: torch.device
@@ -103,10 +103,10 @@ class _Lane(Generic[Result]):
 def interleave(
     trainings: Sequence[Steps[Result]], device: torch.device, at_once: int | None = None
 ) -> Steps[list[Result]]:
-    """The results of all, each what it would be alone; on a GPU every training has a stream of its own.
+    """The results of all trainings, each as if run alone; on a GPU every training has its own stream.
 
-    at_once: most that are under way together; None: all. A stop is asked of all of them: each saves where it is, then
-    the first one's Stopped is raised.
+    at_once: most trainings in progress at a time; None: all. A stop reaches all of them: each saves a checkpoint,
+    then the first one's Stopped is raised.
     """
     streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in trainings]
     process_state = _ProcessState.now(device)

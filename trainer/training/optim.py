@@ -50,8 +50,8 @@ def make_optimizer(
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     rate = torch.tensor(lr, device=device) if on_gpu else lr
-    # Fused: one kernel for many weights, and the only form that can leave a step out without asking the host. Not on
-    # a CPU: what it makes of a weight depends there on the place in the tensor, and ZeRO lays them out differently.
+    # Fused: one kernel for many weights, and the only form that can skip a step with no host-device sync. Not on a
+    # CPU: there the result depends on a weight's position in the tensor, and ZeRO lays weights out differently.
     if kind == "adam":
         return torch.optim.Adam(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
     if kind == "sgd":
@@ -60,9 +60,9 @@ def make_optimizer(
 
 
 def step_if(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
-    """A step where `ok` (bool []) is true, none where not; weights and moments then keep every bit."""
+    """Step if `ok` (bool []) is true; otherwise weights and moments keep every bit."""
     if optimizer.defaults["fused"]:
-        # What torch's own loss scaler tells its fused optimisers.
+        # The interface between torch's loss scaler and its fused optimisers.
         optimizer.grad_scale, optimizer.found_inf = None, (~ok).float()  # type: ignore[attr-defined]
         optimizer.step()
     elif bool(ok):
@@ -70,7 +70,7 @@ def step_if(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
 
 
 def init_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Create the moments that a first step would create, at zero: a CUDA graph needs them to have a place."""
+    """Create the moments of a first step, at zero: a CUDA graph needs their addresses before its capture."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -84,7 +84,7 @@ def init_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the rate `lr`; in place if a tensor, as a CUDA graph has captured it."""
+    """Set the rate of every parameter group; in place if it is a tensor, whose address a CUDA graph has captured."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)
@@ -103,7 +103,7 @@ def moments_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Into the moments that are there, in place; those that were not saved (before a first step) are zero."""
+    """Load in place; moments that were not saved (before a first step) become zero."""
     if not optimizer.state:
         init_moments(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -13,10 +13,13 @@ from trainer.training.engines.plain import PlainEngine, wrap_with_ddp
 
 
 class Engine(Protocol):
-    """A step is `zero_grad`, then `forward` and `backward` for each part of the batch, `exchange`, then `step`."""
+    """A step is `zero_grad`, `forward` and `backward` for each part of the batch, then `step`.
+
+    The caller all-reduces the `unreduced_gradients` before `step`.
+    """
 
     module: nn.Module
-    """The bare one, on the device: what is saved, and what predicts."""
+    """Unwrapped, on the device: what is saved, and what predicts."""
     optimizer: torch.optim.Optimizer
 
     def forward(self, *inputs: torch.Tensor, last: bool = True) -> Any:
@@ -30,7 +33,7 @@ class Engine(Protocol):
         ...
 
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
-        """After the last backward: what the ranks have yet to add up; nothing where backward did."""
+        """After the last backward: what the caller must all-reduce; empty where backward did it."""
         ...
 
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
@@ -68,9 +71,9 @@ def make_engine(
 ) -> Engine:
     """The engine for a module that is on the world's device.
 
-    exact: a resumed run must be bit for bit the undisturbed one; by_launcher: accelerate, where it launched us,
-    prepares the module (whole-world trainings only: it knows no groups); graphs: nothing but the step's meetings may
-    talk to other ranks.
+    exact: a resumed run must equal the uninterrupted one bit for bit; allow_accelerate: accelerate, where it launched
+    us, prepares the module (whole-world trainings only: it knows no groups); graphs: ranks communicate only at the
+    step's sync points.
     """
     if graphs:
         return PlainEngine(module, optimizer, world, None)

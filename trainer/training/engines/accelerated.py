@@ -16,10 +16,10 @@ _OTHERS = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_MEGATRON_LM": "Megatro
 
 
 def wrap_with_accelerate(module: nn.Module, world: World, find_unused: bool) -> nn.Module:
-    """The module, on its device, with its gradient exchange; itself in a world of one.
+    """The module in DDP, on its device; itself in a world of one.
 
-    Parameters stay fp32 and autocast is the methods' own, so accelerate computes in "no" mixed precision, whatever
-    its launcher was told. It knows no groups: the world must be the whole one.
+    Parameters stay fp32 and the methods apply autocast, so accelerate gets mixed precision "no", whatever its
+    launcher was given. It knows no groups: the world must be the whole one.
     """
     for variable, name in _OTHERS.items():
         if os.environ.get(variable, "false").lower() == "true":
@@ -35,15 +35,15 @@ def wrap_with_accelerate(module: nn.Module, world: World, find_unused: bool) -> 
     seen = (accelerator.num_processes, accelerator.process_index, accelerator.device.type)
     ours = (world.size, world.rank, world.device.type)
     assert seen == ours, f"accelerate sees (ranks, rank, device) {seen}, and they are {ours}"
-    with _the_modules_device():
+    with _keep_device():
         wrapped: nn.Module = accelerator.prepare_model(module, device_placement=False)
     assert isinstance(wrapped, DistributedDataParallel), f"accelerate made {type(wrapped).__name__} of the module"
     return wrapped
 
 
 @contextlib.contextmanager
-def _the_modules_device() -> Iterator[None]:
-    """Let DDP stay there; accelerate would name GPU number local_rank, also where several ranks share a GPU."""
+def _keep_device() -> Iterator[None]:
+    """Keep DDP on the module's device; accelerate would choose GPU local_rank, even where ranks share a GPU."""
     name = "ACCELERATE_BYPASS_DEVICE_MAP"
     before = os.environ.get(name)
     os.environ[name] = "true"

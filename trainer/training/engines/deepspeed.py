@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2 as an engine, and what `accelerate launch` says about them.
+"""DeepSpeed's ZeRO-1 and ZeRO-2 as an engine, and the settings that `accelerate launch` passes for them.
 
 Weights stay fp32 and whole on every rank; ZeRO divides the moments, and ZeRO-2 the gradients too.
 """
@@ -18,11 +18,11 @@ from trainer.distributed.world import World
 from trainer.training.optim import set_learning_rate
 
 _LARGEST_BUCKET = 25_000_000
-"""Gradients that travel together, in elements: 100 MB. DeepSpeed allocates so much whatever the model's size."""
+"""Elements of a gradient bucket: 100 MB. DeepSpeed allocates that much whatever the model's size."""
 
 
 def deepspeed_stage(environ: Mapping[str, str]) -> int | None:
-    """The ZeRO stage that `accelerate launch` asks for, None without DeepSpeed; ConfigError for what we do not do."""
+    """The ZeRO stage that `accelerate launch` asks for, None without DeepSpeed; ConfigError if unsupported."""
     if environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
         return None
     file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
@@ -63,14 +63,14 @@ def _no_clipping(clipping: str) -> bool:
 
 
 class DeepSpeedEngine:
-    """ZeRO over the whole world, whose process group DeepSpeed takes as it is.
+    """ZeRO over the whole world, in its existing process group.
 
-    Our own optimiser goes on existing: ZeRO gives each of its parameter groups one flat parameter, this rank's part
-    of the group's weights, laid end to end and padded with zeros at the very end.
+    Our own optimiser stays in use: ZeRO gives each of its parameter groups one flat parameter, this rank's part of
+    the group's concatenated weights, padded with zeros at the end.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, world: World, stage: int) -> None:
-        deepspeed = _imported(world.device)
+        deepspeed = _import_deepspeed(world.device)
         self.module, self.optimizer, self._world = module, optimizer, world
         self._groups: list[list[nn.Parameter]] = [list(group["params"]) for group in optimizer.param_groups]
         for parameter in module.parameters():
@@ -92,7 +92,7 @@ class DeepSpeedEngine:
         return self._engine(*inputs)
 
     def zero_grad(self) -> None:
-        """Also after a step that was not taken: what ZeRO holds of its gradients is forgotten."""
+        """Also drops the gradients that ZeRO holds, which a skipped step leaves behind."""
         self._zero.zero_grad(set_to_none=True)
         for held in (self._zero.averaged_gradients, self._zero.all_grad_tensors):
             for group in held:
@@ -100,7 +100,7 @@ class DeepSpeedEngine:
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(share * self._world.size)  # ZeRO averages over ranks, and a share is one of a sum
+        self._engine.backward(share * self._world.size)  # ZeRO averages over ranks; shares are summed
 
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
         return ()
@@ -120,7 +120,7 @@ class DeepSpeedEngine:
         set_learning_rate(self.optimizer, rate)
 
     def step(self, ok: torch.Tensor) -> None:
-        if not bool(ok):  # ZeRO's own step asks the host too
+        if not bool(ok):  # ZeRO's own step syncs with the host too
             return
         self._engine.step()
         assert self._engine.was_step_applied(), "DeepSpeed left out a step whose gradients are finite"
@@ -180,14 +180,14 @@ class DeepSpeedEngine:
         return [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]
 
     def _require_layout(self) -> None:
-        """Moments are saved by what we know of ZeRO's layout, so know it."""
+        """Verify the layout of ZeRO that saving and loading of moments relies on."""
         for parameters, own in zip(self._groups, self._own_parts(), strict=True):
             if not torch.equal(own.detach(), self._own_part(parameters, own)):
                 raise RuntimeError("this version of DeepSpeed lays weights out in an unknown order: install 0.19.8")
 
 
 class _CallersAutocast(nn.Module):
-    """The module in the autocast of whoever calls the engine; DeepSpeed's forward switches that off."""
+    """The module in the caller's autocast, which DeepSpeed's forward switches off."""
 
     def __init__(self, module: nn.Module, kind: str) -> None:
         super().__init__()
@@ -231,8 +231,8 @@ class _DataParallel:
         return 0
 
 
-def _imported(device: torch.device) -> ModuleType:
-    # Asked at the import alone; otherwise it takes a GPU that is there although the recipe says cpu.
+def _import_deepspeed(device: torch.device) -> ModuleType:
+    # Read only at import; without it DeepSpeed would use a GPU although the recipe says cpu.
     os.environ["DS_ACCELERATOR"] = device.type
     try:
         deepspeed = importlib.import_module("deepspeed")
@@ -244,7 +244,7 @@ def _imported(device: torch.device) -> ModuleType:
     # It warns of our optimiser, which is tested, and of the caller's autocast, which _CallersAutocast keeps.
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if device.type == "cpu":
-        # Its all-reduce over shared memory is for inference, and would be compiled here and now, in 45 s.
+        # Its all-reduce over shared memory is for inference, and would be compiled now, in 45 s.
         vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
     return deepspeed
 

@@ -1,4 +1,4 @@
-"""One process; DistributedDataParallel over a world or a group; or gradients that the step's meetings add up."""
+"""One process; DistributedDataParallel over a world or a group; or all-reduces at the step's sync points."""
 
 import inspect
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from trainer.distributed.flat_tensors import flatten, unflatten
 from trainer.distributed.world import World
 from trainer.training.optim import init_moments, load_moments, moments_state, set_learning_rate, step_if
 
-# The option that lets each rank keep buffers of its own was renamed in torch 2.14.
+# torch 2.14 renamed the option that lets each rank keep its own buffers.
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 OWN_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
 
 
 def wrap_with_ddp(module: nn.Module, world: World, find_unused: bool) -> nn.Module:
-    """The module with its gradient exchange; itself where there is nobody to exchange with.
+    """The module in DDP; itself in a world of one.
 
-    Buffers are each rank's own until the end of an epoch. find_unused: DDP then keeps its first division into
-    buckets. Otherwise it divides anew after its first step, so a resumed run would add some numbers up in another
-    order than the undisturbed one did, where there are more than two ranks.
+    Each rank keeps its own buffers until the end of an epoch. find_unused: DDP then keeps its first buckets.
+    Otherwise it rebuilds them after its first step, so with more than two ranks a resumed run would sum some
+    gradients in another order than the uninterrupted one.
     """
     if world.rank_group is None:
         return module
@@ -34,15 +34,15 @@ class PlainEngine:
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, world: World, exchanging: nn.Module | None
     ) -> None:
-        """exchanging: the module, wrapped so that ranks average their gradients; None: they are handed out by
-        `exchange`, for whoever adds them up, as between two CUDA graphs."""
+        """exchanging: the module, wrapped so that ranks average their gradients; None: `unreduced_gradients` hands
+        them to the caller, who all-reduces them between two CUDA graphs."""
         self.module, self.optimizer = module, optimizer
         self._exchanging = module if exchanging is None else exchanging
         has_company = world.rank_group is not None
         self._ranks = world.size if has_company and exchanging is not None else 1
         self._flat = None
         if has_company and exchanging is None:
-            _take_first_ranks_weights(module, world)
+            _broadcast_weights(module, world)
             self._flat = _FlatGradients(module)
         init_moments(optimizer)
 
@@ -55,10 +55,10 @@ class PlainEngine:
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
-        (share * self._ranks).backward()  # DDP averages over ranks, and a share is one of a sum
+        (share * self._ranks).backward()  # DDP averages over ranks; shares are summed
 
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
-        return () if self._flat is None else (self._flat.filled(),)
+        return () if self._flat is None else (self._flat.fill(),)
 
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         for network in networks:
@@ -81,11 +81,11 @@ class PlainEngine:
         load_moments(self.optimizer, tensors)
 
     def sync_weights(self) -> None:
-        """The bare module's weights are the ones that are trained."""
+        """Nothing to do: the module's weights are the ones that are trained."""
 
 
-def _take_first_ranks_weights(module: nn.Module, world: World) -> None:
-    """As DDP does: machines of different kinds may draw different bits from one seed."""
+def _broadcast_weights(module: nn.Module, world: World) -> None:
+    """From rank 0, as DDP does: machines of different kinds may draw different bits from one seed."""
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     with torch.no_grad():
         whole = flatten(tensors)
@@ -95,21 +95,21 @@ def _take_first_ranks_weights(module: nn.Module, world: World) -> None:
 
 
 class _FlatGradients:
-    """All gradients of a module end to end, so that one call adds them up over ranks."""
+    """All gradients of a module in one flat tensor, for one all-reduce."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         first = self._parameters[0]
         numbers = [parameter.numel() for parameter in self._parameters]
         self._flat = torch.zeros(sum(numbers), dtype=first.dtype, device=first.device)
-        # Each laid out as its weight is: then they are copied many at a time.
+        # Each has the strides of its weight, so that one foreach call copies them.
         self._views = [
             part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
             for part, parameter in zip(self._flat.split(numbers), self._parameters, strict=True)
         ]
 
-    def filled(self) -> torch.Tensor:
-        """The gradients, which from here on are views of it."""
+    def fill(self) -> torch.Tensor:
+        """Copy the gradients in; afterwards they are views of the flat tensor."""
         missing = [view for p, view in zip(self._parameters, self._views, strict=True) if p.grad is None]
         if missing:
             torch._foreach_zero_(missing)

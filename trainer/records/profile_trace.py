@@ -1,0 +1,62 @@
+"""A torch.profiler trace of a few steps of each training, for `--profile trace`."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+FILE = "profile-trace.json"
+"""In each training's folder: a Chrome trace, for https://ui.perfetto.dev or chrome://tracing."""
+_SKIPPED_STEPS, _TRACED_STEPS = 10, 3
+"""Steps of a start before the profiler's own warm-up step, and steps in the trace."""
+
+
+class StepTrace:
+    """Traces one training. A process has one profiler: trainings that take turns are traced one after the other."""
+
+    _busy = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._profiler: profile | None = None
+        self._traced = 0
+        """Steps since the profiler was started, its warm-up step among them."""
+        self._done = False
+
+    def end_step(self, steps: int) -> None:
+        """steps: made in this start."""
+        if self._profiler is not None and not self._done:
+            self._profiler.step()
+            self._traced += 1
+            if self._traced > _TRACED_STEPS:
+                self.stop()
+        elif not self._done and not StepTrace._busy and steps >= _SKIPPED_STEPS:
+            self._start()
+
+    def _start(self) -> None:
+        try:
+            self._profiler = profile(
+                activities=self._activities, schedule=schedule(wait=0, warmup=1, active=_TRACED_STEPS, repeat=1)
+            )
+            self._profiler.start()
+            StepTrace._busy = True
+        except RuntimeError as error:  # another profiler is attached to the process
+            self._profiler, self._done = None, True
+            print(f"warning: steps are not traced: {error}", file=sys.stderr)
+
+    def stop(self) -> None:
+        """The trace is complete, or the training ends before it is."""
+        if self._profiler is not None and not self._done:
+            self._profiler.stop()
+            self._done, StepTrace._busy = True, False
+            if self._traced <= _TRACED_STEPS:
+                self._profiler = None
+
+    def write(self, folder: Path) -> None:
+        """Once the trace is complete."""
+        if self._profiler is not None and self._done:
+            complete, self._profiler = self._profiler, None
+            complete.export_chrome_trace(str(folder / FILE))
