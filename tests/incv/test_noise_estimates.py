@@ -10,20 +10,23 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.support import RECIPES
 from tests.support.prediction_rows import rows
 from trainer import theory
-from trainer.config.schema import CoteachingConfig, IncvConfig
+from trainer.config.schema import IncvConfig
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     confident_joint,
     estimate_noise,
-    forget_rate,
-    noise_of_selected,
     remove_ratio,
     uses_best_epoch,
-    warmup_epochs,
 )
 from trainer.incv.predictions import Predictions, Status
+from trainer.methods import coteaching_incv
+from trainer.methods.coteaching import CoteachingConfig, forget_rate
+from trainer.methods.coteaching_incv import CoteachingIncvConfig
+from trainer.methods.method import NoiseFacts
+from trainer.run.recipe import load_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +40,17 @@ def incv(**keys: object) -> IncvConfig:
     return IncvConfig(epochs=1, **keys)
 
 
-def coteaching(epochs: int = 200, **keys: object) -> CoteachingConfig:
-    return CoteachingConfig(epochs=epochs, **keys)
+def coteaching(epochs: int = 200, **keys: object) -> CoteachingIncvConfig:
+    return CoteachingIncvConfig(epochs=epochs, **keys)
+
+
+def facts(noise: NoiseEstimates, config: IncvConfig) -> NoiseFacts:
+    """What a method is told of the estimates."""
+    return NoiseFacts(noise.of_rule(config), noise.confident_of_selected)
+
+
+def noise_of_selected(config: CoteachingIncvConfig, rules: IncvConfig, noise: NoiseEstimates) -> float:
+    return coteaching_incv.noise_of_selected(config, rules, facts(noise, rules), len(noise.prior))
 
 
 def estimates(paper: float, classes: int = 10, confident: float = 0.9) -> NoiseEstimates:
@@ -325,12 +337,15 @@ def test_best_and_last_hold_for_every_round(rule, expected):
     ],
 )
 def test_warm_up_follows_the_noise(kind, noise, epochs, expected):
-    assert warmup_epochs(coteaching(epochs), incv(noise_kind=kind), noise) == expected
+    assert coteaching_incv.warmup_epochs(coteaching(epochs), incv(noise_kind=kind), noise) == expected
 
 
 def test_a_number_of_warm_up_epochs_is_taken_as_given():
     for number in (0, 20, 500):
-        assert warmup_epochs(coteaching(warmup_epochs=number), incv(noise_kind="asymmetric"), 0.9) == number
+        assert (
+            coteaching_incv.warmup_epochs(coteaching(warmup_epochs=number), incv(noise_kind="asymmetric"), 0.9)
+            == number
+        )
 
 
 def test_noise_of_the_selected_by_hand():
@@ -374,9 +389,20 @@ def test_noise_of_the_selected_by_the_estimated_transition():
     assert noise_of_selected(coteaching(noise_of_selected="confident"), incv(), found) == pytest.approx(expected)
 
 
+def test_the_formula_follows_the_assumed_kind_of_noise():
+    found = estimates(0.4)
+    for kind in ("symmetric", "asymmetric"):
+        named = noise_of_selected(coteaching(noise_of_selected=f"formula_{kind}"), incv(), found)
+        assert noise_of_selected(coteaching(noise_of_selected="formula"), incv(noise_kind=kind), found) == named
+
+
 def test_forget_rate_of_coteaching_alone():
+    recipe = load_recipe(RECIPES / "tiny.yaml", ["labels.ratio=0.25"])
     found = estimates(0.2, confident=0.4)
-    assert forget_rate(coteaching(forget_rate=0.3), None, None) == 0.3
-    assert forget_rate(coteaching(forget_rate=0.0), incv(), found) == 0.0
-    assert forget_rate(coteaching(), incv(), found) == 0.2
-    assert forget_rate(coteaching(), incv(noise_estimate="confident"), found) == 0.4
+
+    def rate(rule: object, noise: NoiseFacts | None = None) -> float:
+        return forget_rate(CoteachingConfig(epochs=5, forget_rate=rule), recipe, noise)
+
+    assert (rate(0.3), rate(0.0), rate("true_ratio")) == (0.3, 0.0, 0.25)
+    assert rate("estimate", facts(found, incv())) == 0.2
+    assert rate("estimate", facts(found, incv(noise_estimate="confident"))) == 0.4

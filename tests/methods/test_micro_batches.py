@@ -18,7 +18,7 @@ from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.micro_batches import batchnorm_rows, micro_batches
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
-from trainer.run.preflight import require_rows_of_one_pass
+from trainer.run.preflight import check_rows
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
@@ -158,12 +158,12 @@ def test_what_is_not_finite_in_one_part_undoes_all_parts(make):
 )
 def test_one_pass_cannot_be_split(overrides, world, rows):
     recipe = load_recipe(TINY, overrides)
-    with pytest.raises(ConfigError, match=r"batch\.micro.*coteaching\.rank: eval_first") as refusal:
-        require_rows_of_one_pass(recipe, world)
+    with pytest.raises(ConfigError, match=r"batch\.micro.*coteaching(_incv)?\.rank: eval_first") as refusal:
+        check_rows(recipe, world)
     assert f"at least {rows}" in str(refusal.value)
-    require_rows_of_one_pass(load_recipe(TINY, [*overrides, f"batch.micro={rows}"]), world)
-    require_rows_of_one_pass(load_recipe(TINY, [*overrides, "coteaching.rank=eval_first"]), world)
-    require_rows_of_one_pass(load_recipe(TINY, [*overrides, "methods=[standard]"]), world)
+    check_rows(load_recipe(TINY, [*overrides, f"batch.micro={rows}"]), world)
+    check_rows(load_recipe(TINY, [*overrides, "coteaching.rank=eval_first"]), world)
+    check_rows(load_recipe(TINY, [*overrides, "methods=[standard]"]), world)
 
 
 def test_a_dry_run_finds_it_without_data(tmp_path, monkeypatch):

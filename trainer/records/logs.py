@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from shards.durable import disk_errors
 from shards.errors import InputError
+from shards.progress import allow_bars
 from trainer.distributed.launch import hostname
 
 ANY_RANK = {"any_rank": True}
