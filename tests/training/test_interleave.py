@@ -1,14 +1,13 @@
 """Trainings side by side in one process: each as if alone, stopped together, cleaned up after an error."""
 
-import contextlib
-import io
-import sys
+import logging
 
 import numpy as np
 import pytest
 import torch
 
 from trainer.distributed.stop import Stopped
+from trainer.records.logs import current_target, log_to_file
 from trainer.training.interleave import interleave, run_to_end
 
 CPU = torch.device("cpu")
@@ -78,18 +77,18 @@ def test_no_more_than_asked_are_under_way_together():
     assert [seed for seed, _ in seen] == [1, 2, 1, 2, 1, 2, 3, 3, 3]
 
 
-def speaking(number, heard):
-    """It redirects its output, as a run does for its log."""
-    own = io.StringIO()
-    with contextlib.redirect_stderr(own):
+def logging_run(folder, number):
+    """It has a log file of its own, as a run has."""
+    with log_to_file(folder / f"{number}.log", rank=0, size=1):
         for step in range(3):
-            print(f"{number}.{step}", file=sys.stderr)
+            logging.getLogger("trainer").info("%d.%d", number, step)
             yield
-    heard[number] = own.getvalue().split()
 
 
-def test_each_keeps_its_own_output():
-    heard, before = {}, sys.stderr
-    together([speaking(number, heard) for number in (1, 2)])
-    assert heard == {1: ["1.0", "1.1", "1.2"], 2: ["2.0", "2.1", "2.2"]}
-    assert sys.stderr is before
+def test_each_keeps_its_own_log(tmp_path):
+    before = current_target()
+    together([logging_run(tmp_path, number) for number in (1, 2)])
+    for number in (1, 2):
+        lines = (tmp_path / f"{number}.log").read_text().splitlines()[1:]
+        assert [line.split()[-1] for line in lines] == [f"{number}.{step}" for step in range(3)]
+    assert current_target() == before
