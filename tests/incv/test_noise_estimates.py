@@ -277,8 +277,8 @@ def test_estimates_come_back_from_json():
 
 def test_the_recipe_chooses_the_estimate():
     found = estimates(0.2, confident=0.4)
-    assert found.chosen(incv(noise_estimate="paper")) == 0.2
-    assert found.chosen(incv(noise_estimate="confident")) == 0.4
+    assert found.of_rule(incv(noise_estimate="paper")) == 0.2
+    assert found.of_rule(incv(noise_estimate="confident")) == 0.4
 
 
 # --- what follows from the noise
