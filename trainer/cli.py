@@ -188,13 +188,13 @@ def _run(parsed: argparse.Namespace) -> int:
             _print_facts(parsed, one.recipe, one.root)
         return 0
     # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
-    from trainer.estimate.asked import Asked
     from trainer.estimate.dry_run import describe_plan
+    from trainer.estimate.table import EstimateOptions
     from trainer.run.runner import run_recipe
 
     if parsed.dry_run:
         for one in variants:
-            plan = describe_plan(one.recipe, path.stem, one.root, parsed.redo, Asked(**asked))
+            plan = describe_plan(one.recipe, path.stem, one.root, parsed.redo, EstimateOptions(**asked))
             print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
     if parsed.vary:

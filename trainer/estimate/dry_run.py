@@ -9,10 +9,11 @@ from typing import TypeVar
 from shards.errors import InputError
 from shards.pack import require_ours
 from shards.sample_index import SampleIndex
+from shards.sources import Source, published_size
 from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
-from trainer.estimate.asked import Asked, counted_split, estimated
+from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text
 from trainer.incv.noise_estimates import uses_best_epoch
 from trainer.loading.image_set import limit_ids
 from trainer.methods.registry import get_method
@@ -26,59 +27,75 @@ from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 Made = TypeVar("Made")
 
 
-def describe_plan(recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), asked: Asked | None = None) -> str:
+def describe_plan(
+    recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), options: EstimateOptions | None = None
+) -> str:
     """The plan as text, with what would keep it from running; reads shards and run directory, writes nothing."""
     splits = {"train": recipe.data.train, **recipe.data.eval}
-    indices = {split: _packed(config) for split, config in splits.items()}
+    indices = {split: _load_packed(config) for split, config in splits.items()}
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
-    states, obstacles = _states(recipe, RunDirectory(root), indices, redo)
+    states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo)
     train = indices["train"]
     samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
     for stage in stages_of(recipe):
-        lines.append(f"  {stage:<16} {states[stage]:<10} {_work(stage, recipe, samples, indices)}")
-    device, no_device = _tried(lambda: select_device(recipe.execution))
+        lines.append(f"  {stage:<16} {states[stage]:<10} {_describe_stage(stage, recipe, samples, indices)}")
+    device, no_device = _try(lambda: select_device(recipe.execution))
     world = replace(SINGLE_PROCESS, device=device or SINGLE_PROCESS.device)
-    obstacles += no_device + _refusals(lambda: check_rows(recipe, world.size))
+    obstacles += no_device + _find_refusals(lambda: check_rows(recipe, world.size))
     if train is not None:
-        obstacles += _refusals(lambda: preflight(recipe, train, world))
-    counted = {}
+        obstacles += _find_refusals(lambda: preflight(recipe, train, world))
+    sizes = {}
     for split, index in indices.items():
         source = None
         if index is None:
-            source, refusals = _tried(partial(source_of, keys[split], splits[split]))
-            obstacles += refusals + _refusals(partial(require_ours, Path(splits[split].shards)))
+            source, refusals = _try(partial(source_of, keys[split], splits[split]))
+            obstacles += refusals + _find_refusals(partial(require_ours, Path(splits[split].shards)))
         else:
-            obstacles += _refusals(partial(check_matches_recipe, keys[split], splits[split], index))
-        counted[split] = counted_split(splits[split], index, source)
+            obstacles += _find_refusals(partial(check_matches_recipe, keys[split], splits[split], index))
+        sizes[split] = size_split(splits[split], index, source)
     lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
-    return "\n".join([*lines, "", estimated(recipe, counted, asked or Asked())])
+    return "\n".join([*lines, "", estimate_text(recipe, sizes, options or EstimateOptions())])
 
 
-def _tried(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
-    """What it gives, or why a run would refuse."""
+def size_split(config: DataConfig, index: SampleIndex | None, source: Source | None) -> SplitSize | None:
+    """From the packed index, else the source's list, else the published size; None: not known."""
+    if index is not None:
+        return SplitSize(len(limit_ids(index, config.limit)), index.num_classes, "packed")
+    if source is not None:
+        size = SplitSize(len(source), len(source.class_names), "in the source's list")
+    else:
+        published = published_size(config.source, config.split, config.subset, config.classes)
+        if published is None:
+            return None
+        size = SplitSize(*published, "published size")
+    return replace(size, samples=min(size.samples, config.limit or size.samples))
+
+
+def _try(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
+    """The result, or the error that would refuse a run."""
     try:
         return make(), []
     except InputError as error:
         return None, [str(error)]
 
 
-def _refusals(check: Callable[[], object]) -> list[str]:
-    return _tried(check)[1]
+def _find_refusals(check: Callable[[], object]) -> list[str]:
+    return _try(check)[1]
 
 
-def _packed(config: DataConfig) -> SampleIndex | None:
+def _load_packed(config: DataConfig) -> SampleIndex | None:
     folder = Path(config.shards)
     return SampleIndex.load(folder) if (folder / "dataset.json").exists() else None
 
 
-def _states(
+def _find_states(
     recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None], redo: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """The state of each stage, and why this directory would refuse the recipe."""
     states = dict.fromkeys(stages_of(recipe), "to do")
     states |= {"pack": "to do" if None in indices.values() else "done", "report": "made anew"}
-    obstacles = _refusals(run.require_run_directory)
+    obstacles = _find_refusals(run.require_run_directory)
     train = indices["train"]
     if not run.manifest.exists() or train is None or obstacles:
         return states, obstacles
@@ -86,12 +103,12 @@ def _states(
     book = StageLedger(recipe, checksum_keys(recipe, train, present), run, Manifest(run))
     states |= {stage: book.status(stage).state for stage in states if stage not in ("pack", "report")}
     states |= {stage: "redo" for stage in book.with_followers(redo) if stage != "report"}
-    return states, _refusals(lambda: require_stages(redo, None, recipe)) or _refusals(
+    return states, _find_refusals(lambda: require_stages(redo, None, recipe)) or _find_refusals(
         lambda: book.require_unchanged(redo)
     )
 
 
-def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
+def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
     if stage == "pack":
         missing = [name for name, index in indices.items() if index is None]
         return f"pack {', '.join(missing)}" if missing else "the shards are there"
@@ -101,7 +118,7 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
     if stage == "incv" and recipe.incv is not None:
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass an epoch while the best epoch judges" if each_epoch else ""
-        steps = _steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
+        steps = _describe_steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
         rounds, epochs = recipe.incv.rounds, recipe.incv.epochs
         return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} a fold of round 1{extra}"
     if stage in recipe.methods:
@@ -109,13 +126,13 @@ def _work(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, Sa
         epochs = method.config(recipe).epochs
         networks = "1 network" if method.networks == 1 else f"{method.networks} networks"
         most = "at most " if method.reads_selection(recipe) and samples is not None else ""
-        return f"{networks}, {epochs} epochs, {most}{_steps(samples, recipe.batch.global_, epochs)}"
+        return f"{networks}, {epochs} epochs, {most}{_describe_steps(samples, recipe.batch.global_, epochs)}"
     if stage == "evaluate":
         return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.eval)}"
     return ""
 
 
-def _steps(samples: int | None, batch: int, epochs: int, share: float = 1.0) -> str:
+def _describe_steps(samples: int | None, batch: int, epochs: int, share: float = 1.0) -> str:
     """Steps over `share` of the samples (a fold of round 1 trains on half of them)."""
     if samples is None:
         return "as many steps as the samples give"

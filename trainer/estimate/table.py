@@ -1,167 +1,147 @@
-"""An estimate as text: what it assumes, then a column for each number of GPUs."""
+"""The estimate as text: its premises, then a column for each number of GPUs."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from shards.errors import ConfigError, InputError
 from trainer.config.schema import Recipe
-from trainer.estimate import figures
-from trainer.estimate.times import RESOURCES, Cost, Estimate, Setting
-from trainer.estimate.work import Predicting, Samples, Training, assumed_noise, rounds_of, work_of
+from trainer.distributed.launch import detect_launch
+from trainer.estimate import measured
+from trainer.estimate.cost import CostModel, PhaseCost, count_network
+from trainer.report.summary import duration
+from trainer.run.preflight import check_rows
 
-_LEAST_SHARE = 0.005
-_LABEL, _CELL = 34, 12
-
-
-def estimate_text(
-    recipe: Recipe,
-    samples: Samples,
-    origin: str,
-    setting: Setting,
-    estimates: Sequence[Estimate],
-    refusals: Mapping[int, str],
-    price: float,
-) -> str:
-    """origin: where the number of samples comes from; refusals: why a number of GPUs has no estimate."""
-    lines = [
-        "estimate for the whole recipe on H200 GPUs; docs/scaling.md says what is measured, calculated and assumed"
-    ]
-    lines += [f"  {line}" for line in _premises(recipe, samples, origin, setting, price)]
-    if estimates:
-        lines += ["", *_table(setting, estimates, price)]
-    lines += [f"{_gpus(number)} would be refused: {why}" for number, why in refusals.items()]
-    lines += [warning for one in estimates for warning in _too_large(recipe, setting, one)]
-    return "\n".join(lines)
+_CLASSES = 1000  # where nothing is known; the last layer is a small part of a network
 
 
-def _premises(recipe: Recipe, samples: Samples, origin: str, setting: Setting, price: float) -> list[str]:
-    network, near = setting.network, setting.speeds.reference
-    lines = [
-        f"{samples.train:,} training samples ({origin}), {samples.classes:,} classes",
-        f"{recipe.model.name}: {network.parameters / 1e6:,.1f} M parameters, {_flops(network.step_flops)} a row and "
-        f"training step, {_flops(network.forward_flops)} a forward",
-    ]
-    if (near.network, near.pixels) != (recipe.model.name, recipe.image.size):
-        lines.append(
-            f"not measured with this network: scaled from {near.network} at {near.pixels} pixels by FLOPs and "
-            "layers, and may be wrong several times over"
-        )
+@dataclass(frozen=True)
+class SplitSize:
+    samples: int
+    classes: int
+    origin: str
+    """Where the number of samples comes from."""
+
+
+@dataclass(frozen=True)
+class EstimateOptions:
+    gpus: tuple[int, ...] = ()
+    """Empty: `execution.world`, or the processes that the launcher has started."""
+    price: float = measured.DOLLARS_PER_GPU_HOUR
+    samples: int | None = None
+    """None: as many as are packed, listed or published."""
+
+
+def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], options: EstimateOptions) -> str:
+    """The estimate, or why there is none. splits: `train`, and the evaluation sets by name; None: size not known."""
+    train = splits["train"]
+    if options.samples is not None:
+        classes = train.classes if train else recipe.data.train.classes or _CLASSES
+        train = SplitSize(options.samples, classes, "as asked")
+    if recipe.execution.device == "cpu":
+        return "no estimate: execution.device is cpu, and only GPUs were measured"
+    if train is None:
+        return "no estimate: the number of training samples is not known before they are packed: add --samples N"
+    try:
+        network = count_network(recipe.model.name, train.classes, recipe.image.size, recipe.model.options)
+    except InputError as error:
+        return f"no estimate: {error}"
+    evaluated = {name: size for name, size in splits.items() if name != "train"}
+    known = tuple(size.samples for size in evaluated.values() if size is not None)
+    model = CostModel(recipe, network, train.samples, train.classes, known)
+    columns, notes = [], []
+    for gpus in options.gpus or (recipe.execution.world or detect_launch().size,):
+        try:
+            phases = model.cost_run(gpus)
+        except ConfigError as error:
+            notes.append(f"{_gpus(gpus)} would be refused: {error}")
+            continue
+        columns.append(_column(gpus, phases, options.price))
+        notes += _advise_on_memory(recipe, gpus, phases)
+    lines = ["estimate for the whole recipe on H200 GPUs; docs/scaling.md says what is measured and what is assumed"]
+    lines += [f"  {premise}" for premise in _premises(model, train.origin, options.price)]
+    if columns:
+        lines.append("")
+        lines += [f"  {row:<30}" + "".join(f"{column[row]:>14}" for column in columns) for row in columns[0]]
+    unknown = [name for name, size in evaluated.items() if size is None]
+    notes += [f"not counted: {name}, whose size is known when it is packed" for name in unknown]
+    return "\n".join(lines + notes)
+
+
+def _premises(model: CostModel, origin: str, price: float) -> list[str]:
+    recipe, network, near = model.recipe, model.network, model.reference
+    rates = f"scaled by FLOPs and layers from {near.name} at {near.pixels} pixels; may be wrong several times over"
+    if (near.name, near.pixels) == (recipe.model.name, recipe.image.size):
+        rates = "measured with this network"
     if recipe.precision == "fp32":
-        lines.append(f"precision: fp32 is taken to be {figures.FP32_SLOWDOWN:.2g} times slower than bf16")
+        rates += f"; fp32 takes {measured.FP32_SLOWDOWN:.2g} times as long as bf16"
+    lines = [
+        f"{model.samples:,} training samples ({origin}), {model.classes:,} classes",
+        f"{recipe.model.name}: {network.parameters / 1e6:,.1f} M parameters, {network.step_flops / 1e9:.3g} GFLOP "
+        f"per row and training step, {network.forward_flops / 1e9:.3g} per forward",
+        f"rates: {rates}",
+    ]
     if recipe.incv is not None:
-        rounds, selected, candidates = rounds_of(recipe.incv, samples)
-        passes = [str(number + 1) for number, one in enumerate(rounds) if one.best]
+        selected, candidates = model.expect_rounds()[-1]
         lines.append(
-            f"assumed: every round agrees with {samples.agreement:.0%} of the labels, which estimates a noise of "
-            f"{assumed_noise(recipe.incv, samples):.2f};"
+            f"assumed: every round agrees with {measured.AGREEMENT:.0%} of the labels (noise {model.noise:.2f}): "
+            f"{selected:,} selected, {candidates:,} candidates in the end"
         )
-        lines.append(f"then {selected:,} are selected in the end and {candidates:,} stay candidates")
-        if passes:
-            lines.append(f"a predict pass after every epoch of round {', '.join(passes)}: incv.round_network")
-    lines.append(f"assumed: {price:,.2f} dollars a GPU hour")
-    trainings = [one for one in work_of(recipe, samples) if isinstance(one, Training)]
-    as_written = dict.fromkeys(one.stage for one in trainings if not one.compiled)
-    if as_written:
-        lines.append(f"not compiled, which execution.compile decides: trainings of {', '.join(as_written)}")
-    cold = " a cold compilation (80 seconds a start)," if any(one.compiled for one in trainings) else ""
-    lines.append(f"not counted: packing,{cold} checkpoints, restarts")
+    lines += [
+        f"assumed: {price:,.2f} dollars per GPU hour",
+        "not counted: packing, compilation (80 s per cold start), storage, gathers, checkpoints, restarts",
+    ]
     return lines
 
 
-def _table(setting: Setting, estimates: Sequence[Estimate], price: float) -> list[str]:
-    Cells = Callable[[Estimate], str]
-    rows: dict[str, Cells] = {"": lambda one: _gpus(one.gpus), "rows a GPU: folds / others": _rows}
-    for stage in estimates[0].stages():
-        rows[f"time of {stage}"] = lambda one, stage=stage: _time(one.stages()[stage])  # type: ignore[misc]
-    rows |= {
-        "time of all": lambda one: _time(one.hours * 3600),
-        "GPU hours": lambda one: _short(one.hours * one.gpus),
-        "dollars": lambda one: _short(one.hours * one.gpus * price),
-        "PFLOP a GPU": lambda one: _short(sum(cost.flops * one.turns(cost) for cost in one.costs) / 1e15),
-        "training, images/s a GPU": lambda one: _short(_fastest(one.of_kind(Training))),
-        "predicting, images/s a GPU": lambda one: _short(_fastest(one.of_kind(Predicting))),
+def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, str]:
+    """The cells of one number of GPUs by their row."""
+    stages: dict[str, float] = defaultdict(float)
+    spent: dict[str, float] = defaultdict(float)
+    for phase in phases:
+        for resource, seconds in phase.seconds_by.items():
+            stages[phase.stage] += seconds
+            spent[resource] += seconds
+    total = sum(stages.values())
+    gpu_hours = gpus * total / 3600
+    trainings = [phase for phase in phases if phase.rows_at_once]
+    passes = [phase for phase in phases if not phase.rows_at_once]
+    return {
+        "": _gpus(gpus),
+        **{f"time of {stage}": duration(seconds) for stage, seconds in stages.items()},
+        "time of all": duration(total),
+        "GPU hours": _short(gpu_hours),
+        "dollars": _short(gpu_hours * price),
+        "training, images/s per GPU": _short(max(phase.images_per_s for phase in trainings)),
+        "predicting, images/s per GPU": _short(max((phase.images_per_s for phase in passes), default=0)),
+        "all-reduce, ms per step": _short(1e3 * max(phase.compute_s["all-reduce"] for phase in trainings)),
+        "memory, GB per GPU": _short(max(phase.memory_bytes for phase in trainings) / 1e9),
+        "binds first": max(spent, key=lambda name: spent[name]),
     }
-    if setting.decoded is not None:
-        decoded, size = setting.decoded, setting.image_bytes
-        rows |= {
-            "decoder busy, at most": lambda one: f"{_fastest(one.costs) / decoded:.0%}",
-            "GB read a GPU": lambda one: _short(sum(c.images * one.turns(c) for c in one.costs) * size / 1e9),
-            "storage, MB/s a GPU, at most": lambda one: _short(_fastest(one.costs) * size / 1e6),
-            "storage, GB/s in all, at most": lambda one: _short(_fastest(one.costs) * size * one.gpus / 1e9),
-        }
-    rows |= {
-        "all-reduce, MB a GPU and step": lambda one: _short(_exchange(one).sent_bytes / 1e6),
-        "all-reduce, ms a step": lambda one: _short(_exchange(one).chain[2] / _steps(_exchange(one)) * 1e3),
-        "memory, GB a GPU": lambda one: _short(_largest(one).memory_bytes / 1e9),
-    }
-    for name in RESOURCES:
-        if any(one.resources()[name] >= _LEAST_SHARE for one in estimates):
-            rows[f"time on {name}"] = lambda one, name=name: f"{one.resources()[name]:.0%}"  # type: ignore[misc]
-    rows["binds first"] = lambda one: one.binds().removesuffix(" of steps")
-    return [
-        f"  {label:<{_LABEL}}" + "".join(f"{cell(one):>{_CELL}}" for one in estimates) for label, cell in rows.items()
-    ]
 
 
-def _too_large(recipe: Recipe, setting: Setting, one: Estimate) -> list[str]:
-    """What to do where a step's rows do not fit into a GPU."""
-    largest = _largest(one)
-    if largest.memory_bytes <= figures.GPU_BYTES:
+def _advise_on_memory(recipe: Recipe, gpus: int, phases: Sequence[PhaseCost]) -> list[str]:
+    """What to set where the rows of a step do not fit on a GPU."""
+    largest = max(phases, key=lambda phase: phase.memory_bytes)
+    needs = largest.memory_bytes
+    if needs <= measured.GPU_BYTES:
         return []
-    networks = largest.work.networks
-    a_row = setting.network.saved_numbers * setting.number_bytes * networks
-    held = setting.network.parameters * networks * 4 * (2 + setting.moments)
-    room = int(max(figures.GPU_BYTES * 0.8 - held, a_row) / a_row)
-    micro = 1 << (room.bit_length() - 1)
-    assert isinstance(largest.work, Training)
-    split = "" if networks == 1 or largest.work.ranks_first else f" {largest.work.stage}.rank=eval_first"
-    return [
-        f"{_gpus(one.gpus)}: a step of {largest.work.stage} wants {largest.memory_bytes / 1e9:,.0f} GB, more than "
-        f"the {figures.GPU_BYTES / 1e9:,.0f} of a GPU: set batch.micro={micro}{split}"
-    ]
-
-
-def _rows(one: Estimate) -> str:
-    """Of the folds, then of the largest other training."""
-    folds = {cost.rows for cost in one.of_kind(Training) if cost.work.folds == 2}
-    others = {cost.rows for cost in one.of_kind(Training) if cost.work.folds == 1}
-    return " / ".join(str(max(rows)) for rows in (folds, others) if rows)
-
-
-def _fastest(costs: Sequence[Cost]) -> float:
-    """Images/s that a GPU is to be given, at most."""
-    return max((cost.images / cost.seconds for cost in costs if cost.seconds), default=0.0)
-
-
-def _largest(one: Estimate) -> Cost:
-    return max(one.of_kind(Training), key=lambda cost: cost.memory_bytes)
-
-
-def _exchange(one: Estimate) -> Cost:
-    return max(one.of_kind(Training), key=lambda cost: cost.sent_bytes)
-
-
-def _steps(cost: Cost) -> int:
-    assert isinstance(cost.work, Training)
-    return cost.work.steps
+    micro = 2 ** int(math.log2(max(largest.rows_at_once * 0.8 * measured.GPU_BYTES / needs, 1)))
+    of = f"{needs / 1e9:,.0f} GB of {measured.GPU_BYTES / 1e9:,.0f}"
+    advice = f"{_gpus(gpus)}: a step of {largest.stage} needs {of}: set batch.micro={micro}"
+    batch = recipe.batch.model_copy(update={"micro": micro})
+    try:
+        check_rows(recipe.model_copy(update={"batch": batch}), gpus)
+    except ConfigError as error:
+        advice += f"; alone it would be refused: {error}"
+    return [advice]
 
 
 def _gpus(number: int) -> str:
     return f"{number:,} GPU{'s' if number > 1 else ''}"
 
 
-def _flops(flops: float) -> str:
-    return f"{flops / 1e9:,.1f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:,.2f} MFLOP"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 360:
-        return f"{_short(seconds / 3600)} h"
-    return f"{_short(seconds / 60)} min" if seconds >= 60 else f"{_short(seconds)} s"
-
-
 def _short(number: float) -> str:
-    """Three digits, or all before the point; a figure like these knows no more."""
-    if number == 0:
-        return "0"
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if number >= 10 else f"{number:.2g}" if number < 1 else f"{number:.2f}"
+    """Three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

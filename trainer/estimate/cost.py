@@ -1,0 +1,235 @@
+"""Seconds and memory of a recipe's trainings and predict passes on N GPUs, from FLOPs and measured rates."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from shards.errors import ConfigError
+from trainer import theory
+from trainer.acceleration.policy import should_compile
+from trainer.config.schema import IncvConfig, Recipe
+from trainer.distributed.world import SINGLE_PROCESS
+from trainer.estimate import measured
+from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
+from trainer.incv.rounds import folds_side_by_side
+from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
+from trainer.loading.sample_order import candidate_rows
+from trainer.methods.method import Epochs, ExpectedSizes
+from trainer.methods.predict import WORTH_COMPILING
+from trainer.methods.registry import methods_of
+from trainer.models.factory import create_model
+from trainer.run.preflight import check_rows
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """FLOPs and saved numbers are per row."""
+
+    parameters: int
+    layers: int
+    """Convolutions and linear layers."""
+    forward_flops: float
+    step_flops: float
+    """Forward and backward."""
+    saved_numbers: float
+    """Numbers that the forward keeps for the backward."""
+
+
+def count_network(name: str, classes: int, pixels: int, options: dict[str, Any]) -> NetworkCost:
+    """Count one training step on the meta device, which computes shapes only."""
+    rows = 2  # BatchNorm refuses one row where the last feature map is a single pixel
+    network = create_model(name, classes, 0, **options).to("meta")
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    saved: dict[int, torch.Tensor] = {}  # holding the tensors keeps their storage addresses from being reused
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    try:
+        with FlopCounterMode(display=False) as counter, hooks:
+            logits = network(torch.empty(rows, 3, pixels, pixels, device="meta"))
+            forward = counter.get_total_flops()
+            logits.sum().backward()
+    except (RuntimeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"the FLOPs of model {name} at image.size = {pixels} cannot be counted: {error}") from error
+    saved_bytes = sum(tensor.untyped_storage().nbytes() for at, tensor in saved.items() if at not in own)
+    return NetworkCost(
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        layers=sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules()),
+        forward_flops=forward / rows,
+        step_flops=counter.get_total_flops() / rows,
+        saved_numbers=saved_bytes / 4 / rows,
+    )
+
+
+def all_reduce_bytes(parameters: int, gpus: int) -> float:
+    """Bytes that each GPU of a ring sends to sum fp32 gradients."""
+    return 2 * (gpus - 1) / gpus * 4 * parameters
+
+
+def all_reduce_seconds(parameters: int, gpus: int) -> float:
+    """Per step: one flat sum after the backward, not overlapped with it."""
+    one_node = gpus <= measured.GPUS_PER_NODE
+    bandwidth = measured.NVLINK_BYTES_PER_S if one_node else measured.NETWORK_BYTES_PER_S
+    latency = measured.COLLECTIVES_PER_STEP * 2 * math.log2(gpus) * measured.HOP_S
+    return all_reduce_bytes(parameters, gpus) / bandwidth + latency
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """Training steps of equal shape, or predict passes over one set, on each GPU that takes part."""
+
+    stage: str
+    count: float
+    """Steps or passes; those of both folds where they share the GPUs."""
+    images: int
+    """Per step or pass; so with the seconds."""
+    compute_s: dict[str, float]
+    """By resource: one after the other."""
+    decoding_s: float
+    compiled: bool
+    rows_at_once: int = 0
+    """Rows whose activations are in memory; 0: predict passes."""
+    memory_bytes: float = 0.0
+
+    @property
+    def seconds_by(self) -> dict[str, float]:
+        """By resource, of all steps. Decoding overlaps with the others and counts where it is slower."""
+        decodes = self.decoding_s > sum(self.compute_s.values())
+        slower = {"decoding": self.decoding_s} if decodes else self.compute_s
+        return {name: seconds * self.count for name, seconds in slower.items()}
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.seconds_by.values())
+
+    @property
+    def images_per_s(self) -> float:
+        return self.images * self.count / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What the cost of a recipe depends on besides the number of GPUs."""
+
+    recipe: Recipe
+    network: NetworkCost
+    samples: int
+    classes: int
+    eval_samples: tuple[int, ...] = ()
+    """Of each evaluation set."""
+
+    @property
+    def reference(self) -> measured.MeasuredNetwork:
+        """The measured network of the nearest image size."""
+        return min(measured.NETWORKS, key=lambda one: abs(math.log(one.pixels / self.recipe.image.size)))
+
+    @property
+    def decoded_per_s(self) -> float:
+        """Images/s per GPU; infinite where the decoded images stay on the GPU."""
+        image, execution = self.recipe.image, self.recipe.execution
+        small = image.resize is None and self.samples * 3 * image.size**2 <= MAX_RESIDENT_BYTES
+        if execution.loader == "resident" or (execution.loader == "auto" and small):
+            return math.inf
+        by_workers = measured.WORKER_IMAGES_PER_S * execution.workers
+        return by_workers if execution.loader == "cpu" else measured.DALI_IMAGES_PER_S[image.chroma]
+
+    @property
+    def noise(self) -> float:
+        """ε that Eq. 4 or 5 gives for the assumed agreement; 0 without INCV."""
+        classes, incv = max(self.classes, 2), self.recipe.incv
+        return theory.noise_from_accuracy(measured.AGREEMENT, classes, incv.noise_kind) if incv else 0.0
+
+    def expect_rounds(self) -> list[tuple[int, int]]:
+        """|S| and |C| before each round and after the last, if every round agrees with AGREEMENT of the labels."""
+        incv = self.recipe.incv
+        if incv is None:
+            return [(self.samples, 0)]
+        sizes = [(0, self.samples)]
+        while len(sizes) <= incv.rounds and sizes[-1][1] >= 2:
+            selected, candidates = sizes[-1]
+            agreeing = round(measured.AGREEMENT * candidates)
+            removed = min(int(remove_ratio(incv, self.noise) * agreeing), candidates - agreeing)
+            sizes.append((selected + agreeing, candidates - agreeing - removed))
+        return sizes
+
+    def scale_rates(self, compiled: bool) -> tuple[float, float, float]:
+        """Seconds of one network's step: of each row, and fixed. Then the time of a forward relative to a step."""
+        reference, network = self.reference, self.network
+        rates = reference.compiled if compiled else reference.eager
+        slowdown = measured.FP32_SLOWDOWN if self.recipe.precision == "fp32" else 1.0
+        row_s = rates.row_s * slowdown * network.step_flops / reference.step_flops
+        forward_share = network.forward_flops / network.step_flops / rates.forward_efficiency
+        return row_s, rates.fixed_s * network.layers / reference.layers, forward_share
+
+    def cost_run(self, gpus: int) -> list[PhaseCost]:
+        """Every training and predict pass, in the order of the stages; ConfigError where a run would be refused."""
+        recipe, methods = self.recipe, methods_of(self.recipe)
+        if gpus > recipe.batch.global_:
+            raise ConfigError(f"batch.global = {recipe.batch.global_} rows leave some without any")
+        check_rows(recipe, gpus)
+        phases = list(self._cost_incv(recipe.incv, gpus)) if recipe.incv else []
+        sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
+        for method in methods:
+            passes = method.passes(method.config(recipe), sizes)
+            phases += self.cost_training(method.name, passes, method.networks, gpus)
+        for method in methods:  # loaded for the evaluation, and loaded networks are not compiled
+            phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
+        return phases
+
+    def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
+        """Each fold on half of the GPUs, or both on all of them: in turn, or at once where the images are small."""
+        execution = self.recipe.execution
+        halves = gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
+        at_once = gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
+        turns = 1.0 if halves else 2 * (measured.FOLDS_AT_ONCE if at_once else 1.0)
+        gpus = gpus // 2 if halves else gpus
+        for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
+            half = -(-candidates // 2)
+            (training,) = self.cost_training("incv", [Epochs(incv.epochs, selected + half)], 1, gpus)
+            each_epoch = uses_best_epoch(incv, number, self.noise if number else None)
+            passes = 1 + (incv.epochs if each_epoch else 0)
+            predicting = self.cost_predicting("incv", half, passes, 1, gpus, training.compiled)
+            yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
+
+    def cost_training(self, stage: str, passes: Sequence[Epochs], networks: int, gpus: int) -> Iterator[PhaseCost]:
+        """Every row of S, and of C where the epochs have it, is trained on: nothing is forgotten or unreadable."""
+        batch, parameters = self.recipe.batch.global_, networks * self.network.parameters
+        steps = [epochs.count * -(-epochs.selected // batch) for epochs in passes]
+        compiled = should_compile(self.recipe.execution, sum(steps))
+        row_s, fixed_s, forward_share = self.scale_rates(compiled)
+        row_bytes = networks * self.network.saved_numbers * (4 if self.recipe.precision == "fp32" else 2)
+        for epochs, count in zip(passes, steps, strict=True):
+            candidates = candidate_rows(batch, epochs.selected, epochs.candidates)
+            rows = -(-batch // gpus) + -(-candidates // gpus)
+            trained = batch if epochs.ranks_first and gpus == 1 else rows  # one GPU gathers the rows it has chosen
+            at_once = min(trained, self.recipe.batch.micro or trained)
+            forward = forward_share if epochs.ranks_first else 0.0
+            parts = -(-trained // at_once) + forward * -(-rows // at_once)
+            compute_s = {
+                "arithmetic": networks * row_s * (trained + forward * rows),
+                "fixed part": fixed_s * parts * (measured.PAIR_FIXED if networks == 2 else 1.0),
+                "all-reduce": all_reduce_seconds(parameters, gpus),
+            }
+            memory = measured.BYTES_PER_PARAMETER * parameters + at_once * row_bytes
+            decoding_s = rows / self.decoded_per_s
+            yield PhaseCost(stage, count, rows, compute_s, decoding_s, compiled, at_once, memory)
+
+    def cost_predicting(
+        self, stage: str, samples: int, passes: int, networks: int, gpus: int, compiled: bool = False
+    ) -> PhaseCost:
+        """compiled: whether the training was. Short passes are not compiled in any case."""
+        share = -(-samples // gpus)
+        compiled = compiled and share >= WORTH_COMPILING
+        row_s, fixed_s, forward_share = self.scale_rates(compiled)
+        batches = -(-share // self.recipe.execution.predict_batch)
+        forward = networks * forward_share
+        compute_s = {"arithmetic": forward * share * row_s, "fixed part": forward * batches * fixed_s}
+        return PhaseCost(stage, passes, share, compute_s, share / self.decoded_per_s, compiled)

@@ -1,0 +1,84 @@
+"""Every measured, nominal or assumed constant of the estimate, with its source. docs/scaling.md lists them too."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """Training rates at two batch sizes. A step of r rows takes `fixed_s + r * row_s`."""
+
+    rows: tuple[int, int]
+    images_per_s: tuple[float, float]
+    forward_efficiency: float
+    """FLOP/s of a forward alone, relative to those of a training step."""
+
+    @property
+    def row_s(self) -> float:
+        few, many = (rows / rate for rows, rate in zip(self.rows, self.images_per_s, strict=True))
+        return (many - few) / (self.rows[1] - self.rows[0])
+
+    @property
+    def fixed_s(self) -> float:
+        """Does not shrink with the rows: kernels too small to fill the GPU, and the optimiser."""
+        return self.rows[0] / self.images_per_s[0] - self.rows[0] * self.row_s
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """Trained on one H200: bf16, data on the GPU, the whole step in one CUDA graph."""
+
+    name: str
+    pixels: int
+    eager: StepRates
+    compiled: StepRates
+    step_flops: float
+    """Of a row, forward and backward, as `count_network` counts them."""
+    layers: int
+
+
+# --- measured on one H200 -----------------------------------------------------------------------------------
+
+# Forward alone, 512 rows of Inception-ResNet-v2: 8,757 images/s not compiled, 15,887 compiled.
+INCEPTION = MeasuredNetwork(
+    "inception_resnet_v2",
+    227,
+    eager=StepRates((128, 512), (2_345, 2_997), forward_efficiency=0.97),
+    compiled=StepRates((128, 512), (3_678, 4_745), forward_efficiency=1.12),
+    step_flops=39.61e9,
+    layers=245,
+)
+# Compiled, only 128 rows were measured: 1,024 rows and the forwards are assumed to gain as much.
+RESNET32 = MeasuredNetwork(
+    "cifar_resnet32",
+    32,
+    eager=StepRates((128, 1024), (34_000, 74_000), forward_efficiency=0.97),
+    compiled=StepRates((128, 1024), (47_814, 74_000 * 47_814 / 34_000), forward_efficiency=1.12),
+    step_flops=0.4139e9,
+    layers=34,
+)
+NETWORKS = (INCEPTION, RESNET32)
+
+# Two compiled networks on two streams train on 2,159 images/s at 128 rows, each image through both. Their rows cost
+# twice those of one network; the fixed parts overlap, and this is their sum relative to one network's.
+PAIR_FIXED = (128 / 2_159 - 2 * 128 * INCEPTION.compiled.row_s) / INCEPTION.compiled.fixed_s
+# Two trainings of ResNet-32 at once on one GPU: 52,000 images/s in all, against 35,000 of one alone (not compiled).
+FOLDS_AT_ONCE = 35_000 / 52_000
+FP32_SLOWDOWN = 1_217 / 541  # images/s, eager, 128 rows: bf16 against fp32
+DALI_IMAGES_PER_S = {"fast": 19_100.0, "smooth": 17_500.0}  # per GPU, by image.chroma; JPEGs of 110 KB
+WORKER_IMAGES_PER_S = 2_722 / 16  # PIL, one of 16 worker processes
+GPU_BYTES = 139 * 2**30
+BYTES_PER_PARAMETER = 16  # calculated: fp32 weights, gradients and the two moments of Adam; SGD has one
+
+# --- nominal, times an assumed share that is reached ----------------------------------------------------------
+
+GPUS_PER_NODE = 8
+NVLINK_BYTES_PER_S = 450e9 * 0.7  # per GPU and direction (NVLink 4), inside a node
+# Between nodes: one 400 Gbit/s adapter per GPU. A ring uses all eight of a node, and is assumed to reach a quarter.
+NETWORK_BYTES_PER_S = GPUS_PER_NODE * 400e9 / 8 * 0.25
+
+# --- assumed --------------------------------------------------------------------------------------------------
+
+HOP_S = 10e-6  # latency of a message between two GPUs; a collective has 2 log2(GPUs) hops
+COLLECTIVES_PER_STEP = 3  # the sum of the gradients, and up to two of a few numbers
+AGREEMENT = 0.6  # share of the held-out labels that each INCV round agrees with
+DOLLARS_PER_GPU_HOUR = 4.0
