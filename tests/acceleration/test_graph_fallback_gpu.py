@@ -82,7 +82,7 @@ def test_it_goes_on_eagerly_and_says_so_once(kind, capsys):
     assert warnings_in(capsys) == []
     tried = told(looking_task(kind, graphs=True), STEPS)
     (warning,) = warnings_in(capsys)
-    assert "cannot be recorded" in warning
+    assert "cannot be captured" in warning
     assert eager.counts["guard"] == {"skipped": 1, "in_a_row": 0}
     assert_same_story(tried, eager)
 
