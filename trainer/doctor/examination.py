@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.doctor.ranks import Rank, RunRecord, read_run
-from trainer.doctor.verdict import format_duration, format_spans, judge
+from trainer.doctor.verdict import format_spans, judge
 from trainer.records.run_directory import RunDirectory
+from trainer.report.text import format_duration, shorten
 from trainer.report.unreadable import find_unreadable
 
 WIDTH = 100
@@ -64,7 +65,7 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     others = sum(widths) - widths[_HEADER.index("where")] + len(_GAP) * (len(_HEADER) - 1)
     widths[_HEADER.index("where")] = min(widths[_HEADER.index("where")], max(WIDTH - others, _MIN_WHERE_WIDTH))
     for row in rows:
-        cells = (_elide(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True))
+        cells = (shorten(cell, width, keep_end=True).ljust(width) for cell, width in zip(row, widths, strict=True))
         yield _GAP.join(cells).rstrip()
 
 
@@ -82,7 +83,11 @@ def _format_row(group: Sequence[Rank], now: float) -> tuple[str, ...]:
         format_duration(now - max(rank.moved for rank in group)) if first.alive or first.state == "silent" else ""
     )
     hosts = list(dict.fromkeys(rank.host for rank in group))
-    host = _elide(hosts[0].partition(".")[0], _MAX_HOST_WIDTH) if len(hosts) == 1 else f"{len(hosts)} hosts"
+    host = (
+        shorten(hosts[0].partition(".")[0], _MAX_HOST_WIDTH, keep_end=True)
+        if len(hosts) == 1
+        else f"{len(hosts)} hosts"
+    )
     return (
         _format_ranks(group),
         label,
@@ -103,14 +108,6 @@ def _format_steps(group: Sequence[Rank]) -> str:
     first, last = (end(rank.step for rank in group) for end in (min, max))
     step = f"{first}-{last}" if first != last else f"{first}"
     return f"{step}/{group[0].total}" if group[0].total else ""
-
-
-def _elide(text: str, max_width: int) -> str:
-    """Shorten in the middle: names differ at their ends."""
-    if len(text) <= max_width:
-        return text
-    head = (max_width - 1) // 2
-    return f"{text[:head]}…{text[head + 1 - max_width :]}"
 
 
 def _collect_notes(run: RunRecord) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainer.doctor.ranks import Rank, RunRecord
+from trainer.report.text import format_duration
 
 _STALL_MARGIN = 5.0
 """Seconds by which a rank must have stalled before the others to be the one they wait for."""
@@ -224,13 +225,6 @@ def format_spans(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join("-".join(map(str, run)) for run in runs)
-
-
-def format_duration(seconds: float) -> str:
-    for unit, length in (("days", 172_800.0), ("h", 7_200.0), ("min", 120.0)):
-        if seconds >= length:
-            return f"{seconds / (length / 2):.0f} {unit}"
-    return f"{max(seconds, 0.0):.0f} s"
 
 
 def _has(ranks: Sequence[Rank]) -> str:

@@ -10,7 +10,7 @@ from trainer.config.schema import Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.estimate import measured
 from trainer.estimate.cost import CostModel, PhaseCost, count_network
-from trainer.report.summary import duration
+from trainer.report.text import format_duration
 from trainer.run.preflight import check_rows
 
 _CLASSES = 1000  # where nothing is known; the last layer is a small part of a network
@@ -109,8 +109,8 @@ def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, s
     passes = [phase for phase in phases if not phase.rows_at_once]
     return {
         "": _gpus(gpus),
-        **{f"time of {stage}": duration(seconds) for stage, seconds in stages.items()},
-        "time of all": duration(total),
+        **{f"time of {stage}": format_duration(seconds) for stage, seconds in stages.items()},
+        "time of all": format_duration(total),
         "GPU hours": _short(gpu_hours),
         "dollars": _short(gpu_hours * price),
         "training, images/s per GPU": _short(max(phase.images_per_s for phase in trainings)),

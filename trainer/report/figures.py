@@ -8,7 +8,8 @@ from markupsafe import Markup
 from trainer.report.class_names import short_names
 from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
 from trainer.report.profile import shares, shown_phases
-from trainer.report.summary import duration, method_title, method_with, points, share
+from trainer.report.summary import method_title, method_with, points, share
+from trainer.report.text import format_duration
 
 NAMED_CLASSES = 20  # up to here every row and column of a heatmap carries its class name
 STATES = (
@@ -95,7 +96,7 @@ def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
 
 def time_plot(report: dict[str, Any]) -> Markup | None:
     bars = [
-        Bar(stage, seconds, duration(seconds), 0)
+        Bar(stage, seconds, format_duration(seconds), 0)
         for stage, seconds in report["time_s"].items()
         if seconds is not None
     ]

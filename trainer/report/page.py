@@ -14,7 +14,6 @@ from trainer.report.profile import profile_words, shares, shown_phases
 from trainer.report.summary import (
     best_method,
     compare_words,
-    duration,
     first_set,
     gain,
     method_title,
@@ -22,6 +21,7 @@ from trainer.report.summary import (
     share,
     verdict,
 )
+from trainer.report.text import format_duration
 
 LISTED = 50  # rows of a table that could be endless
 
@@ -35,7 +35,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": share, "points": points, "duration": duration}
+    environment.filters |= {"share": share, "points": points, "duration": format_duration}
     environment.filters["method"] = partial(method_title, report)
     # No line ends before a percent sign or inside Co-teaching.
     environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
@@ -84,7 +84,7 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
         found.append(_tile(points(evaluated[1][method]["top1"]), f"top-1 on {evaluated[0]}", note))
     seconds = [value for value in report["time_s"].values() if value is not None]
     if seconds:
-        found.append(_tile(_brief(sum(seconds)), "in all", f"{len(seconds)} stages"))
+        found.append(_tile(format_duration(sum(seconds)), "in all", f"{len(seconds)} stages"))
     return found
 
 
@@ -98,14 +98,6 @@ def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
 
 def _tile(value: str, label: str, note: str) -> dict[str, str]:
     return {"value": value, "label": label, "note": note}
-
-
-def _brief(seconds: float) -> str:
-    """A duration that fits a tile: 45 s, 2.1 min, 3.4 h."""
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def noise_words(report: dict[str, Any]) -> str:

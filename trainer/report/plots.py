@@ -7,6 +7,8 @@ from html import escape
 
 from markupsafe import Markup
 
+from trainer.report.text import shorten
+
 CHARACTER = 7.0  # mean width of a character at the charts' 12 px, for laying out labels
 Ticks = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -100,7 +102,7 @@ def bar_chart(
 ) -> Markup:
     """Horizontal bars from zero with their text after them; `reference` draws a dashed line across all."""
     row, top = 34, 8
-    left = 12 + CHARACTER * max((len(_short(bar.label, 26)) for bar in bars), default=0)
+    left = 12 + CHARACTER * max((len(shorten(bar.label, 26)) for bar in bars), default=0)
     right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
     values = [bar.value for bar in bars] + [reference or 0.0]
     marks = nice_ticks(0, high or max(values), 4)
@@ -114,7 +116,7 @@ def bar_chart(
     for index, bar in enumerate(bars):
         y = top + row * index
         end = to_x(max(bar.value, 0.0))
-        parts.append(_text(left - 8, y + row / 2 + 4, _short(bar.label, 26), "end", "strong"))
+        parts.append(_text(left - 8, y + row / 2 + 4, shorten(bar.label, 26), "end", "strong"))
         parts.append(
             _rect(
                 left,
@@ -179,7 +181,7 @@ def heatmap(
 ) -> Markup:
     """Shares as opacity, the same scale in every heatmap; percent in the cells where they fit."""
     count = len(matrix)
-    shown = [_short(name, 12) for name in names]
+    shown = [shorten(name, 12) for name in names]
     longest = max((len(name) for name in shown), default=0)
     left = 30 + CHARACTER * longest
     cell = (width - left - 6) / max(count, 1)
@@ -266,10 +268,6 @@ def _legend(
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
     span = (high - low) or 1.0
     return lambda value: start + (end - start) * (value - low) / span
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", style: str = "") -> str:

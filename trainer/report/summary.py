@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from trainer.report.text import shorten
+
 WIDTH = 90
 
 
@@ -25,20 +27,6 @@ def share(value: float | None, digits: int = 1) -> str:
 def points(value: float | None) -> str:
     """93.04 (already percent) -> 93.0 %."""
     return "–" if value is None else f"{value:.1f} %"
-
-
-def duration(seconds: float | None) -> str:
-    """0.4 s, 12 s, 3 min 05 s, 2 h 07 min."""
-    if seconds is None:
-        return "–"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def first_set(report: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]] | None:
@@ -123,7 +111,7 @@ def summary_table(report: dict[str, Any]) -> str:
     for name, results in (report["accuracy"] or {}).items():
         lines += [
             "",
-            f"{_cut('accuracy on ' + name, 30):<30}{'top-1':>8}{'top-5':>10}{'ensemble':>11}   each network",
+            f"{shorten('accuracy on ' + name, 30):<30}{'top-1':>8}{'top-5':>10}{'ensemble':>11}   each network",
         ]
         lines += [_method_line(report, method, result) for method, result in results.items()]
     unreadable = report["unreadable"]["count"]
@@ -147,16 +135,12 @@ def _round_line(entry: dict[str, Any]) -> str:
 
 def _method_line(report: dict[str, Any], method: str, result: dict[str, Any]) -> str:
     each = " ".join(points(value).removesuffix(" %") for value in result["top1_each"])
-    name = _cut(method_title(report, method), 30)
+    name = shorten(method_title(report, method), 30)
     top5 = points(
         result["top5"] if report["classes"] > 5 else None
     )  # of five classes any answer is among the first five
     top = f"{points(result['top1']):>8}{top5:>10}{points(result['top1_ensemble']):>11}"
-    return f"{name:<30}{top}   {_cut(each, 28)}"
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return f"{name:<30}{top}   {shorten(each, 28)}"
 
 
 def _wrapped(line: str) -> list[str]:

@@ -1,0 +1,25 @@
+"""How durations and long texts are written, everywhere in the program."""
+
+
+def format_duration(seconds: float | None) -> str:
+    """0.4 s, 12 s, 3 min 05 s, 2 h 07 min; a dash for None."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def shorten(text: str, most: int, keep_end: bool = False) -> str:
+    """At most `most` characters; keep_end: leave out the middle, for names that differ at their ends."""
+    if len(text) <= most:
+        return text
+    if not keep_end:
+        return text[: most - 1] + "…"
+    head = (most - 1) // 2
+    return f"{text[:head]}…{text[head + 1 - most :]}"
