@@ -70,7 +70,7 @@ def test_all_is_well(root: Path) -> None:
     assert "4 ranks by torchrun" in flat(text)
     rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
     assert rows == [
-        [str(rank), "alive", "incv/0/0", f"{29 if rank == 2 else 30}/400", "1", "s", "Node0", str(os.getpid())]
+        [str(rank), "alive", "incv/0/0", f"{29 if rank == 2 else 30}/400", "1.0", "s", "Node0", str(os.getpid())]
         for rank in range(4)
     ]
 
@@ -79,10 +79,10 @@ def test_the_rank_that_is_a_step_behind_hangs(root: Path) -> None:
     four(root, (2, {"step": 29, "moved": NOW - 200.5}), moved=NOW - 200)
     text, well = examine(root, NOW)
     assert not well
-    assert f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv/0/0 at step 29 of 400: no progress for 3 min." in flat(
+    assert f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv/0/0 at step 29 of 400: no progress for 3 min" in flat(
         text
     )
-    assert "Stalled or waiting for 3 min: ranks 0-1, 3 in incv/0/0 at step 30 of 400." in flat(text)
+    assert "Stalled or waiting for 3 min 20 s: ranks 0-1, 3 in incv/0/0 at step 30 of 400." in flat(text)
 
 
 def test_the_rank_that_stopped_clearly_before_the_others_hangs(root: Path) -> None:
@@ -97,7 +97,7 @@ def test_ranks_that_stopped_together_are_not_told_apart(root: Path) -> None:
     four(root, (1, {"moved": NOW - 101}), moved=NOW - 100)
     text, well = examine(root, NOW)
     assert not well
-    assert "Ranks 0-3 stalled together in incv/0/0 at step 30 of 400: no progress for 100 s." in flat(text)
+    assert "Ranks 0-3 stalled together in incv/0/0 at step 30 of 400: no progress for 1 min 40 s." in flat(text)
     assert "cannot tell which" in flat(text)
 
 
@@ -129,7 +129,7 @@ def test_a_group_that_hangs_while_the_other_goes_on(root: Path) -> None:
 def test_when_all_wait_nobody_works(root: Path) -> None:
     text, well = examine(four(root, where="waiting for the other fold", step=0, moved=NOW - 400), NOW)
     assert not well
-    assert "All 4 ranks are waiting; none has made progress for 7 min." in flat(text)
+    assert "All 4 ranks are waiting; none has made progress for 6 min 40 s." in flat(text)
 
 
 def test_a_silent_rank_is_named_first(root: Path) -> None:
@@ -137,9 +137,9 @@ def test_a_silent_rank_is_named_first(root: Path) -> None:
     assert not well
     verdict = flat(text.split("\n\n")[2])
     assert verdict.startswith(
-        f"Rank 3 (Node0, pid {os.getpid()}) has written no heartbeat for 90 s: killed, frozen, or on"
+        f"Rank 3 (Node0, pid {os.getpid()}) has written no heartbeat for 1 min 30 s: killed, frozen, or on"
     )
-    assert "Stalled or waiting for 80 s: ranks 0-2" in verdict
+    assert "Stalled or waiting for 1 min 20 s: ranks 0-2" in verdict
 
 
 def test_a_beat_that_is_late_is_not_death(root: Path) -> None:
