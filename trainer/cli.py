@@ -1,4 +1,4 @@
-"""The command `incv`: run, each stage alone, doctor, shards, ls, cp, validate."""
+"""The command `incv`: run, single stages, doctor, shards, validate, ls, cp."""
 
 import argparse
 import difflib
@@ -37,22 +37,22 @@ _PRINTED = {
     "splits": "key, folder and arguments of `incv shards pack` of each split, a line each,",
 }
 _STDOUT = 1
-_EXIT_UNHEARD = 141  # as a shell reports a program that nobody listens to any more
+_EXIT_UNHEARD = 141  # 128 + SIGPIPE, as a shell reports it
 _AT_ONCE = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, do, and turn a user's mistake into one clear line and its exit code."""
+    """Parse the arguments and run the command; reports a user's mistake as one line and an exit code."""
     configure_logging()
     parser = _parser()
     parsed, rest = parser.parse_known_args(arguments)
     if rest and not (hasattr(parsed, "overrides") and all("=" in one and one[0] != "-" for one in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:  # overrides may stand between options, which argparse alone does not take
+    if rest:  # overrides may stand between options, which argparse does not support
         parsed.overrides += rest
     if "=" in (getattr(parsed, "profile", None) or ""):  # an override right after a plain --profile
         parsed.overrides, parsed.profile = [parsed.profile, *parsed.overrides], "summary"
-    if hasattr(parsed, "stop"):  # packing has no run directory; it obeys signals
+    if hasattr(parsed, "stop"):  # packing has no run directory: it is stopped by signals
         parsed.stop = _signalled()
     try:
         code: int = parsed.func(parsed)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except BrokenPipeError:
         if _is_heard():
-            raise  # of another pipe: that is an error
+            raise  # another pipe broke: an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return _EXIT_UNHEARD
     except (PackStopped, InputError) as error:
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_heard() -> bool:
-    """Whether somebody still reads what is printed; `incv ... | head` may have read enough."""
+    """Whether stdout still has a reader; in `incv ... | head` it may have exited."""
     output = select.poll()
-    output.register(_STDOUT, 0)  # of its own accord it tells of ends alone
+    output.register(_STDOUT, 0)  # an empty mask still reports errors and hang-ups
     return not output.poll(0)
 
 
@@ -169,7 +169,7 @@ def _price(given: str) -> float:
 
 
 def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What was said of the estimate."""
+    """The options of the estimate that were given; refuses them without --dry-run."""
     said = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples}
     asked = {name: value for name, value in said.items() if value is not None}
     if asked and not parsed.dry_run:
@@ -187,7 +187,7 @@ def _run(parsed: argparse.Namespace) -> int:
         for one in variants:
             _print_facts(parsed, one.recipe, one.root)
         return 0
-    # Here and not above: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
+    # Imported here: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
     from trainer.estimate.dry_run import describe_plan
     from trainer.estimate.table import EstimateOptions
     from trainer.run.runner import run_recipe
@@ -206,7 +206,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
-    """Every combination of the values that --vary gives, each in a directory of its own; else the one run."""
+    """A variant for each combination of the values of --vary, each with its own directory; without it, one."""
     if parsed.vary and parsed.run_dir is not None:
         raise ConfigError("--run-dir names one directory, and each variant of --vary has its own: leave it out")
     if parsed.vary and parsed.profile:
@@ -218,14 +218,14 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
     variants = []
     for said in combinations(parsed.vary):
         recipe = load_recipe(path, [*parsed.overrides, *said])
-        # Variants have other keys than the plain run: none of them shall change that one.
+        # With --vary, --redo must not direct a variant to the plain run's directory.
         root = parsed.run_dir or _default_directory(path, recipe, () if parsed.vary else parsed.redo)
         variants.append(Variant(said, recipe, root))
     return variants
 
 
 def _tell(root: Path, code: int, stage: str | None) -> None:
-    """What came out of a run that has come to its report."""
+    """Print the results of a run that has finished its report."""
     run = RunDirectory(root)
     if code == 0 and not run.stopped.exists() and stage in (None, "report") and detect_launch().rank == 0:
         print(summary_table(read_json(run.report_json)))
@@ -247,7 +247,7 @@ def _prints(parsed: argparse.Namespace) -> bool:
 
 
 def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None:
-    """What scripts ask for, quoted for a shell."""
+    """Print the --print-* facts for scripts, quoted for a shell."""
     if parsed.print_run_dir:
         print(root)
     if parsed.print_stages:
@@ -261,9 +261,9 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
 
 
 def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
-    """runs/<recipe>, followed by 8 digits of the result keys' hash where one of them was overridden.
+    """runs/<recipe>, followed by 8 digits of the result keys' hash if an override changes one of them.
 
-    With --redo and other keys: the run that was made with them, or else the one that they are to change.
+    With --redo and changed keys: the existing run with these keys, else runs/<recipe>, whose stages are redone.
     """
     from trainer.run.recipe import load_recipe
     from trainer.run.result_keys import hash_keys
@@ -279,34 +279,34 @@ def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
 
 
 def _find_run(stem: str, keys: dict[str, Any]) -> Path | None:
-    """An existing run with these keys, whatever digits end its name: older versions hashed differently."""
+    """An existing run with these keys, whatever hash is in its name: older versions hashed differently."""
     from trainer.run.recipe import load_recipe
 
     for config in sorted(Path("runs").glob(f"{stem}-????????/config.resolved.yaml")):
         try:
             if _naming_keys(load_recipe(config)) == keys:
                 return config.parent
-        except ConfigError:  # made by a version that knew other keys
+        except ConfigError:  # written by a version with other keys
             continue
     return None
 
 
 def _naming_keys(recipe: Recipe) -> dict[str, Any]:
-    """The result keys; a label file by its name, since its content is read later."""
+    """The result keys, with a label file by its name, since its content is read later."""
     from trainer.run.result_keys import result_keys
 
     return {**result_keys(recipe), "labels.file": recipe.labels.file}
 
 
 def pack_arguments(split: DataConfig) -> list[str]:
-    """The arguments of `incv shards pack` that make this split."""
+    """The arguments of `incv shards pack` that create this split."""
     options = {name: getattr(split, name) for name in ("root", "split", "subset", "classes", "resize")}
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
     return [split.source, f"--out={split.shards}", *given]
 
 
 def recipe_path(given: str) -> Path:
-    """A file, or a shipped recipe by its name."""
+    """The path of a recipe, given as a file or as the name of a shipped recipe."""
     path = Path(given)
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return path
@@ -320,7 +320,7 @@ def recipe_path(given: str) -> Path:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    """Exit 0: well, finished or stopped; 1: a rank hangs, is silent or has failed; 2: no run directory."""
+    """Exit codes: 0: healthy, finished or stopped; 1: a rank hangs, is silent or has failed; 2: no run directory."""
     if parsed.progress:
         print(describe_durable_point(parsed.run_dir))
         return 0

@@ -1,6 +1,6 @@
-"""Read a recipe: safe YAML, `a.b=c` overrides, strict keys; errors name the key and near matches.
+"""Read and validate a recipe: safe YAML, `a.b=c` overrides, strict keys; errors name the key and near matches.
 
-The schema is passed in: `trainer.run.recipe` composes it from the base sections and those of the methods.
+Callers pass the schema: `trainer.run.recipe` composes it from the base sections and those of the methods.
 """
 
 import difflib
@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 from shards.errors import ConfigError
 from trainer.config.schema import Recipe
 
-_MOST_VALUES = 2_000_000  # a given noise matrix of 1000 classes is one million
+_MOST_VALUES = 2_000_000  # a noise matrix of 1000 classes has one million
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that reads `1e-3` as a number and refuses a key written twice."""
+    """A SafeLoader that reads `1e-3` as a number and refuses duplicate keys."""
 
 
 _Loader.add_implicit_resolver(
@@ -32,7 +32,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The content of a recipe file with its overrides applied, not checked yet; raises ConfigError."""
+    """The content of a recipe file with the overrides applied, not yet validated; raises ConfigError."""
     try:
         content = _parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -51,7 +51,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """Refuse a key written twice; PyYAML silently keeps the last one."""
+    """Refuse duplicate keys; PyYAML silently keeps the last one."""
     seen = set()
     for key, _ in node.value:
         if key.value in seen:
@@ -66,10 +66,10 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def validate_recipe(content: dict[str, Any], schema: type[Recipe], origin: str) -> Recipe:
-    """The content as a recipe of that schema; raises ConfigError, naming `origin` and the keys."""
+    """Validate the content against the schema; raises ConfigError, naming `origin` and the keys."""
     _require_plain(content, origin)
     try:
-        # Through JSON: strict types, yet YAML's lists may become tuples.
+        # Via JSON: in strict mode only JSON input converts lists to tuples.
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise ConfigError(_explain(error, schema, origin)) from None
@@ -78,7 +78,7 @@ def validate_recipe(content: dict[str, Any], schema: type[Recipe], origin: str) 
 
 
 def _require_plain(content: dict[str, Any], origin: str) -> None:
-    """Refuse what YAML allows and no recipe needs: dates, infinite numbers, aliases that expand without end."""
+    """Refuse YAML that no recipe needs: dates, non-finite numbers, aliases that expand without bound."""
     waiting: list[tuple[str, Any]] = [("", content)]
     for _ in range(_MOST_VALUES):
         if not waiting:
@@ -97,7 +97,7 @@ def _require_plain(content: dict[str, Any], origin: str) -> None:
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """Every key with its value, defaults included."""
+    """All keys with their values, defaults included."""
     content: str = yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
     return content
 
@@ -147,7 +147,7 @@ def _is_union_member(part: str) -> bool:
 
 
 def _near_matches(path: Sequence[str], schema: type[Recipe]) -> str:
-    """Near matches among the section's keys, else among all keys of a recipe."""
+    """Hint: near matches among the section's keys and all keys of a recipe, else the section's keys."""
     every = list(all_keys(schema))
     prefix = ".".join(path[:-1])
     siblings = [key for key in every if key.rpartition(".")[0] == prefix]
@@ -162,7 +162,7 @@ def _near_matches(path: Sequence[str], schema: type[Recipe]) -> str:
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every key a recipe may have, dotted."""
+    """All keys of a recipe, dotted."""
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key

@@ -1,6 +1,6 @@
-"""The base sections of a recipe: frozen, typed, strict. Training methods bring their own sections (trainer/methods).
+"""The base sections of a recipe: frozen, typed, strict. Training methods define their own sections (trainer/methods).
 
-A result key changes what is computed. An execution key, marked by `execution`, only changes where and how fast.
+A result key changes what is computed. An execution key, declared with `execution`, changes only where and how fast.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def execution(default: Any, **limits: Any) -> Any:
-    """A key that does not change results: it is in no hash and may differ between two starts of a run."""
+    """Declare a key that does not change results: it enters no hash and may differ between two starts of a run."""
     return Field(default, json_schema_extra={"execution": True}, **limits)
 
 
@@ -28,32 +28,32 @@ class DataConfig(Section):
     """Name of a source in shards/sources: webvision, ilsvrc12, image_folder, cifar10, digits."""
     split: str = "train"
     subset: str | None = None
-    """A part the source knows by name (webvision: google, flickr or all); null: the source's default."""
+    """A named part of the source (webvision: google, flickr or all); null: the source's default."""
     classes: Positive | None = None
-    """Only the first so many classes of the source; null: all."""
+    """Use only the first N classes of the source; null: all."""
     resize: Positive | None = None
-    """Shorter side of the images as packed; null: packed as they are."""
+    """Resize the shorter side to this many pixels when packing; null: pack unchanged."""
     shards: str = execution(...)
-    """Folder of the packed split; made by the `pack` stage where it does not exist."""
+    """Folder of the packed split; the `pack` stage creates it if it does not exist."""
     root: str | None = execution(None)
-    """Where the raw images are; only packing reads it."""
+    """Folder of the raw images; only packing reads it."""
     limit: Positive | None = None
-    """Use only this many samples, chosen evenly over the classes; null: all."""
+    """Use only this many samples, spread evenly over the classes; null: all."""
 
 
 class DataSections(Section):
     train: DataConfig
     eval: dict[str, DataConfig] = Field(default_factory=dict)
-    """Evaluation sets by the name they have in the report."""
+    """Evaluation sets by their name in the report."""
     max_unreadable: Ratio = execution(0.01)
-    """More unreadable images than this share of the training samples, met in training, end the run with an error."""
+    """The run fails if more than this share of the training samples prove unreadable during training."""
 
 
 class LabelsConfig(Section):
-    """The labels a run trains on: the source's, a file's, or the source's made noisy."""
+    """The labels a run trains on: the source's, a file's, or the source's corrupted."""
 
     noise: str = "none"
-    """none, or a kind that trainer/run/noise_kinds.py registers: symmetric, asymmetric (pair flip), matrix."""
+    """none, or a kind registered in trainer/run/noise_kinds.py: symmetric, asymmetric (pair flip), matrix."""
     ratio: Ratio = 0.0
     """Share of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
     matrix: tuple[tuple[float, ...], ...] | None = None
@@ -61,14 +61,14 @@ class LabelsConfig(Section):
     seed: int | None = None
     """Seed of the corruption; null: the run's seed."""
     file: str | None = execution(None)
-    """CSV with columns key,label; or one label a line in the source's order. Replaces the source's labels.
+    """CSV with columns key,label; or one label per line in the source's order. Replaces the source's labels.
 
-    Its checksum stands for it among the result keys.
+    Its checksum represents it among the result keys.
     """
     source_is_true: bool | None = None
-    """Whether the source's own labels are the truth that selections are measured against.
+    """Whether the source's labels are the ground truth against which selections are measured.
 
-    null: they are where this recipe makes them noisy, and nobody knows where it takes them from the web or a file.
+    null: true if this recipe corrupts them (labels.noise is not none); otherwise the truth is unknown.
     """
 
     @property
@@ -84,15 +84,15 @@ class LabelsConfig(Section):
 
 class ImageConfig(Section):
     size: Positive
-    """Pixels of the network's square input."""
+    """Side of the network's square input, in pixels."""
     resize: Positive | None = None
-    """Cut as if the shorter side were resized to this first (the paper's 256 for WebVision)."""
+    """Crop as if the shorter side were first resized to this (the paper's 256 for WebVision)."""
     pad: Annotated[int, Field(ge=0)] = 0
-    """Pixels of padding a training crop may reach into (the paper's 4 for CIFAR-10)."""
+    """Padding in pixels that a training crop may extend into (the paper's 4 for CIFAR-10)."""
     fill: Literal["zero", "edge"] = "zero"
     flip: bool = True
     chroma: Literal["smooth", "fast"] = "smooth"
-    """How a GPU decoder upsamples the colours of a JPEG: smooth, as CPU decoders do; fast, by repeating them."""
+    """Chroma upsampling of the GPU's JPEG decoder: smooth, as CPU decoders do; fast, by repetition."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -109,46 +109,46 @@ class ImageConfig(Section):
 
 class ModelConfig(Section):
     name: str
-    """Any timm name, or one of ours: cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn."""
+    """Any timm name, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of timm.create_model."""
+    """Further arguments for timm.create_model."""
     sync_batchnorm: bool = False
-    """BatchNorm over the rows of all ranks instead of each rank's own; GPUs only."""
+    """Compute BatchNorm over the rows of all ranks instead of each rank's; GPUs only."""
 
 
 class BatchConfig(Section):
     global_: Positive = Field(alias="global")
-    """Rows of S in a step, over all ranks."""
+    """Rows of S per step, over all ranks."""
     micro: Positive | None = execution(None)
-    """Most rows a GPU holds at once; gradients of the parts of a batch are added up. null: all its rows at once.
+    """Largest number of rows a GPU holds at once; gradients of the micro-batches are accumulated. null: all its rows.
 
-    BatchNorm sees a part at a time: manifest.json records how many rows that were.
+    BatchNorm sees one micro-batch at a time: manifest.json records its number of rows.
     """
 
 
 class OrderConfig(Section):
-    """In which order an epoch goes through its samples."""
+    """The order of the samples in an epoch."""
 
     kind: Literal["shuffled", "windowed"] = "shuffled"
-    """windowed: shards in random order, a few at a time, samples shuffled inside; for storage that reads slowly."""
+    """windowed: shards in random order, samples shuffled within a window of a few shards; for slow storage."""
     window: Positive = 16
-    """Shards in a window; each holds something of every class, since shards are cut across the source's list."""
+    """Shards per window; each shard has samples of every class, since shards are cut across the source's list."""
 
 
 class OptimizerConfig(Section):
     kind: Literal["adam", "sgd"] = "adam"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     milestones: tuple[tuple[int, float], ...] = ()
-    """[epoch, learning rate]: the rate after exactly that many epochs."""
+    """[epoch, learning rate]: the rate from exactly that many epochs on."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
-    """Epochs of linear growth to `learning_rate`."""
+    """Epochs of linear warm-up to `learning_rate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 inside the gradient (never decoupled)."""
+    """L2 penalty added to the gradient (never decoupled)."""
     decay_scope: Literal["all", "residual_convs"] = "all"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD only."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Largest norm of a network's gradient, each network by itself; null: not clipped."""
+    """Largest gradient norm, clipped per network; null: no clipping."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "OptimizerConfig":
@@ -168,62 +168,62 @@ class IncvConfig(TrainingConfig):
 
     rounds: Positive = 4
     init: Literal["same", "fresh"] = "same"
-    """same: all folds start from one set of weights (released code); fresh: each from its own (paper)."""
+    """same: all folds start from the same weights (released code); fresh: each from its own (paper)."""
     round_network: Literal["released_rule", "best", "last"] = "last"
-    """Which epoch's network judges: see docs/design-notes.md."""
+    """Which epoch's network predicts the held-out half: see docs/design-notes.md."""
     agree_top_k: Positive = 1
-    """A sample agrees if its label is among the k likeliest."""
+    """A sample agrees if its label is among the k most likely classes."""
     noise_kind: Literal["symmetric", "asymmetric"] = "symmetric"
-    """What we assume of the noise; never read from the corruption setting."""
+    """The assumed kind of noise; never read from the `labels` section."""
     noise_estimate: Literal["paper", "confident"] = "paper"
-    """Which estimate r, E0, the network rule and the noise of S use."""
+    """The noise estimate used for r, E0, the network rule and the noise of S."""
     remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
-    """r: removed = floor(r * selected), a half; from_noise: min(2, ε/(1-ε)), and 0 for asymmetric noise."""
+    """r: removed = floor(r * selected), per half; from_noise: min(2, ε/(1-ε)), and 0 for asymmetric noise."""
     min_per_class: Annotated[int, Field(ge=0)] = 0
-    """A class with fewer selected samples is filled up by smallest loss."""
+    """A class with fewer selected samples is filled up with those of smallest loss."""
     max_unusable: Ratio = 0.01
-    """More unreadable or non-finite predictions than this share end the run with an error."""
+    """The run fails if a larger share of predictions is unreadable or non-finite."""
 
 
 class ExecutionConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     world: Positive | None = execution(None)
-    """The number of processes the launcher promised; another number is an error. null: whatever it starts."""
+    """Expected number of processes; any other number is an error. null: as many as the launcher starts."""
     backend: Literal["auto", "nccl", "gloo"] = execution("auto")
-    """How ranks talk: auto is NCCL between GPUs and gloo between CPUs; gloo lets processes share a GPU."""
+    """Communication backend: auto is NCCL on GPUs and gloo on CPUs; gloo lets processes share a GPU."""
     folds: Literal["auto", "in_turn", "side_by_side"] = execution("auto")
-    """Whether both folds of INCV are trained at once, by half of the ranks each or in one process, or in turn by all.
+    """Train both folds of INCV at once (each on half of the ranks, or both in one process), or in turn on all ranks.
 
-    auto: at once where the number of ranks is even, or where one GPU has a set small enough to be kept there.
+    auto: at once if the number of ranks is even, or on one GPU if the data set is small enough to stay on it.
     """
     start_timeout: Annotated[float, Field(gt=0)] = execution(1800.0)
-    """Seconds ranks wait for each other until the first step: data sets are opened, programs compiled."""
+    """Seconds ranks wait for each other until the first step, while data sets are opened and networks compiled."""
     timeout: Annotated[float, Field(gt=0)] = execution(300.0)
     """The same after the first step."""
     lost_after: Annotated[float, Field(gt=0)] = execution(30.0)
-    """A rank that gave no sign of life for so many seconds is taken for dead, and the others end."""
+    """A rank without a heartbeat for this many seconds counts as dead, and the others exit."""
     graphs: Literal["auto"] | bool = execution("auto")
-    """Replay the step from CUDA graphs; auto: on a GPU, where nothing in the recipe forbids it."""
+    """Replay the step from CUDA graphs; auto: on a GPU, unless the recipe forbids it."""
     compile: Literal["auto"] | bool = execution("auto")
-    """Compile the networks by block; auto: on a GPU, in trainings long enough to repay the minute it takes."""
+    """Compile the networks by block; auto: on a GPU, for trainings long enough to repay the minute it takes."""
     threads: Positive | None = execution(None)
-    """CPU threads of torch; null: one a core."""
+    """CPU threads of torch; null: one per core."""
     loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")
     workers: Positive = execution(2)
-    """Threads that decode, processes that pack."""
+    """Number of decoding threads, and of packing processes."""
     predict_batch: Positive = execution(256)
     log_every: Positive = execution(20)
-    """Steps between two lines of metrics."""
+    """Steps between two metrics lines."""
     checkpoint_every: Positive = execution(1000)
-    """Steps between two checkpoints; at most a fifth of the training is ever at stake."""
+    """Steps between two checkpoints; at most a fifth of the training."""
     deterministic: bool = execution(False)
-    """Bit-identical resume on a GPU, at some cost; a CPU always is."""
+    """Resume bit-identically on a GPU, at some cost in speed; a CPU always does."""
     trace: bool = execution(False)
-    """Write each step's sample_ids, boxes and chosen rows to logs/trace-rank*.jsonl: to compare two runs."""
+    """Write each step's sample_ids, boxes and chosen rows to logs/trace-rank*.jsonl, to compare runs."""
 
 
 class Recipe(Section):
-    """A whole run. `trainer.run.recipe` adds a section for each registered training method."""
+    """All settings of a run. `trainer.run.recipe` adds a section for each registered training method."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSections
@@ -239,5 +239,5 @@ class Recipe(Section):
     execution: ExecutionConfig = ExecutionConfig()
 
     def section(self, name: str) -> Any:
-        """The section of a training method; None where the recipe has none."""
+        """The section of a training method; None if the recipe has none."""
         return getattr(self, name, None)

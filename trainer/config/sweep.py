@@ -1,4 +1,4 @@
-"""Variants of one recipe: seeds or noise settings, each a run of its own."""
+"""Variants of one recipe (`--vary`), such as seeds or noise settings; each is a separate run."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from trainer.config.schema import Recipe
 
 @dataclass(frozen=True)
 class Variant:
-    """One of them: what was said to make it, and where it runs."""
+    """One variant: its overrides, its recipe and its run directory."""
 
     said: tuple[str, ...]
     recipe: Recipe
@@ -23,7 +23,7 @@ class Variant:
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """`seed=0,1` and `labels.ratio=0.2,0.5` as the overrides of each of four variants; one where nothing varies."""
+    """The overrides of each variant: `seed=0,1` and `labels.ratio=0.2,0.5` give four; an empty `vary` gives one."""
     every = []
     for one in vary:
         key, equals, values = one.partition("=")

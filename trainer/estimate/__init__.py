@@ -1,1 +1,3 @@
-"""Hours, cost and rates of a recipe on so many GPUs, from measured figures and the network's own FLOPs."""
+"""Plan and estimate of `--dry-run`: state and work of each stage, then time, cost and memory of a recipe on N GPUs,
+from measured rates and counted FLOPs. The folder imports trainer.run and below.
+"""

@@ -37,15 +37,15 @@ class NetworkCost:
     step_flops: float
     """Forward and backward."""
     saved_numbers: float
-    """Numbers that the forward keeps for the backward."""
+    """Numbers that the forward saves for the backward."""
 
 
 def count_network(name: str, classes: int, pixels: int, options: dict[str, Any]) -> NetworkCost:
-    """Count one training step on the meta device, which computes shapes only."""
-    rows = 2  # BatchNorm refuses one row where the last feature map is a single pixel
+    """Count one training step on the meta device, which only computes shapes."""
+    rows = 2  # BatchNorm refuses one row if the last feature map is a single pixel
     network = create_model(name, classes, 0, **options).to("meta")
     own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    saved: dict[int, torch.Tensor] = {}  # holding the tensors keeps their storage addresses from being reused
+    saved: dict[int, torch.Tensor] = {}  # a reference keeps a tensor's storage address from being reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         saved[tensor.untyped_storage()._cdata] = tensor
@@ -88,20 +88,20 @@ class PhaseCost:
 
     stage: str
     count: float
-    """Steps or passes; those of both folds where they share the GPUs."""
+    """Steps or passes; of both folds together if they share the GPUs."""
     images: int
-    """Per step or pass; so with the seconds."""
+    """Per step or pass, as are the seconds below."""
     compute_s: dict[str, float]
-    """By resource: one after the other."""
+    """By resource; they do not overlap."""
     decoding_s: float
     compiled: bool
     rows_at_once: int = 0
-    """Rows whose activations are in memory; 0: predict passes."""
+    """Rows whose activations are in memory at once; 0: predict passes."""
     memory_bytes: float = 0.0
 
     @property
     def seconds_by(self) -> dict[str, float]:
-        """By resource, of all steps. Decoding overlaps with the others and counts where it is slower."""
+        """By resource, of all steps. Decoding overlaps with compute; only the slower of the two counts."""
         decodes = self.decoding_s > sum(self.compute_s.values())
         slower = {"decoding": self.decoding_s} if decodes else self.compute_s
         return {name: seconds * self.count for name, seconds in slower.items()}
@@ -117,7 +117,7 @@ class PhaseCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What the cost of a recipe depends on besides the number of GPUs."""
+    """The cost of a recipe as a function of the number of GPUs."""
 
     recipe: Recipe
     network: NetworkCost
@@ -128,12 +128,12 @@ class CostModel:
 
     @property
     def reference(self) -> measured.MeasuredNetwork:
-        """The measured network of the nearest image size."""
+        """The measured network with the nearest image size."""
         return min(measured.NETWORKS, key=lambda one: abs(math.log(one.pixels / self.recipe.image.size)))
 
     @property
     def decoded_per_s(self) -> float:
-        """Images/s per GPU; infinite where the decoded images stay on the GPU."""
+        """Images/s per GPU; infinite if the decoded images stay on the GPU."""
         image, execution = self.recipe.image, self.recipe.execution
         small = image.resize is None and self.samples * 3 * image.size**2 <= MAX_RESIDENT_BYTES
         if execution.loader == "resident" or (execution.loader == "auto" and small):
@@ -161,7 +161,7 @@ class CostModel:
         return sizes
 
     def scale_rates(self, compiled: bool) -> tuple[float, float, float]:
-        """Seconds of one network's step: of each row, and fixed. Then the time of a forward relative to a step."""
+        """Of one network's step: seconds per row, fixed seconds, and the time of a forward relative to a step."""
         reference, network = self.reference, self.network
         rates = reference.compiled if compiled else reference.eager
         slowdown = measured.FP32_SLOWDOWN if self.recipe.precision == "fp32" else 1.0
@@ -170,7 +170,7 @@ class CostModel:
         return row_s, rates.fixed_s * network.layers / reference.layers, forward_share
 
     def cost_run(self, gpus: int) -> list[PhaseCost]:
-        """Every training and predict pass, in the order of the stages; ConfigError where a run would be refused."""
+        """Every training and predict pass, in stage order; raises ConfigError if a run would be refused."""
         recipe, methods = self.recipe, methods_of(self.recipe)
         if gpus > recipe.batch.global_:
             raise ConfigError(f"batch.global = {recipe.batch.global_} rows leave some without any")
@@ -180,12 +180,12 @@ class CostModel:
         for method in methods:
             passes = method.passes(method.config(recipe), sizes)
             phases += self.cost_training(method.name, passes, method.networks, gpus)
-        for method in methods:  # loaded for the evaluation, and loaded networks are not compiled
+        for method in methods:  # evaluation loads the networks, and loaded networks are not compiled
             phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
         return phases
 
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
-        """Each fold on half of the GPUs, or both on all of them: in turn, or at once where the images are small."""
+        """Each fold on half of the GPUs, or both on all of them: in turn, or at once if the data stay on the GPU."""
         execution = self.recipe.execution
         halves = gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
         at_once = gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
@@ -200,7 +200,7 @@ class CostModel:
             yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
 
     def cost_training(self, stage: str, passes: Sequence[Epochs], networks: int, gpus: int) -> Iterator[PhaseCost]:
-        """Every row of S, and of C where the epochs have it, is trained on: nothing is forgotten or unreadable."""
+        """Assumes that every row of S, and of C if the epochs use it, is trained on: none forgotten or unreadable."""
         batch, parameters = self.recipe.batch.global_, networks * self.network.parameters
         steps = [epochs.count * -(-epochs.selected // batch) for epochs in passes]
         compiled = should_compile(self.recipe.execution, sum(steps))
@@ -209,7 +209,7 @@ class CostModel:
         for epochs, count in zip(passes, steps, strict=True):
             candidates = candidate_rows(batch, epochs.selected, epochs.candidates)
             rows = -(-batch // gpus) + -(-candidates // gpus)
-            trained = batch if epochs.ranks_first and gpus == 1 else rows  # one GPU gathers the rows it has chosen
+            trained = batch if epochs.ranks_first and gpus == 1 else rows  # one GPU gathers the chosen rows
             at_once = min(trained, self.recipe.batch.micro or trained)
             forward = forward_share if epochs.ranks_first else 0.0
             parts = -(-trained // at_once) + forward * -(-rows // at_once)
@@ -225,7 +225,7 @@ class CostModel:
     def cost_predicting(
         self, stage: str, samples: int, passes: int, networks: int, gpus: int, compiled: bool = False
     ) -> PhaseCost:
-        """compiled: whether the training was. Short passes are not compiled in any case."""
+        """compiled: whether the training was compiled. Short passes never are."""
         share = -(-samples // gpus)
         compiled = compiled and share >= WORTH_COMPILING
         row_s, fixed_s, forward_share = self.scale_rates(compiled)

@@ -1,4 +1,4 @@
-"""What a run would do: stages, their state, how much work each is, and how long it would take."""
+"""What a run would do: its stages, their state and work, and the estimate."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ Made = TypeVar("Made")
 def describe_plan(
     recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), options: EstimateOptions | None = None
 ) -> str:
-    """The plan as text, with what would keep it from running; reads shards and run directory, writes nothing."""
+    """The plan as text, with the reasons why it would be refused; reads shards and run directory, writes nothing."""
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _load_packed(config) for split, config in splits.items()}
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
@@ -59,7 +59,7 @@ def describe_plan(
 
 
 def size_split(config: DataConfig, index: SampleIndex | None, source: Source | None) -> SplitSize | None:
-    """From the packed index, else the source's list, else the published size; None: not known."""
+    """From the packed index, else the source's list, else the published size; None: unknown."""
     if index is not None:
         return SplitSize(len(limit_ids(index, config.limit)), index.num_classes, "packed")
     if source is not None:
@@ -73,7 +73,7 @@ def size_split(config: DataConfig, index: SampleIndex | None, source: Source | N
 
 
 def _try(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
-    """The result, or the error that would refuse a run."""
+    """The result, or the error with which a run would be refused."""
     try:
         return make(), []
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Every measured, nominal or assumed constant of the estimate, with its source. docs/scaling.md lists them too."""
+"""Measured, nominal and assumed constants of the estimate, with their source; docs/scaling.md lists them too."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class StepRates:
     rows: tuple[int, int]
     images_per_s: tuple[float, float]
     forward_efficiency: float
-    """FLOP/s of a forward alone, relative to those of a training step."""
+    """FLOP/s of a forward alone, relative to a training step's."""
 
     @property
     def row_s(self) -> float:
@@ -19,7 +19,7 @@ class StepRates:
 
     @property
     def fixed_s(self) -> float:
-        """Does not shrink with the rows: kernels too small to fill the GPU, and the optimiser."""
+        """Independent of the rows: kernels too small to fill the GPU, and the optimiser."""
         return self.rows[0] / self.images_per_s[0] - self.rows[0] * self.row_s
 
 
@@ -32,13 +32,13 @@ class MeasuredNetwork:
     eager: StepRates
     compiled: StepRates
     step_flops: float
-    """Of a row, forward and backward, as `count_network` counts them."""
+    """Per row, forward and backward, as `count_network` counts them."""
     layers: int
 
 
 # --- measured on one H200 -----------------------------------------------------------------------------------
 
-# Forward alone, 512 rows of Inception-ResNet-v2: 8,757 images/s not compiled, 15,887 compiled.
+# Forward alone, 512 rows of Inception-ResNet-v2: 8,757 images/s eager, 15,887 compiled.
 INCEPTION = MeasuredNetwork(
     "inception_resnet_v2",
     227,
@@ -47,7 +47,7 @@ INCEPTION = MeasuredNetwork(
     step_flops=39.61e9,
     layers=245,
 )
-# Compiled, only 128 rows were measured: 1,024 rows and the forwards are assumed to gain as much.
+# Compiled, only 128 rows were measured: the gain at 1,024 rows and of the forwards is assumed to be the same.
 RESNET32 = MeasuredNetwork(
     "cifar_resnet32",
     32,
@@ -59,9 +59,9 @@ RESNET32 = MeasuredNetwork(
 NETWORKS = (INCEPTION, RESNET32)
 
 # Two compiled networks on two streams train on 2,159 images/s at 128 rows, each image through both. Their rows cost
-# twice those of one network; the fixed parts overlap, and this is their sum relative to one network's.
+# twice those of one network; the fixed parts overlap: this is their total relative to one network's.
 PAIR_FIXED = (128 / 2_159 - 2 * 128 * INCEPTION.compiled.row_s) / INCEPTION.compiled.fixed_s
-# Two trainings of ResNet-32 at once on one GPU: 52,000 images/s in all, against 35,000 of one alone (not compiled).
+# Two trainings of ResNet-32 at once on one GPU: 52,000 images/s in total, against 35,000 for one alone (eager).
 FOLDS_AT_ONCE = 35_000 / 52_000
 FP32_SLOWDOWN = 1_217 / 541  # images/s, eager, 128 rows: bf16 against fp32
 DALI_IMAGES_PER_S = {"fast": 19_100.0, "smooth": 17_500.0}  # per GPU, by image.chroma; JPEGs of 110 KB
@@ -69,16 +69,16 @@ WORKER_IMAGES_PER_S = 2_722 / 16  # PIL, one of 16 worker processes
 GPU_BYTES = 139 * 2**30
 BYTES_PER_PARAMETER = 16  # calculated: fp32 weights, gradients and the two moments of Adam; SGD has one
 
-# --- nominal, times an assumed share that is reached ----------------------------------------------------------
+# --- nominal, times an assumed efficiency --------------------------------------------------------------------
 
 GPUS_PER_NODE = 8
 NVLINK_BYTES_PER_S = 450e9 * 0.7  # per GPU and direction (NVLink 4), inside a node
-# Between nodes: one 400 Gbit/s adapter per GPU. A ring uses all eight of a node, and is assumed to reach a quarter.
+# Between nodes: one 400 Gbit/s adapter per GPU. A ring uses all eight of a node; assumed efficiency: a quarter.
 NETWORK_BYTES_PER_S = GPUS_PER_NODE * 400e9 / 8 * 0.25
 
 # --- assumed --------------------------------------------------------------------------------------------------
 
 HOP_S = 10e-6  # latency of a message between two GPUs; a collective has 2 log2(GPUs) hops
-COLLECTIVES_PER_STEP = 3  # the sum of the gradients, and up to two of a few numbers
-AGREEMENT = 0.6  # share of the held-out labels that each INCV round agrees with
+COLLECTIVES_PER_STEP = 3  # the sum of the gradients, and up to two small ones
+AGREEMENT = 0.6  # share of held-out labels that agree in each INCV round
 DOLLARS_PER_GPU_HOUR = 4.0

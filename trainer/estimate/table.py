@@ -13,7 +13,7 @@ from trainer.estimate.cost import CostModel, PhaseCost, count_network
 from trainer.report.text import format_duration
 from trainer.run.preflight import check_rows
 
-_CLASSES = 1000  # where nothing is known; the last layer is a small part of a network
+_CLASSES = 1000  # if unknown; the last layer is a small part of a network
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,20 @@ class SplitSize:
     samples: int
     classes: int
     origin: str
-    """Where the number of samples comes from."""
+    """Source of the number of samples."""
 
 
 @dataclass(frozen=True)
 class EstimateOptions:
     gpus: tuple[int, ...] = ()
-    """Empty: `execution.world`, or the processes that the launcher has started."""
+    """Empty: `execution.world`, else the number of processes that the launcher has started."""
     price: float = measured.DOLLARS_PER_GPU_HOUR
     samples: int | None = None
-    """None: as many as are packed, listed or published."""
+    """None: the packed, listed or published number."""
 
 
 def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], options: EstimateOptions) -> str:
-    """The estimate, or why there is none. splits: `train`, and the evaluation sets by name; None: size not known."""
+    """The estimate, or why there is none. splits: `train`, and the evaluation sets by name; None: size unknown."""
     train = splits["train"]
     if options.samples is not None:
         classes = train.classes if train else recipe.data.train.classes or _CLASSES
@@ -96,7 +96,7 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
 
 
 def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, str]:
-    """The cells of one number of GPUs by their row."""
+    """The cells for one number of GPUs, by row name."""
     stages: dict[str, float] = defaultdict(float)
     spent: dict[str, float] = defaultdict(float)
     for phase in phases:
@@ -122,7 +122,7 @@ def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, s
 
 
 def _advise_on_memory(recipe: Recipe, gpus: int, phases: Sequence[PhaseCost]) -> list[str]:
-    """What to set where the rows of a step do not fit on a GPU."""
+    """What to set if the rows of a step do not fit on a GPU."""
     largest = max(phases, key=lambda phase: phase.memory_bytes)
     needs = largest.memory_bytes
     if needs <= measured.GPU_BYTES:
@@ -143,5 +143,5 @@ def _gpus(number: int) -> str:
 
 
 def _short(number: float) -> str:
-    """Three digits, or all before the point."""
+    """Three significant digits, or all before the decimal point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

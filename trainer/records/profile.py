@@ -1,4 +1,4 @@
-"""Where the time of trainings goes, as `--profile` measures it, and the files it is written to."""
+"""Time spent in each phase of a training, as `--profile` measures it, and the profile files."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from shards.errors import InputError
 from trainer.records.profile_trace import StepTrace
 
 FILE = "profile.json"
-"""In each training's folder its own entries, one per start; in the run directory those of all trainings."""
+"""In a training's folder: its entries, one per start. In the run directory: the entries of all trainings."""
 PHASES = ("data_wait", "step", "predict", "checkpoint", "warm_up")
 _NOT_IN_ALL = ("predict",)
 _NO_PHASE, _ELSEWHERE = "other", "elsewhere"
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class _Timeline(Protocol):
-    """Seconds between marks, added up by the name of the later mark."""
+    """Seconds between marks, summed by the name of the later mark."""
 
     seconds: dict[str, float]
 
@@ -48,11 +48,11 @@ class _HostTimeline:
         self._last = now
 
     def settle(self) -> None:
-        """Marks are counted at once."""
+        """Does nothing: marks are counted immediately."""
 
 
 class _DeviceTimeline:
-    """Time as the GPU spends it, by CUDA events on the current stream; no host-device sync."""
+    """GPU time by CUDA events on the current stream; no host-device sync."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -86,16 +86,16 @@ class Stopwatch:
         self.begin()
 
     def begin(self) -> None:
-        """The training begins here."""
+        """Start the clock, at the beginning of the training."""
         self._began, self._steps = time.perf_counter(), 0
         self._timeline: _Timeline = _DeviceTimeline() if self._device.type == "cuda" else _HostTimeline()
 
     def mark(self, done: str) -> None:
-        """The phase `done` ends. The first batch and step of a start, compilation included, are warm-up."""
+        """End the phase `done`. The first batch and step of a start, compilation included, count as warm-up."""
         self._timeline.mark(done if self._steps else "warm_up")
 
     def request_batch(self) -> None:
-        """The wait for a batch begins."""
+        """Begin the wait for a batch."""
         self._timeline.mark(_NO_PHASE)
 
     def end_step(self) -> None:
@@ -105,13 +105,13 @@ class Stopwatch:
             self._trace.end_step(self._steps)
 
     def end_batches(self) -> None:
-        """The training makes no more steps."""
+        """No more steps follow: stop the trace."""
         if self._trace is not None:
             self._trace.stop()
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Time in here, between steps, counts as that phase."""
+        """Count the time inside as `phase`; for use between steps."""
         self._timeline.mark(_NO_PHASE)
         try:
             yield
@@ -120,13 +120,13 @@ class Stopwatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Other trainings of this process take their turn in here."""
+        """Exclude the time inside, in which other trainings of this process take their turn."""
         self._timeline.mark(_NO_PHASE)
         yield
         self._timeline.mark(_ELSEWHERE)
 
     def write(self, folder: Path, stage: str, round_: int | None, fold: int | None) -> None:
-        """Write what was measured so far beside the entries of earlier starts; a failure is only a warning."""
+        """Write the measurements so far after the entries of earlier starts; a failure is only a warning."""
         if not self._steps:
             return
         where = {"stage": stage, "round": round_, "fold": fold, "start": self._start}
@@ -143,7 +143,7 @@ class Stopwatch:
         self._timeline.settle()
         wall, found = time.perf_counter() - self._began, self._timeline.seconds
         on_gpu = self._device.type == "cuda"
-        if not on_gpu:  # a GPU works on for a training while the host has turned to another one
+        if not on_gpu:  # a GPU keeps working on a training while the host serves another
             wall -= found.get(_ELSEWHERE, 0.0)
         seconds = {name: found.get(name, 0.0) for name in PHASES if name in found or name not in _NOT_IN_ALL}
         seconds["other"] = max(wall - sum(seconds.values()), 0.0)
@@ -156,7 +156,7 @@ class Stopwatch:
 
 
 def time_data_wait(batches: Iterator[Item], watch: Stopwatch | None) -> Iterator[Item]:
-    """The batches; the time until each comes is data wait, on a GPU only as far as the GPU is idle meanwhile."""
+    """The batches; waiting for each counts as data wait, on a GPU only while the GPU is idle."""
     return batches if watch is None else _time_each(batches, watch)
 
 
@@ -172,10 +172,10 @@ def _time_each(batches: Iterator[Item], watch: Stopwatch) -> Iterator[Item]:
 
 
 class Profile:
-    """The stopwatches of a start, by the names of trainings."""
+    """The stopwatches of a start, by training name."""
 
     def __init__(self, device: torch.device, start: int, trace: bool = False) -> None:
-        """trace: write a torch.profiler trace of each training too."""
+        """trace: also write a torch.profiler trace of each training."""
         self._device, self._start, self._traces = device, start, trace
         self._watches: dict[str, Stopwatch] = {}
 
@@ -187,9 +187,9 @@ class Profile:
 
 
 def merge_profiles(root: Path, stages: Sequence[str]) -> None:
-    """Write the entries of all trainings of a run directory to its profile.json; call it on one rank.
+    """Merge the entries of all trainings into the run directory's profile.json; call on one rank only.
 
-    stages: the order of the entries.
+    stages: determines the order of the entries.
     """
     files = [*(root / "rounds").glob(f"*/fold*/{FILE}"), *(root / "methods").glob(f"*/{FILE}")]
     entries = sorted((entry for file in files for entry in read_entries(file)), key=partial(_order, stages))
@@ -208,7 +208,7 @@ def _order(stages: Sequence[str], entry: dict[str, Any]) -> tuple[int, ...]:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """The entries of a file; none where it is missing or malformed."""
+    """The entries of a file; empty if it is missing or malformed."""
     try:
         content = read_json(path) if path.exists() else []
     except InputError:

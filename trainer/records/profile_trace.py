@@ -9,11 +9,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 FILE = "profile-trace.json"
 """In each training's folder: a Chrome trace, for https://ui.perfetto.dev or chrome://tracing."""
 _SKIPPED_STEPS, _TRACED_STEPS = 10, 3
-"""Steps of a start before the profiler's own warm-up step, and steps in the trace."""
+"""Steps of a start before the profiler's warm-up step, and steps in the trace."""
 
 
 class StepTrace:
-    """Traces one training. A process has one profiler: trainings that take turns are traced one after the other."""
+    """Traces one training. A process has only one profiler: interleaved trainings are traced one after the other."""
 
     _busy = False
 
@@ -23,11 +23,11 @@ class StepTrace:
             self._activities.append(ProfilerActivity.CUDA)
         self._profiler: profile | None = None
         self._traced = 0
-        """Steps since the profiler was started, its warm-up step among them."""
+        """Steps since the profiler started, including its warm-up step."""
         self._done = False
 
     def end_step(self, steps: int) -> None:
-        """steps: made in this start."""
+        """steps: number of steps in this start so far."""
         if self._profiler is not None and not self._done:
             self._profiler.step()
             self._traced += 1
@@ -48,7 +48,7 @@ class StepTrace:
             print(f"warning: steps are not traced: {error}", file=sys.stderr)
 
     def stop(self) -> None:
-        """The trace is complete, or the training ends before it is."""
+        """Stop the profiler; an incomplete trace, where the training ended early, is discarded."""
         if self._profiler is not None and not self._done:
             self._profiler.stop()
             self._done, StepTrace._busy = True, False
@@ -56,7 +56,7 @@ class StepTrace:
                 self._profiler = None
 
     def write(self, folder: Path) -> None:
-        """Once the trace is complete."""
+        """Write the trace if it is complete, once."""
         if self._profiler is not None and self._done:
             complete, self._profiler = self._profiler, None
             complete.export_chrome_trace(str(folder / FILE))

@@ -1,4 +1,4 @@
-"""The packed splits of a recipe: found and checked, or packed from their sources."""
+"""Open the packed splits of a recipe: verify those that exist, pack the others from their sources."""
 
 import logging
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ _WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
 
 def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
-    """The split's index; packs it where its folder does not exist, checks it where it does.
+    """The split's index; verifies the split if it is packed, else packs it.
 
-    key: where the recipe says it, `data.train` or `data.eval.NAME`, for the errors.
+    key: its recipe key, `data.train` or `data.eval.NAME`, for error messages.
     """
     folder = Path(config.shards)
     if folder.exists() and not folder.is_dir():
@@ -36,14 +36,14 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) ->
 
 
 def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> None:
-    """A folder that was packed otherwise than the recipe says is never used instead."""
+    """Raise DataError if the folder was packed with other settings than the recipe's."""
     dataset = index.dataset
     pairs = {
         "source": (dataset.source, config.source),
         "split": (dataset.split, config.split),
         "resize": (dataset.resize, config.resize),
         "subset": (dataset.subset, ("all" if dataset.subset else "") if config.subset is None else config.subset),
-        # null: all classes of the source, however many those are
+        # null: all classes of the source
         "classes": (index.num_classes, index.num_classes if config.classes is None else config.classes),
     }
     for name, (found, asked) in pairs.items():
@@ -81,7 +81,7 @@ def source_of(key: str, config: DataConfig) -> Source:
 
 @contextmanager
 def _words_of_a_recipe(key: str) -> Iterator[None]:
-    """Errors of packing speak of the flags of `incv shards pack`; a recipe has keys instead."""
+    """In packing errors, replace the flags of `incv shards pack` by the recipe's keys."""
     flags = {f"--{name}": f"{key}.{name}" for name in ("root", "split", "subset", "classes", "resize")}
     flags["--out"] = f"{key}.shards"
     try:
@@ -94,7 +94,7 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
 
 
 def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:
-    """The training split and the evaluation sets, all with the same classes."""
+    """The training split and the evaluation sets; raises DataError unless all have the same classes."""
     workers = recipe.execution.workers
     train = open_split("data.train", recipe.data.train, workers, stop)
     sets = {name: open_split(f"data.eval.{name}", config, workers, stop) for name, config in recipe.data.eval.items()}
@@ -107,7 +107,7 @@ def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[st
 
 
 def load_packed_splits(recipe: Recipe) -> tuple[SampleIndex, dict[str, SampleIndex]]:
-    """The same on a rank that comes second: what the first has packed or checked, as this node sees it."""
+    """On the other ranks: the splits that rank 0 has packed or verified, as this node sees them."""
     return _seen(recipe.data.train), {name: _seen(config) for name, config in recipe.data.eval.items()}
 
 

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 by exact integer counts: of each network, and of the mean of their probabilities."""
+"""Exact top-1 and top-5 counts of each network, and of the ensemble (the mean of their probabilities)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,17 +12,17 @@ _TOP = 5
 
 
 def hits(scores: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """How many real rows have their label first, and among the first five: int64 [2]. scores: [rows, classes]."""
+    """Top-1 and top-5 counts over the real rows: int64 [2]. scores: [rows, classes]."""
     first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
-    # A network that answers NaN has hit nothing.
+    # A row with a NaN or infinite score counts as missed.
     first &= torch.isfinite(scores).all(dim=1, keepdim=True) & real[:, None]
     return torch.stack([first[:, 0].sum(), first.any(dim=1).sum()])
 
 
 def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, Any]:
-    """Counts over a forward pass; an image that cannot be read counts as missed by everyone.
+    """Counts over a forward pass; an unreadable image counts as missed by every network.
 
-    They are counted on the device, and read when all is done: nothing waits between two batches.
+    The sums stay on the device until the end: no host-device sync between batches.
     """
     sums: torch.Tensor | None = None
     for batch, logits in passes:
@@ -40,7 +40,7 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
 
 
 def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:
-    """The counts of all ranks together. networks: how many were evaluated; a rank without a sample cannot know."""
+    """The counts summed over all ranks. networks: their number, which a rank without samples cannot infer."""
     own = counted["networks"] or [{"top1": 0, "top5": 0}] * networks
     pairs = [*own, counted["ensemble"] or {"top1": 0, "top5": 0}]
     numbers = [counted["count"], counted["unreadable"], *(pair[top] for pair in pairs for top in ("top1", "top5"))]

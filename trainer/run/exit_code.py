@@ -1,4 +1,4 @@
-"""How a command ends that cannot go on: a line that says why, and its exit code."""
+"""Report the error that ends a command: one log line and the exit code."""
 
 import logging
 

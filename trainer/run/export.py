@@ -1,6 +1,6 @@
-"""Trained networks as folders: weights as safetensors and a description, in the form timm itself writes.
+"""Export trained networks as folders of weights (safetensors) and description, in timm's format.
 
-`load_network(FOLDER)` loads any of them; `timm.create_model("local-dir:FOLDER", pretrained=True)` those of timm.
+`load_network(FOLDER)` loads any of them; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads timm models.
 """
 
 import json
@@ -16,7 +16,7 @@ from trainer.training.tensor_file import write_tensors
 
 
 def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, ...], folder: Path) -> None:
-    """model.safetensors and config.json in timm's own format."""
+    """Write model.safetensors and config.json in timm's format."""
     size = recipe.image.size
     description = {
         "architecture": recipe.model.name,

@@ -1,4 +1,4 @@
-"""Labels from people or from the web: a CSV of key,label, or one label a line in the source's order."""
+"""Read a label file (`labels.file`): a CSV of key,label, or one label per line in the source's order."""
 
 import csv
 import hashlib
@@ -11,14 +11,14 @@ import numpy.typing as npt
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # int() would also take 0_1 and digits of other scripts
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # int() also accepts 0_1 and non-ASCII digits
 Lines = list[tuple[int, str]]
 
 
 def read_label_file(path: Path, index: SampleIndex) -> npt.NDArray[np.int64]:
-    """Labels by sample_id; every sample of the data set has one, or a DataError says which has not."""
+    """Labels by sample_id; raises DataError unless every sample has exactly one valid label."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"labels.file {path} cannot be read: {error}") from error
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -86,7 +86,7 @@ def _cells(path: Path, number: int, line: str) -> list[str]:
 
 
 def _as_label(path: Path, number: int, text: str, index: SampleIndex) -> int:
-    """A class by its number, or by its name where that is no number."""
+    """The class with this number, or else with this name."""
     text = text.strip()
     if _WHOLE_NUMBER.fullmatch(text):
         return int(text)

@@ -1,4 +1,4 @@
-"""The labels a run trains on: the source's, a label file's, or the source's corrupted. Shards never change."""
+"""The labels a run trains on: the source's, a label file's, or the source's corrupted. Shards are never changed."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ Labels = npt.NDArray[np.int64]
 
 
 def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:
-    """Draw each label anew from its class's row of T; a sample's draw depends on its id and the seed alone."""
+    """Redraw each label from its class's row of T; a draw depends only on the sample's id and the seed."""
     upper = np.cumsum(transition, axis=1)
     upper[:, -1] = 1.0
     draw = draw_uniforms(stream, 0, ids, "label")
     drawn = np.empty(len(labels), np.int64)
-    by_class = np.argsort(labels, kind="stable")  # class by class: [samples, classes] at once would not fit
+    by_class = np.argsort(labels, kind="stable")  # class by class: [samples, classes] would not fit in memory
     ends = np.cumsum(np.bincount(labels, minlength=len(transition)))
     for label, rows in enumerate(np.split(by_class, ends[:-1])):
         drawn[rows] = np.searchsorted(upper[label], draw[rows], side="right")
@@ -57,7 +57,7 @@ def write_labels(path: Path, ids: Ids, labels: Labels) -> None:
 
 
 def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
-    """The run's ids, and its labels as a dense array over sample_id (-1 where the run has none)."""
+    """The run's ids, and its labels as a dense array over sample_id (-1 for samples outside the run)."""
     table = read_parquet(path, "table of labels")
     ids = table["sample_id"].to_numpy().astype(np.int64)
     dense = np.full(samples, -1, np.int64)

@@ -1,4 +1,4 @@
-"""Kinds of synthetic label noise by name: built-in ones, and those of installed packages (`incv.noise_kinds`).
+"""Registry of synthetic label noise: built-in kinds, and those of installed packages (`incv.noise_kinds`).
 
 A kind turns the recipe's `labels:` section into a transition matrix T, T_ij = P(given label j | true class i).
 """
@@ -28,7 +28,7 @@ class NoiseKind:
     transition: Callable[[LabelsConfig, int], Transition]
     """(section, classes): T, float64 [classes, classes]."""
     uses_ratio: bool = True
-    """Whether `labels.ratio` has a meaning."""
+    """Whether the kind reads `labels.ratio`."""
 
 
 def _given_matrix(config: LabelsConfig, classes: int) -> Transition:
@@ -67,7 +67,7 @@ def noise_kinds() -> dict[str, NoiseKind]:
 
 
 def validate_noise(config: LabelsConfig) -> None:
-    """Raise ValueError where the section names no known kind, or sets keys that its kind does not read."""
+    """Raise ValueError if the section names an unknown kind, or sets keys that its kind does not read."""
     kinds = noise_kinds()
     if config.noise != "none" and config.noise not in kinds:
         names = ["none", *kinds]
@@ -82,7 +82,7 @@ def validate_noise(config: LabelsConfig) -> None:
 
 
 def build_transition(config: LabelsConfig, classes: int) -> Transition | None:
-    """T of the corruption, [classes, classes]; None for no corruption."""
+    """T of the corruption, [classes, classes]; None if labels are not corrupted."""
     if config.noise == "none":
         return None
     if classes < 2:

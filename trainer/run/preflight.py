@@ -1,4 +1,4 @@
-"""Find at once what would otherwise end a run hours later."""
+"""Checks before the first stage, for errors that would otherwise end a run hours later."""
 
 import os
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class RunLabels:
     ids: Ids
     given: Labels
     true: Labels | None
-    """None where nobody knows."""
+    """None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RunData:
 
 
 def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
-    """Labels, network and optimisers of the recipe fit this data set and these ranks, or an error says why not."""
+    """Check that labels, network and optimisers fit this data set and these ranks; returns the labels."""
     check_rows(recipe, world.size)
     _check_ranks(recipe, world)
     check_acceleration(recipe, world)
@@ -54,13 +54,13 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
 
 
 def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
-    """The recipe's loader can load the evaluation sets too."""
+    """Check that the recipe's loader can load the evaluation sets too."""
     for name, index in indices.items():
         check_loader(index, limit_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
 
 
 def check_rows(recipe: Recipe, ranks: int) -> None:
-    """Every method can hold its rows of a step, given `batch.micro`."""
+    """Check that every method can hold its rows of a step, given `batch.micro`."""
     for method in methods_of(recipe):
         method.validate_rows(recipe, ranks)
 
@@ -70,7 +70,7 @@ def _training_sections(recipe: Recipe) -> list[TrainingConfig]:
 
 
 def _check_ranks(recipe: Recipe, world: World) -> None:
-    """What only a run over several processes, or by a certain engine, can get wrong."""
+    """Checks that depend on the number of processes, the device or the engine."""
     if world.size > recipe.batch.global_:
         raise ConfigError(
             f"{world.size} processes share batch.global = {recipe.batch.global_} rows, so some would have none: "
@@ -117,7 +117,7 @@ def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
 
 
 def _check_network(recipe: Recipe, classes: int) -> None:
-    """Build it, give it one picture of the recipe's size, and each optimiser its parameters."""
+    """Build the network, run it on one image of the recipe's size, and build each optimiser."""
     network = create_model(recipe.model.name, classes, recipe.seed, **recipe.model.options).eval()
     picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
     try:

@@ -1,4 +1,4 @@
-"""Recipes as users write them: the base sections together with the sections of all registered methods."""
+"""Load complete recipes: the base sections and the sections of all registered methods."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +15,7 @@ from trainer.run.noise_kinds import validate_noise
 
 
 class _CheckedRecipe(Recipe):
-    """The base of the composed schema: what only the registries can check."""
+    """Base of the composed schema, with the checks that need the registries."""
 
     @model_validator(mode="after")
     def _check_registered(self) -> "_CheckedRecipe":
@@ -41,13 +41,13 @@ class _CheckedRecipe(Recipe):
 
 @cache
 def recipe_schema() -> type[Recipe]:
-    """The base sections, and an optional one for each registered method."""
+    """The base sections, plus an optional section for each registered method."""
     sections: dict[str, Any] = {method.name: (method.section | None, None) for method in usable_methods()}
     return create_model("Recipe", __base__=_CheckedRecipe, **sections)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file with its overrides applied, checked; raises ConfigError."""
+    """Read a recipe file, apply the overrides and validate; raises ConfigError."""
     return check_recipe(read_recipe(path, overrides), str(path))
 
 
@@ -57,10 +57,9 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
 
 
 def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Fill the unset keys of sections that inherit from another; keys that only the heir knows move to it.
+    """Fill unset keys of a section from the section it inherits; keys that only the heir has move to the heir.
 
-    A recipe may therefore write a key of the heir in the section that it inherits, as recipes did before the heir had
-    a section of its own.
+    A recipe may therefore set the heir's keys in the inherited section, as recipes did before the heir had a section.
     """
     filled = dict(content)
     for method in usable_methods():
@@ -83,7 +82,7 @@ def _keys_of(section: type[TrainingConfig]) -> set[str]:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` with what it leaves unset taken from `below`, section by section."""
+    """`above` over `below`: recursively, keys that `above` leaves unset come from `below`."""
     merged = dict(below)
     for key, value in above.items():
         inner = below.get(key)

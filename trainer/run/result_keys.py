@@ -1,6 +1,6 @@
-"""Result keys: what a stage's outputs depend on, as flat dotted keys, and the hash that identifies them.
+"""Result keys: the recipe keys that a stage's outputs depend on, flat and dotted, and their hash.
 
-A key at its default is left out, so that a key added later does not invalidate the runs made before it.
+Keys at their default are left out, so that a key added later does not invalidate existing runs.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from trainer.methods.registry import get_method, method_names, methods_of
 Keys = dict[str, Any]
 
 FORMAT = 2
-"""Of the keys that the manifest records for a stage. Format 1 recorded keys at their default too, and gave a method
-that inherits another's section none of its own."""
+"""Format of the keys that the manifest records for a stage. Format 1 also recorded keys at their default, and had
+no separate keys for a method that inherits another's section."""
 
 
 def result_keys(recipe: Recipe) -> Keys:
-    """Every result key of a recipe that differs from its default, dotted, with its value."""
+    """The result keys of a recipe that differ from their default, dotted, with their values."""
     return {key: value for key, value, default in _flatten(recipe, "") if value != default}
 
 
 def default_keys(recipe: Recipe) -> Keys:
-    """The default of every result key of a recipe that has one."""
+    """The defaults of a recipe's result keys, where they have one."""
     return {key: default for key, _, default in _flatten(recipe, "") if default is not PydanticUndefined}
 
 
 def _flatten(value: Any, prefix: str, default: Any = PydanticUndefined) -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, default) of every result key; values as JSON knows them."""
+    """(key, value, default) of every result key; values as JSON types."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             extra = field.json_schema_extra
@@ -65,7 +65,7 @@ def select_keys(keys: Keys, prefixes: Sequence[str]) -> Keys:
 
 
 def upgrade_keys(recorded: Mapping[str, Any], stage: str, recipe: Recipe) -> Keys:
-    """The keys that a manifest recorded for a stage, in today's format. recorded: the stage's entry."""
+    """The keys that a manifest recorded for a stage, converted to FORMAT. recorded: the stage's entry."""
     keys: Keys = recorded["keys"]
     if recorded.get("format", 1) >= FORMAT:
         return keys

@@ -1,4 +1,4 @@
-"""A run from start to end: check everything, claim the run directory, run the stages that are not done."""
+"""Execute a run: check everything, claim the run directory, run the stages that are not done."""
 
 import logging
 import time
@@ -44,16 +44,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     recipe: Recipe
     name: str
     run: RunDirectory
     redo: Sequence[str] = ()
     only: str | None = None
-    """One stage alone; None: all."""
+    """The only stage to run; None: all."""
     profile: str | None = None
-    """`summary`: measure where the time of trainings goes; `trace`: trace a few steps too; None: neither."""
+    """`summary`: time the phases of trainings; `trace`: also trace a few steps; None: neither."""
 
 
 def run_recipe(
@@ -66,8 +66,8 @@ def run_recipe(
 ) -> int:
     """Run all stages, or `only` one, in the directory `root`; returns the command's exit code. Every rank calls it.
 
-    Nothing is written to the run directory before recipe, shards and labels are known to be good. A stopped packing
-    raises PackStopped.
+    Nothing is written to the run directory before recipe, shards and labels have passed all checks. If packing is
+    stopped, raises PackStopped.
     """
     return run_to_end(iterate_run(RunOptions(recipe, name, RunDirectory(root), redo, only, profile)))
 
@@ -79,7 +79,7 @@ def iterate_run(options: RunOptions) -> Steps[int]:
         check_launcher_options(recipe.precision)
         check_world_size(detect_launch(), recipe.execution.world)
     except ConfigError as error:
-        if detect_launch().rank > 0:  # rank 0 says the same
+        if detect_launch().rank > 0:  # rank 0 reports the same error
             return error.exit_code
         raise
     stop = StopRequest(options.run.root)
@@ -102,7 +102,7 @@ def iterate_run(options: RunOptions) -> Steps[int]:
 
 
 def _give_up(world: World, error: Exception) -> None:
-    """Among other ranks: report the error, tell the others and end the process. Alone: the caller reports it."""
+    """With several ranks: report the error, notify the others and end the process. Alone: the caller reports it."""
     if world.rank_group is None:
         return
     if is_peer_failure(error):
@@ -115,7 +115,7 @@ def _give_up(world: World, error: Exception) -> None:
 
 
 def _find_cause(world: World, error: Exception) -> WorldError:
-    """A rank that no longer answers may have reported why, or the watchdog is about to miss it."""
+    """The reason that the lost rank has reported, or that the watchdog finds within a few polls."""
     try:
         for _ in range(_CAUSE_POLLS):
             world.watchdog.raise_if_failed()
@@ -132,7 +132,7 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
     """The whole run, on every rank."""
     recipe, run = options.recipe, options.run
     if world.stop_exits_zero and world.broadcast_from_rank0(lambda: _stopped_by_this_launch(run)):
-        return 0  # the agent restarted us because a worker ended badly after the stop
+        return 0  # the elastic agent restarted us because a worker failed after the stop
     opened = world.run_on_rank0(lambda: _open_data(options, world, stop))
     data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe))
     require_same_start(world, recipe, {"train": data.train, **data.eval})
@@ -166,7 +166,7 @@ def _stopped_by_this_launch(run: RunDirectory) -> bool:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What rank 0 finds before the other ranks look."""
+    """What rank 0 opens before the other ranks."""
 
     data: RunData
     packing_seconds: float
@@ -190,21 +190,21 @@ def _check_data(recipe: Recipe, world: World, train: SampleIndex, eval_sets: dic
 
 @dataclass(frozen=True)
 class _Claimed:
-    """What rank 0 keeps of the run directory it has claimed."""
+    """Rank 0's state of the claimed run directory."""
 
     manifest: Manifest
     ledger: StageLedger
     start: int
 
     def shared(self) -> dict[str, Any]:
-        """What every rank needs to know of it."""
+        """The part that every rank needs."""
         return {"start": self.start, "identities": self.ledger.identities()}
 
 
 def _claim_directory(
     options: RunOptions, world: World, stop: StopRequest, data: RunData, packing_seconds: float
 ) -> _Claimed:
-    """Rank 0: lock the directory, refuse or redo what has changed, and record this start."""
+    """Rank 0: lock the directory, refuse or redo changed stages, and record this start."""
     recipe, run = options.recipe, options.run
     run.acquire()
     manifest = Manifest(run)
@@ -224,7 +224,7 @@ def _claim_directory(
 
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
-    """Rows that BatchNorm sees together, in a fold of INCV and in a method."""
+    """Rows per BatchNorm batch, in a fold of INCV and in a method."""
     halves = 2 if recipe.incv is not None and folds_side_by_side(recipe.execution, world) else 1
     return {
         stage: batchnorm_rows(recipe.batch.global_, ranks, recipe.batch.micro)
@@ -233,7 +233,7 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
 
 
 def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claimed: _Claimed | None) -> Steps[int]:
-    """Run the stages and record how this start ended. claimed: rank 0's."""
+    """Run the stages and record how this start ended. claimed: on rank 0 only."""
     ended = "failed"
     try:
         stopped_in = yield from _run_stages(options, ctx, stages, claimed.ledger if claimed is not None else None)
@@ -249,7 +249,7 @@ def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claim
     if claimed is not None:
         claimed.manifest.end(ended)
     if stopped_in is None:
-        ctx.world.barrier()  # no rank goes silent while rank 0 still writes
+        ctx.world.barrier()  # keep every rank alive until rank 0 has written its files
         return 0
     stage, why = stopped_in
     if ctx.world.is_rank0:
@@ -257,15 +257,15 @@ def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claim
         write_json(options.run.stopped, record | {"launch": get_launch_id()})
         ctx.stop.mark_obeyed()
         _log.info("incv: %s; run the same command again to resume", why)
-    with suppress(WorldError, RuntimeError):  # a rank lost from here on has stopped all the same
-        ctx.world.barrier()  # no rank leaves before the marker is written: an agent may kill the ranks left behind
+    with suppress(WorldError, RuntimeError):  # a rank lost from here on has stopped anyway
+        ctx.world.barrier()  # the marker is written before any rank exits: an agent may then kill the others
     return 0 if ctx.world.stop_exits_zero else EXIT_STOPPED
 
 
 def _run_stages(
     options: RunOptions, ctx: RunContext, stages: StageRunner, ledger: StageLedger | None
 ) -> Steps[tuple[str, Stopped] | None]:
-    """Where and why the run was stopped, or None where it came to its end. ledger: rank 0's."""
+    """Where and why the run was stopped; None if it finished. ledger: on rank 0 only."""
     world = ctx.world
     names = stages_of(options.recipe)
     for stage in names:
@@ -295,7 +295,7 @@ def _run_stages(
 
 
 def _begins(stage: str, ledger: StageLedger | None) -> bool:
-    """Rank 0: whether a stage is to run; recorded as begun, if so."""
+    """Rank 0: whether the stage has to run; if so, records it as begun."""
     assert ledger is not None
     if ledger.status(stage).state == "done":
         ledger.require_outputs(stage)
@@ -306,7 +306,7 @@ def _begins(stage: str, ledger: StageLedger | None) -> bool:
 
 
 def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:
-    """Checksums that stand for files among the result keys."""
+    """Checksums that represent files among the result keys."""
     facts: Keys = {"data.train.checksum": index.checksum}
     facts |= {f"data.eval.{name}.checksum": each.checksum for name, each in eval_indices.items()}
     if recipe.labels.file is not None:

@@ -1,4 +1,4 @@
-"""The stage graph: what each stage reads, needs and writes; whether it is done, half done or would be redone."""
+"""The stage graph: inputs, result keys, outputs and state of each stage."""
 
 import json
 import shutil
@@ -21,16 +21,16 @@ _READS: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("methods", "data.eval"),
     "export": ("methods",),
 }
-_ALWAYS_RUN = ("pack", "report")  # pack only checks what is there; the report takes a second
+_ALWAYS_RUN = ("pack", "report")  # pack only verifies existing shards; the report takes a second
 
 
 def all_stages() -> tuple[str, ...]:
-    """In order, named alike on the command line, in the manifest and in the report."""
+    """All stages in order, by the names used on the command line, in the manifest and in the report."""
     return ("pack", "labels", "incv", *method_names(), "evaluate", "export", "report")
 
 
 def stages_of(recipe: Recipe) -> list[str]:
-    """The stages this recipe has, in order."""
+    """The stages of this recipe, in order."""
     return [
         stage
         for stage in all_stages()
@@ -41,7 +41,7 @@ def stages_of(recipe: Recipe) -> list[str]:
 
 
 def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> None:
-    """The stages the user names are stages of this recipe."""
+    """Raise ConfigError if the user names a stage that this recipe does not have."""
     own = stages_of(recipe)[1:]
     said = {f"--redo {stage}": stage for stage in redo} | ({f"incv {only}": only} if only else {})
     for words, stage in said.items():
@@ -73,7 +73,7 @@ def inputs_of(stage: str, recipe: Recipe) -> list[str]:
 def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
     """For each stage the result keys that it and its inputs read.
 
-    facts: checksums that stand for files among the keys, `data.train.checksum` and the like.
+    facts: checksums that represent files among the keys, such as `data.train.checksum`.
     """
     every = {**result_keys(recipe), **facts}
     keys: dict[str, Keys] = {}
@@ -90,12 +90,12 @@ def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
 class StageStatus:
     stage: str
     state: str
-    """`done`, `half done`, `to do`, or `changed`: begun with other result keys than the ones now asked for."""
+    """`done`, `half done`, `to do`, or `changed`: begun with result keys that differ from the recipe's."""
     changes: tuple[str, ...] = ()
 
 
 class StageLedger:
-    """What the manifest says of each stage, held against the recipe now asked for."""
+    """The state of each stage: the manifest's record compared with the current recipe."""
 
     def __init__(self, recipe: Recipe, facts: Keys, run: RunDirectory, manifest: Manifest) -> None:
         self._recipe, self._run, self._manifest = recipe, run, manifest
@@ -111,7 +111,7 @@ class StageLedger:
         return StageStatus(stage, "done" if recorded["state"] == "done" else "half done")
 
     def identities(self) -> dict[str, str]:
-        """The hash that marks each stage's checkpoints as its own: the recorded one where the stage goes on."""
+        """The hash that identifies each stage's checkpoints: the recorded one if the stage resumes."""
         return {
             stage: hash_keys(keys) if self.status(stage).state in ("to do", "changed") else self._recorded_hash(stage)
             for stage, keys in self._keys.items()
@@ -122,7 +122,7 @@ class StageLedger:
         return recorded
 
     def require_unchanged(self, redo: Sequence[str]) -> None:
-        """Refuse keys that would redo a stage, unless the user asked for just that."""
+        """Raise ConfigError if changed keys would redo a stage that is not in `redo` or downstream of it."""
         redone = self.with_followers(redo)
         statuses = [self.status(stage) for stage in stages_of(self._recipe)]
         changed = [status for status in statuses if status.state == "changed" and status.stage not in redone]
@@ -143,9 +143,9 @@ class StageLedger:
         )
 
     def redo(self, stages: Sequence[str]) -> None:
-        """Move the outputs of these stages and of all that follow from them to old/.
+        """Move the outputs of these stages and of all downstream stages to old/.
 
-        Where this very command was interrupted, what it has done since is kept and goes on.
+        If the same redo was interrupted, stages that it has begun since are kept and resume.
         """
         if not stages:
             return
@@ -162,7 +162,7 @@ class StageLedger:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.move(output, target)
             del self._manifest.stages[stage]
-        self._manifest.content["redo"] = sorted(stages)  # until the run comes to its end
+        self._manifest.content["redo"] = sorted(stages)  # until the run finishes
         self._manifest.save()
 
     def require_inputs(self, stage: str) -> None:
@@ -174,7 +174,7 @@ class StageLedger:
                 )
 
     def require_outputs(self, stage: str) -> None:
-        """A stage recorded as done must still have its files."""
+        """Raise DataError if a stage recorded as done has lost a required file."""
         for output in outputs_of(stage, self._run, needed=True):
             if not output.exists():
                 raise DataError(
@@ -210,16 +210,16 @@ class StageLedger:
         return [stage for stage in all_stages() if stage in chosen and stage != "pack"]
 
     def _can_go_on(self, stage: str) -> bool:
-        """Begun with these keys, and every training of it that has logged progress still has a checkpoint."""
+        """Whether it was begun with these keys, and each of its trainings with logged progress has a checkpoint."""
         logged = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
         whole = all(any((training / "checkpoints").glob("step-*")) for training in logged)
         return whole and self.status(stage).state in ("done", "half done")
 
 
 def _changes(old: Keys, new: Keys, defaults: Keys) -> list[str]:
-    """Each changed key with both values; a key that is in neither format's list is at its default."""
+    """Each changed key with both values; a key missing from a list is at its default."""
     before, after = {**defaults, **old}, {**defaults, **new}
-    in_both = before.keys() & after.keys()  # first, since a key that came or went follows from one of these
+    in_both = before.keys() & after.keys()  # first: added or removed keys follow from one of these
     missing = object()
     return [
         f"{key} ({json.dumps(before.get(key))} -> {json.dumps(after.get(key))})"
@@ -229,7 +229,7 @@ def _changes(old: Keys, new: Keys, defaults: Keys) -> list[str]:
 
 
 def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path]:
-    """The files and folders a stage writes; `needed`: only those without which it cannot count as done."""
+    """The files and folders a stage writes; `needed`: only those required for it to count as done."""
     if stage == "labels":
         return [run.labels] if needed else [run.labels, run.true_labels]
     if stage == "incv":

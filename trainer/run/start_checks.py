@@ -1,4 +1,4 @@
-"""Before the first stage: every rank runs the same code and recipe on the same data, and sees the same directory."""
+"""Check that all ranks have the same code, recipe and data, and see the same run directory."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ from trainer.records.run_directory import RunDirectory
 from trainer.training.engines.deepspeed import deepspeed_stage
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "accelerate", "deepspeed", "nvidia-dali-cuda130")
-_PATIENCE = 15.0  # seconds; a network file system may show a new file late
+_PATIENCE = 15.0  # seconds; a network file system may show a new file with a delay
 
 
 def code_hash() -> str:
-    """Of every module of ours that could run."""
+    """Hash of all Python files of `shards` and `trainer`."""
     digest = hashlib.sha256()
     for package in (shards, trainer):
         folder = Path(package.__path__[0])
@@ -35,7 +35,7 @@ def code_hash() -> str:
 
 
 def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
-    """Raises on the first rank where another has other code, another recipe or other data."""
+    """Raise ConfigError on rank 0 if another rank has different code, versions, recipe, launcher, device or data."""
     if world.rank_group is None:
         return
     facts = {
@@ -62,7 +62,7 @@ def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, Sampl
 
 
 def require_common_directory(world: World, run: RunDirectory) -> None:
-    """Raises on the first rank, which has taken the directory, where another node does not see it."""
+    """Raise ConfigError on rank 0 if another node does not see the run directory."""
     if world.rank_group is None:
         return
     token = run.root / ".seen-by-all"

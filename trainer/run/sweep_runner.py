@@ -1,4 +1,4 @@
-"""The runs of a sweep (`--vary`), interleaved in one process."""
+"""Run the variants of a sweep (`--vary`), interleaved in one process."""
 
 import logging
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 def run_sweep(
     variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
 ) -> list[int]:
-    """The exit code of each variant; one that cannot run does not keep the others from running."""
+    """The exit code of each variant; a failed variant does not stop the others."""
     if detect_launch().master_address is not None:
         raise ConfigError("--vary interleaves its runs in one process: start it without a launcher")
     stop = StopRequest()
     stop.listen()
     world = join_world(variants[0].recipe.execution)
-    world.watchdog.stop()  # each run has a watchdog of its own
+    world.watchdog.stop()  # each run starts its own watchdog
     options = [RunOptions(variant.recipe, name, RunDirectory(variant.root), redo, only) for variant in variants]
     runs = [
         _run_variant(variant.name, iterate_run(option), stop)
@@ -38,17 +38,17 @@ def run_sweep(
 
 
 def _run_variant(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
-    """One run; its log lines name it. Interleaving keeps the log targets of runs apart."""
+    """One run, whose log lines start with its name. `interleave` keeps the log targets of runs separate."""
     before = current_target()
     set_target(replace(before, prefix=f"{name}: "))
     try:
-        if stop.requested():  # before this run had begun to listen
+        if stop.requested():  # before this run installed its own listener
             _log.info("incv: not begun, since a stop was requested")
             return EXIT_STOPPED
         return (yield from run)
     except (PackStopped, InputError) as error:
         return report_error(error)
-    except Exception:  # the other runs have checkpoints to write
+    except Exception:  # the other runs continue
         _log.exception("this run failed")
         return 1
     finally:

@@ -1,4 +1,4 @@
-"""Several trainings in one process, one step of each in turn: small networks do not fill a GPU."""
+"""Interleave several trainings in one process, one step of each in turn: small networks do not fill a GPU."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -28,11 +28,11 @@ def run_to_end(steps: Steps[Result]) -> Result:
 
 @dataclass(frozen=True)
 class _ProcessState:
-    """Process-wide state that every training uses as its own: random generators, log output."""
+    """Process-wide state that each training owns during its turn: random generators, log output."""
 
     draws: torch.Tensor
     gpu_draws: torch.Generator | None
-    """The state itself, not a copy: a CUDA graph reads the one it was captured with, while other lanes draw."""
+    """The state itself, not a copy: a CUDA graph reads the state it was captured with, while other lanes draw."""
     log_target: LogTarget
 
     @classmethod
@@ -56,13 +56,13 @@ def _generator_of(device: torch.device) -> torch.Generator | None:
     """The default generator of a GPU."""
     if device.type != "cuda":
         return None
-    torch.cuda.init()  # the generators do not exist before
+    torch.cuda.init()  # creates the generators
     return torch.cuda.default_generators[device.index or 0]
 
 
 @dataclass
 class _Lane(Generic[Result]):
-    """One of the trainings: its stream, its process state, and how it ended."""
+    """One training: its stream, its process state, and how it ended."""
 
     steps: Steps[Result]
     device: torch.device
@@ -103,10 +103,10 @@ class _Lane(Generic[Result]):
 def interleave(
     trainings: Sequence[Steps[Result]], device: torch.device, at_once: int | None = None
 ) -> Steps[list[Result]]:
-    """The results of all trainings, each as if run alone; on a GPU every training has its own stream.
+    """The results of all trainings, each the same as if run alone; on a GPU every training has its own stream.
 
-    at_once: most trainings in progress at a time; None: all. A stop reaches all of them: each saves a checkpoint,
-    then the first one's Stopped is raised.
+    at_once: largest number of trainings in progress; None: all. A stop reaches all of them: each saves a checkpoint,
+    then the first Stopped is raised.
     """
     streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in trainings]
     process_state = _ProcessState.now(device)

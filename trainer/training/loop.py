@@ -1,4 +1,4 @@
-"""The one loop: fetch, task step, log, checkpoint, stop."""
+"""The training loop: fetch, task step, log, checkpoint, stop."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -39,28 +39,28 @@ _SHARE_AT_STAKE = 5  # a checkpoint at least every fifth of a training
 
 
 class Task(Protocol):
-    """A training method: networks, loss, optimiser and state; the loop only calls it."""
+    """A training method as the loop sees it: networks, loss, optimiser and state."""
 
     learning_rate: float
-    """That of the last step."""
+    """Of the last step."""
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of the last step, for methods of two networks: this rank's sample_ids that were easy for each."""
+        """For two networks: this rank's sample_ids of the last step that had a small loss in each; else None."""
         ...
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
-        """One update; returns scalars for the metrics, which the next step overwrites. Nobody waits for it."""
+        """One update, non-blocking; returns scalars for the metrics, which the next step overwrites."""
         ...
 
     def require_finite(self) -> None:
-        """Raises where training has diverged."""
+        """Raise if training has diverged."""
         ...
 
     def end_epoch(self, epoch: int) -> None: ...
 
     def close(self) -> None:
-        """The training is over."""
+        """Release resources at the end of the training."""
         ...
 
     def state(self) -> TrainState: ...
@@ -70,14 +70,14 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Where a training stands in the run: its name, its stage, its folder."""
+    """A training's place in the run: its stage, folder, round and fold."""
 
     stage: str
     folder: Path
     round: int | None = None
     fold: int | None = None
     identity: str | None = None
-    """Hash of the result keys it is trained by; a checkpoint of another one is not its own."""
+    """Hash of the result keys it depends on; a checkpoint with another hash is refused."""
 
     @property
     def name(self) -> str:
@@ -90,10 +90,10 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What every loop of a start shares."""
+    """What all trainings of a start share."""
 
     world: World
-    """All ranks, or those of a fold's group."""
+    """All ranks, or the ranks of one fold."""
     execution: ExecutionConfig
     start_log: StartLog
     stop: StopRequest
@@ -102,11 +102,11 @@ class RunContext:
     profile: Profile | None = None
 
     def watch(self, training: str) -> Stopwatch | None:
-        """What measures a training, where that was asked for."""
+        """The training's stopwatch; None without --profile."""
         return None if self.profile is None else self.profile.of(training)
 
     def time_phase(self, phase: str, training: str) -> AbstractContextManager[None]:
-        """The training's time in here is that of `phase`, for whoever has asked where it goes."""
+        """Count the training's time inside as `phase`, if it is profiled."""
         watch = self.watch(training)
         return nullcontext() if watch is None else watch.within(phase)
 
@@ -122,7 +122,7 @@ def train(
     batches_from: Callable[[int], Batches],
     ctx: RunContext,
 ) -> None:
-    """Run `task` over the plan from its newest checkpoint, or from the start, to the end; all ranks together."""
+    """Train `task` to the end of the plan, from its newest checkpoint if it has one. Called on all ranks."""
     for _ in iterate_training(training, task, plan, batches_from, ctx):
         pass
 
@@ -134,7 +134,7 @@ def iterate_training(
     batches_from: Callable[[int], Batches],
     ctx: RunContext,
 ) -> Generator[None, None, None]:
-    """`train`, a step at a time: for whoever runs several trainings side by side."""
+    """`train` as a generator that yields after every step, so that trainings can be interleaved."""
     records = _TrainingRecords(training, task, plan, ctx)
     interval = checkpoint_interval(plan.total_steps, ctx.execution.checkpoint_every)
     stop_consensus = ctx.world.stop_consensus(ctx.stop.reason)
@@ -161,7 +161,7 @@ def iterate_training(
                 done = at.step + 1
                 records.count(at.step == first)
                 finished = done == plan.total_steps
-                # The first step too: from then on a run without a checkpoint is known to have lost something.
+                # The first step too: metrics without a checkpoint then prove that progress was lost.
                 due = done == 1 or finished or done % ctx.execution.log_every == 0
                 note = records.log(done) if due else ""
                 progress.advance(1, note)
@@ -181,7 +181,7 @@ def iterate_training(
 
 
 class _TrainingRecords:
-    """What a training leaves behind and comes back to: checkpoints and metrics, written by the first rank."""
+    """Checkpoints and metrics of a training; rank 0 writes them."""
 
     def __init__(self, training: TrainingJob, task: Task, plan: TrainingPlan, ctx: RunContext) -> None:
         self._training, self._task, self._plan, self._ctx = training, task, plan, ctx
@@ -191,7 +191,7 @@ class _TrainingRecords:
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
 
     def begin(self) -> int:
-        """Load the newest checkpoint, or make the one of step 0; returns the step to go on with."""
+        """Load the newest checkpoint, or save that of step 0; returns the step to continue from."""
         with self._for_checkpoints():
             resumed = self._loaded()
         if resumed is None:
@@ -208,13 +208,13 @@ class _TrainingRecords:
         return step
 
     def _loaded(self) -> tuple[int, bool] | None:
-        """Put everything back as the newest checkpoint has it: its step, and whether its epoch was ended."""
+        """Restore the newest checkpoint; returns its step and whether `end_epoch` had run."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
         step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
         if step is None:
             return None
-        # Rank 0 has read the state already, to be sure that it can be read.
+        # Rank 0 has already read the state, to verify that it is readable.
         state = newest[1] if newest is not None else read_checkpoint(step_folder(self._training.checkpoints, step))
         self._require_own(step, state)
         self._task.load(state)
@@ -238,7 +238,7 @@ class _TrainingRecords:
             )
 
     def _load_random(self, step: int, state: TrainState) -> None:
-        """Each rank's own; in a world of another size, draws that depend on the step and the rank alone."""
+        """Restore each rank's random state; if the world size has changed, seed it from the step and the rank."""
         world = self._ctx.world
         own = {name: local_rank_state(world, name, state.tensors) for name in random_state(world.device)}
         saved = {name: tensor for name, tensor in own.items() if tensor is not None}
@@ -257,7 +257,7 @@ class _TrainingRecords:
             )
 
     def count(self, is_rank0: bool) -> None:
-        """A step was made; after the first of this start, ranks that wait long for each other have lost someone."""
+        """Count a step; after the first step of this start, `execution.timeout` applies between ranks."""
         if self._counter is not None:
             self._counter.add()
         if is_rank0:
@@ -269,7 +269,7 @@ class _TrainingRecords:
         return self.metrics.write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
 
     def end_epoch(self, done: int) -> None:
-        """A stop in here keeps the epoch's steps; the next start ends the epoch first."""
+        """End the epoch. A stop during it saves a checkpoint, and the next start ends the epoch first."""
         try:
             self._task.end_epoch(done // self._plan.steps_per_epoch - 1)
         except Stopped as stopped:
@@ -277,7 +277,7 @@ class _TrainingRecords:
             raise Stopped(self._training.name, done, stopped.reason) from None
 
     def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
-        """All ranks tell what is theirs alone; the first writes."""
+        """Save a checkpoint: gather the per-rank state on all ranks; rank 0 writes."""
         world = self._ctx.world
         with self._for_checkpoints():
             state = self._task.state()
@@ -297,7 +297,7 @@ class _TrainingRecords:
         return self._ctx.time_phase("checkpoint", self._training.name)
 
     def _tell_profile(self) -> None:
-        """With every checkpoint too: a kill then takes no more of it than of the training."""
+        """Write the profile; done with every checkpoint, so that a kill loses no more of it than of the training."""
         training = self._training
         watch = self._ctx.watch(training.name)
         if watch is not None:
