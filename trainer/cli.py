@@ -32,9 +32,9 @@ from trainer.run.stage_graph import all_stages
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
-    "run-dir": "the run directory these arguments mean",
+    "run-dir": "the run directory that these arguments resolve to",
     "stages": "the stages of the recipe",
-    "splits": "key, folder and arguments of `incv shards pack` of each split, a line each,",
+    "splits": "one line per split (key, folder, arguments of `incv shards pack`)",
 }
 _STDOUT = 1
 _EXIT_UNHEARD = 141  # 128 + SIGPIPE, as a shell reports it
@@ -85,23 +85,27 @@ def _parser() -> argparse.ArgumentParser:
         prog="incv", description="Select clean samples by noisy cross-validation, then co-teach two networks."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="all stages of a recipe; skips what is done, resumes what is half done")
+    run = commands.add_parser(
+        "run", help="run all stages of a recipe; finished stages are skipped, interrupted ones resume"
+    )
     _add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
     for stage in all_stages()[1:]:
-        alone = commands.add_parser(stage, help=f"the stage {stage} alone")
+        alone = commands.add_parser(stage, help=f"run only the stage {stage}")
         _add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
-    doctor = commands.add_parser("doctor", help="say which rank of a run hangs where, or that all is well")
-    doctor.add_argument("--run-dir", type=Path, required=True, help="the run to look at; nothing in it is changed")
-    doctor.add_argument("--progress", action="store_true", help="one line that changes as the run durably gets on")
+    doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
+    doctor.add_argument("--run-dir", type=Path, required=True, help="the run to diagnose; it is only read")
+    doctor.add_argument(
+        "--progress", action="store_true", help="print one line that changes with every durable step forward"
+    )
     doctor.set_defaults(func=_doctor)
     add_shards_commands(commands)
     validate = commands.add_parser("validate", help="check a recipe and its overrides")
     _add_recipe_arguments(validate)
     validate.set_defaults(func=_validate)
     commands.add_parser("ls", help="list the recipes").set_defaults(func=_list)
-    copy = commands.add_parser("cp", help="copy a recipe to change it")
+    copy = commands.add_parser("cp", help="copy a recipe for editing")
     copy.add_argument("recipe", help="a shipped recipe's name, or a file")
     copy.add_argument("target", type=Path, help="the new file, mine.yaml")
     copy.set_defaults(func=_copy)
@@ -122,30 +126,39 @@ def _profile_kind(text: str) -> str:
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_recipe_arguments(parser)
     parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
-    parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="do a finished stage again")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost, and do nothing")
+    parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimated cost, and exit")
     parser.add_argument(
         "--profile",
         nargs="?",
         const="summary",
         type=_profile_kind,
         metavar="trace",
-        help="measure data wait and step time, for the report; trace: a few steps by torch.profiler too",
+        help="measure data wait and step time for the report; trace: also trace a few steps with torch.profiler",
     )
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="KEY=V,W",
-        help="a run for each value, side by side; repeatable",
+        help="one run per value, concurrently in one process; repeatable",
     )
-    parser.add_argument("--at-once", type=_count, metavar="N", help="most runs of --vary at a time; default: 8")
-    estimate = parser.add_argument_group("the estimate of --dry-run")
-    estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: as now started")
-    estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="of a GPU hour")
-    estimate.add_argument("--samples", type=_count, metavar="N", help="training samples; default: as packed or known")
+    parser.add_argument(
+        "--at-once", type=_count, metavar="N", help="maximum number of concurrent runs of --vary; default: 8"
+    )
+    estimate = parser.add_argument_group("estimate of --dry-run")
+    estimate.add_argument(
+        "--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: the current process count"
+    )
+    estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour")
+    estimate.add_argument(
+        "--samples",
+        type=_count,
+        metavar="N",
+        help="training samples; default: from the packed shards, or the published size",
+    )
     for what, described in _PRINTED.items():
-        parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and do nothing")
+        parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")
 
 
 def _count(given: str) -> int:

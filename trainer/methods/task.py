@@ -116,7 +116,7 @@ def build_task_settings(
 
 
 class BaseTask(ABC):
-    """A module under training; methods say what a step reads (`inputs`) and what it does with that (`work`).
+    """A module under training; methods say what a step reads (`inputs`) and what it does with that (`compute_step`).
 
     A step is `begin_step`, then `forward` and `backward` for each part of the batch, then `update`: all on the
     device, without a look at any number, so that it can be recorded and replayed.

@@ -256,11 +256,11 @@ class _TrainingRecords:
                 f"with `--redo {self._training.stage}`"
             )
 
-    def count(self, is_rank0: bool) -> None:
+    def count(self, is_first_step: bool) -> None:
         """Count a step; after the first step of this start, `execution.timeout` applies between ranks."""
         if self._counter is not None:
             self._counter.add()
-        if is_rank0:
+        if is_first_step:
             self._ctx.world.set_timeout(self._ctx.execution.timeout)
 
     def log(self, done: int) -> str:
