@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
     doctor.add_argument("--run-dir", type=Path, required=True, help="the run to diagnose; it is only read")
     doctor.add_argument(
-        "--progress", action="store_true", help="print one line that changes with every durable step forward"
+        "--progress", action="store_true", help="print one line that changes as progress becomes durable"
     )
     doctor.set_defaults(func=_doctor)
     add_shards_commands(commands)
@@ -143,19 +143,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=V,W",
         help="one run per value, concurrently in one process; repeatable",
     )
-    parser.add_argument(
-        "--at-once", type=_count, metavar="N", help="maximum number of concurrent runs of --vary; default: 8"
-    )
+    parser.add_argument("--at-once", type=_count, metavar="N", help="maximum of concurrent runs; default: 8")
     estimate = parser.add_argument_group("estimate of --dry-run")
-    estimate.add_argument(
-        "--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: the current process count"
-    )
+    estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: processes now")
     estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour")
     estimate.add_argument(
         "--samples",
         type=_count,
         metavar="N",
-        help="training samples; default: from the packed shards, or the published size",
+        help="training samples; default: packed or published",
     )
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")
