@@ -292,7 +292,7 @@ def test_half_a_redo_is_refused_and_names_the_other(given: str, other: str, incv
     with unchanged(finished):
         answer = incv("run", "-c", TINY, *HERE, "coteaching.epochs=6", "--redo", given)
     assert answer.code == 2
-    assert "coteaching.epochs" in answer.err
+    assert f"{other}.epochs" in answer.err
     assert re.search(rf"`--redo {other}`", answer.err)
 
 

@@ -69,7 +69,7 @@ def test_what_a_run_prints_says_whose_it_is(incv, playground):
     said = [line for line in answer.err.splitlines() if "labels: done" in line]
     assert [line.split()[0] for line in said] == ["seed=1:", "seed=2:"]
     for root in roots(answer.out):  # in its own log there is no doubt
-        assert "\nlabels: done" in (root / "logs" / "rank-0000.log").read_text()
+        assert "INFO    labels: done" in (root / "logs" / "rank-0000.log").read_text()
 
 
 def test_at_once_is_for_variants(incv, playground):
@@ -124,7 +124,7 @@ def test_a_signal_keeps_variants_that_wait_from_beginning(playground):
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 75
-    assert "seed=2: not begun" in error
+    assert "seed=2: incv: not begun" in error
     assert len(list(playground.glob("runs/*/manifest.json"))) == 1
 
 

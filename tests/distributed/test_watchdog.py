@@ -183,6 +183,8 @@ HUNG = """
 import sys, time
 import torch.distributed as dist
 from trainer.distributed import watchdog
+from trainer.records.logs import configure_logging
+configure_logging()
 watchdog._GRACE = 0.5
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
 watcher = watchdog.Watchdog(store, 1, ("n0", "n1"), lost_after=float(sys.argv[2]))

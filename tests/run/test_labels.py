@@ -400,7 +400,8 @@ def test_a_noise_kind_of_another_package(tmp_path):
     program = (
         "from trainer.run.recipe import load_recipe\n"
         "from trainer.run.noise_kinds import build_transition\n"
-        f"recipe = load_recipe(__import__('pathlib').Path({str(RECIPES / 'tiny.yaml')!r}), ['labels={{noise: swap}}'])\n"
+        "from pathlib import Path\n"
+        f"recipe = load_recipe(Path({str(RECIPES / 'tiny.yaml')!r}), ['labels={{noise: swap}}'])\n"
         "print(build_transition(recipe.labels, 3).tolist())\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}

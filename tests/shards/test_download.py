@@ -394,9 +394,11 @@ def test_a_stop_keeps_what_is_finished(web: WebServer, source, target):
 
 
 PROGRAM = """
+import logging
 import sys
 from pathlib import Path
 from shards.download import download_shards
+logging.basicConfig(level=logging.INFO)
 print(download_shards(sys.argv[1], Path(sys.argv[2])))
 """
 

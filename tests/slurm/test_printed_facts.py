@@ -1,8 +1,6 @@
 """What the scripts of slurm/ ask `incv`: run directory, stages and splits, without waiting for torch."""
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,15 +46,6 @@ def test_what_is_printed_of_a_split_packs_it_as_the_recipe_would(
     plan = capsys.readouterr().out
     assert "refused" not in plan
     assert "pack             done" in plan
-
-
-def test_nobody_waits_for_torch() -> None:
-    options = "['--print-run-dir', '--print-stages', '--print-splits']"
-    program = f"import sys; from trainer.cli import main; main(['run', '-c', {TINY!r}, *{options}])"
-    program += "; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 4
 
 
 def test_a_wrong_recipe_is_an_error_there_too(capsys: pytest.CaptureFixture[str]) -> None:
