@@ -1,12 +1,12 @@
-"""Does a training with CUDA graphs and bf16 come to what the eager one in fp32 comes to? One JSON line.
+"""Does training with CUDA graphs and bf16 reach the result of eager training in fp32? One JSON line.
 
     python benchmarks/agreement.py --root CIFAR10_FOLDER [--seeds 4] [--epochs 10] [--compile]
-    python benchmarks/agreement.py --small                       a few digits, no graphs: does the script run?
+    python benchmarks/agreement.py --small                       smoke test: a few digits, no graphs
 
-The `standard` stage of recipes/cifar10_sym50.yaml: its images, noisy labels, network, optimiser, order and crops, all
-seeds side by side in one process; once each way. The two ways of a seed differ in nothing else. `value` is the
-relative difference of the last epoch's mean training losses; `details` has both ways' losses and test accuracies seed
-by seed, and whether they agree: losses within 1 %, accuracies of the last 3 epochs within 2 standard errors.
+Trains the `standard` stage of recipes/cifar10_sym50.yaml in both modes, with the same images, noisy labels, network,
+optimiser, order and crops, all seeds side by side in one process. `value` is the relative difference of the last
+epoch's mean training losses. `details` has the losses and test accuracies of both modes by seed, and whether they
+agree: losses within 1 %, accuracies of the last 3 epochs within 2 standard errors.
 """
 
 import argparse

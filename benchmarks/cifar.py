@@ -1,11 +1,11 @@
-"""Several CIFAR trainings side by side on one GPU against one of them alone; one JSON line.
+"""Several CIFAR trainings side by side on one GPU against a single one; one JSON line.
 
     python benchmarks/cifar.py FIGURE [--small]
 
-`cifar_side_by_side_8`: pure steps. The images lie on the GPU, and nothing crops or flips them, in ours as in the
-reference. Every training has its own weights, optimiser, CUDA stream and graph; one process feeds them in turn.
-`cifar_runs_side_by_side_8`: the trainer's own loop and lanes, as `incv run --vary` has them, with everything a run
-does: order, crops, flips, metrics, counters, heartbeat. The reference stays the pure step.
+`cifar_side_by_side_8`: bare steps. The images are resident on the GPU, with no crops or flips, in ours and in the
+reference. Each training has its own weights, optimiser, CUDA stream and graph; one process feeds them in turn.
+`cifar_runs_side_by_side_8`: the trainer's own loop and lanes, as in `incv run --vary`, with all the work of a run:
+order, crops, flips, metrics, counters, heartbeat. The reference is still the bare step.
 """
 
 import argparse

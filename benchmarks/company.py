@@ -1,4 +1,4 @@
-"""Other processes of the machine: waiting until they are quiet, and how much of it they took during a measurement."""
+"""Other load on the machine: wait until it is idle, and record the load during a measurement."""
 
 import os
 import resource

@@ -1,9 +1,9 @@
-"""The same figure from two checkouts of this repository, run by run in alternation on one GPU.
+"""The same figure from two checkouts of this repository, in alternating runs on one GPU.
 
     python benchmarks/compare_trees.py OLD_TREE NEW_TREE [FIGURE ...] [--small] [--results FILE]
 
-Both trees run at once, each in its own process: they compile side by side, then take turns, one timed run
-of ours at a time while the other waits. `value` is the new tree's median, `reference` the old tree's.
+Each tree runs in its own process. Both compile at the same time, then alternate: one does a timed run while the
+other waits. `value` is the new tree's median, `reference` the old tree's.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The demo's figures over three seeds: one JSON line a figure.
+"""The demo's figures over three seeds: one JSON line per figure.
 
 .venv/bin/python benchmarks/demo.py >> benchmarks/results/demo.jsonl
 """

@@ -1,13 +1,13 @@
-"""The road from the shards: training and predicting with everything a run does, against its slowest part alone.
+"""End to end from the shards: training and prediction as in a run, against their slowest part alone.
 
     python benchmarks/end_to_end.py FIGURE [--images FOLDER] [--samples 10000] [--small]
 
-FOLDER holds JPEG files (without it pictures are made up that compress as photographs do); they are repeated under
-distinct ids and packed with a shorter side of 256, as WebVision is.
-`end_to_end_b256` is the trainer's own loop (metrics, counters, heartbeat) over a shuffled 40 % of them; between its
-runs the same task makes the same step on one batch again and again. `predict_end_to_end` and
-`predict_long_end_to_end` are predict passes with their rows collected; the loader alone and the forward alone are
-their references. `--small`: a tiny network.
+FOLDER holds JPEG files (default: synthetic images that compress like photographs). They are repeated under distinct
+ids and packed with a shorter side of 256, like WebVision.
+`end_to_end_b256` is the trainer's own loop (metrics, counters, heartbeat) over a shuffled 40 % of them; its reference
+is the same task repeating the step on one batch, between the runs. `predict_end_to_end` and
+`predict_long_end_to_end` are predict passes that collect their rows; their references are the loader alone and the
+forward alone. `--small`: a tiny network.
 """
 
 import argparse

@@ -1,11 +1,10 @@
-"""The INCV stage with its two folds side by side, held against the folds in turn; one JSON line a figure.
+"""The INCV stage with its two folds side by side, against the folds in turn; one JSON line per figure.
 
     python benchmarks/folds_side_by_side.py [--append] [a.b=c ...]
 
-`recipes/tiny.yaml` with more epochs, every process with one thread: two processes, a fold each; one process, the
-folds in turn; two processes that train each fold together. Only the stage itself is timed, by the run's own manifest,
-not the start of the processes. Meanwhile the runs' step counters are read, to see whether both folds make steps at a
-time.
+`recipes/tiny.yaml` with more epochs, one thread per process: two processes with one fold each; one process with the
+folds in turn; two processes that train each fold together. The time is that of the stage in the run's manifest,
+without process start-up. The runs' step counters are polled to check that both folds advance concurrently.
 """
 
 import argparse

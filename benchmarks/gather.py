@@ -1,10 +1,10 @@
-"""Predictions of all ranks on all ranks: seconds and memory of the gather at WebVision's size; a JSON line a figure.
+"""Time and memory of gathering predictions on all ranks at WebVision's size; one JSON line per figure.
 
     python benchmarks/gather.py [--append]
 
-Four processes over gloo hold a quarter of 2.44 million rows each. The reference hands the same rows round as pickled
-objects (`all_gather_object`) and sorts and checks them with the function that a single process uses. Each run is four
-fresh processes. A run's figure is that of its slowest, or largest, rank.
+Four gloo processes hold a quarter of 2.44 million rows each. The reference exchanges the same rows as pickled objects
+(`all_gather_object`), then sorts and checks them with the single-process function. Each run starts four fresh
+processes; its figure is that of the slowest, or largest, rank.
 """
 
 import argparse

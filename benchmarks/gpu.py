@@ -1,9 +1,9 @@
-"""The figures of the GPU, each in a process of its own, its lines kept as they come.
+"""The GPU figures, each in its own process; lines are saved as they arrive.
 
     python benchmarks/gpu.py [FIGURE ...] [--images FOLDER] [--cifar FOLDER] [--results FILE] [--again] [--small]
 
-Without names: all of the table. A figure whose line is already there, for this GPU and this code of ours, is skipped
-unless `--again`. A figure has eight minutes. `--small` tries the scripts on any machine: tiny networks, a few steps.
+Without names: the whole table. A figure already recorded for this GPU and this code is skipped unless `--again`. The
+time limit per figure is eight minutes. `--small` is a smoke test for any machine: tiny networks, a few steps.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""The sample index at real size: opening it, sharing it between processes, ordering an epoch; one JSON line a figure.
+"""The sample index at real size: open it, share it between processes, order an epoch; one JSON line per figure.
 
 .venv/bin/python benchmarks/index_scale.py --append
 
-Each figure comes from fresh processes that import the index and the order, and no torch. `--rows` is WebVision's
-2.44 million; the figures of `--large` are held against ten times as many rows at the same cost a row.
+Each figure comes from fresh processes that import the index and the order but not torch. `--rows` is WebVision's
+2.44 million; the figures of `--large` are compared with ten times as many rows at the same cost per row.
 """
 
 import argparse

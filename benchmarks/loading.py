@@ -3,8 +3,8 @@
     python benchmarks/loading.py cpu --images FOLDER [--threads 2] [--rounds 5] [--append]
     python benchmarks/loading.py gpu --images FOLDER [--threads 8] [--samples 50000] [--rounds 5] [--append]
 
-FOLDER holds JPEG files; they are repeated under distinct ids to --samples. `cpu` decodes on the CPU: our CPU loader,
-and DALI without a GPU. `gpu` loads a random 30 % of the samples in shuffled order. Three epochs in one go each time.
+FOLDER holds JPEG files, repeated under distinct ids up to --samples. `cpu` decodes on the CPU: our CPU loader, and
+DALI without a GPU. `gpu` loads a random 30 % of the samples in shuffled order. Each run is three consecutive epochs.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What our loaders are held against: PyTorch's DataLoader and DALI's own reader, each used as its manual shows.
+"""Reference loaders: PyTorch's DataLoader and DALI's own reader, each used as documented.
 
-Every one gives what a training needs: resized to 256, a random crop of 227, a random flip, normalised floats.
-Nothing of `trainer` is imported here.
+Each yields what training needs: resized to 256, a random crop of 227, a random flip, normalised floats.
+Nothing from `trainer` is imported here.
 """
 
 import warnings

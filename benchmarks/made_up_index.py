@@ -1,4 +1,4 @@
-"""Sample indexes of any size: the columns, names and sizes of packed web images, made up; with shards of noise."""
+"""Synthetic sample indexes of any size, like those of packed web images, with shards of random bytes."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The trainer's steps as the benchmarks call them: tasks as a run makes them, fed from batches on the device."""
+"""The trainer's steps for the benchmarks: tasks built as in a run, fed with batches on the device."""
 
 import itertools
 from collections.abc import Mapping, Sequence

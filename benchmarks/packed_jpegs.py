@@ -1,4 +1,4 @@
-"""Shards of real JPEG files, as many samples as a benchmark wants; or of made-up ones, to try a script."""
+"""Shards of any number of real JPEG files, or of synthetic ones for smoke tests."""
 
 import os
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Images packed a second, held against as many processes that merely decode and resize the same images.
+"""Images packed per second, against as many processes that only decode and resize the same images.
 
     python benchmarks/packing.py --images FOLDER_OR_TAR --workers 2 --resize 256 --rounds 3 [--append]
 
-The reference is the harder one to meet: no JPEG is written, nothing is hashed or stored. `packing_encoded` holds the
-same packing against decoding, resizing and writing JPEGs into memory.
+This reference is strict: it writes no JPEG, hashes nothing and stores nothing. `packing_encoded` compares the same
+packing with decoding, resizing and encoding JPEGs in memory.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Bytes fetched from storage for one epoch of a random subset, against the bytes of its samples; one line a case.
+"""Bytes fetched from storage for one epoch of a random subset, against the bytes of its samples; one line per case.
 
 .venv/bin/python benchmarks/read_amplification.py --append
 
-The shards are made up. Each case is a process of its own that first drops them from the page cache, then reads every
-sample of the subset once through ShardReader. Bytes fetched are `read_bytes` of /proc/self/io: what the kernel asked
-the block device for, read-ahead in it. In the cases called `small_cache` the process lives in a memory cgroup that is
-too small for the shards.
+The shards are synthetic. Each case is its own process that drops them from the page cache, then reads every sample of
+the subset once through ShardReader. Bytes fetched are `read_bytes` of /proc/self/io: the kernel's requests to the
+block device, including read-ahead. In the `small_cache` cases the process runs in a memory cgroup smaller than the
+shards.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""One measured figure as one JSON line, the same form for every benchmark.
+"""One measured figure as one JSON line, in the same format for every benchmark.
 
     record("index_open_s", 0.21, unit="s", runs=5, spread=0.03)             an absolute figure
-    record("packing", 310.0, 380.0, unit="images/s", runs=3, spread=12.0)   held against a reference
+    record("packing", 310.0, 380.0, unit="images/s", runs=3, spread=12.0)   against a reference
 
-`record_runs` takes the single runs and works out value, runs and spread; `publish` prints lines and may append
-them to a file of `results/`.
+`record_runs` computes value, runs and spread from the individual runs; `publish` prints lines and may append them to
+a file in `results/`.
 """
 
 import json

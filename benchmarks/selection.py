@@ -1,9 +1,9 @@
-"""Seconds from a round's predictions to its selection at WebVision's size, and of the gather before it.
+"""Seconds from a round's predictions to its selection at WebVision's size, and seconds of the preceding gather.
 
     python benchmarks/selection.py selection_s [--rows 2440000] [--small] [--append]
 
-The selection is what every rank works out by itself once it has all predictions: both halves' decisions, the index of
-the next round and its checksum. The gather is that of gather.py, four gloo processes on one machine.
+The selection is what every rank computes once it has all predictions: both halves' decisions, the index of the next
+round and its checksum. The gather is that of gather.py, four gloo processes on one machine.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""A training step on data already on the GPU, ours and a plain port's, in one process; one JSON line a figure.
+"""A training step on data resident on the GPU, ours and a plain port, in one process; one JSON line per figure.
 
     python benchmarks/step.py FIGURE [--small]
 
-Ours is the trainer's own task, compiled and captured as a run has it. The references are in step_references.py.
-`--small` tries the script on any machine: a tiny network, a few steps, nothing compiled.
+Ours is the trainer's own task, compiled and captured as in a run. The references are in step_references.py.
+`--small` is a smoke test for any machine: a tiny network, a few steps, nothing compiled.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What our training steps are held against: each method as plain PyTorch, eager, written here from its description.
+"""Reference training steps: each method in plain eager PyTorch, written from its description.
 
-bf16 autocast, channels last, fixed shapes and cudnn.benchmark, which is what a careful port has before anything is
-compiled or captured; no `.item()`, so the host runs ahead of the GPU as far as it can. Nothing of ours is imported.
+They use bf16 autocast, channels last, fixed shapes and cudnn.benchmark, like a careful port before compilation or
+graph capture. No `.item()`: there is no host-device sync. Nothing from the trainer is imported.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Two or more ways to do a step, timed in turn in one process: images a second between two synchronisations."""
+"""Time variants of a step alternately in one process: images per second between two device syncs."""
 
 import math
 import sys

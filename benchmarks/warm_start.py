@@ -1,10 +1,10 @@
-"""Seconds from the start of Python to the end of a first step, compiled and captured; one JSON line.
+"""Seconds from the start of Python to the end of the first step, compiled and captured; one JSON line.
 
     python benchmarks/warm_start.py [--small]
 
-Each start is a process of its own: with an empty compile cache, with a copy of a filled one at another path, as on
-another node, and with the filled one itself, as after a restart. `--small` tries the script on any machine, with a
-network of two blocks and no CUDA graph.
+Each start is its own process: with an empty compile cache, with a copy of a filled cache at another path (another
+node), and with the filled cache itself (a restart). `--small` is a smoke test for any machine: a network of two
+blocks and no CUDA graph.
 """
 
 import argparse

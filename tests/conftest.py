@@ -1,4 +1,4 @@
-"""What every test needs before anything of torch is imported."""
+"""Process settings that must be in place before torch is imported."""
 
 import os
 import tempfile

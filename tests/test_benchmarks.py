@@ -1,4 +1,4 @@
-"""The GPU benchmarks: lines as asked for, nothing measured twice, references that owe us nothing."""
+"""The GPU benchmarks: lines as requested, nothing measured twice, references independent of the trainer."""
 
 import argparse
 import ast

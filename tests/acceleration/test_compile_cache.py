@@ -1,4 +1,4 @@
-"""A copy of the compile cache serves every compilation in another process; one that others may write is refused."""
+"""A copy of the compile cache serves every compilation of another process; a cache writable by others is refused."""
 
 import json
 import os

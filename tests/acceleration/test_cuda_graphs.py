@@ -1,4 +1,4 @@
-"""What makes a step fit for a CUDA graph, on any machine: fixed shapes, no host-device sync, no side effects."""
+"""Requirements of CUDA graph capture, on any machine: fixed shapes, no host-device sync, no side effects."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""BatchNorm folded into the convolution before it: the same numbers, and never while it learns."""
+"""BatchNorm folded into the preceding convolution: same outputs, and never in train mode."""
 
 import copy
 

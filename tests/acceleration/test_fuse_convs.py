@@ -1,4 +1,4 @@
-"""Heads of parallel branches computed as one: the same numbers, and only where nothing can come between."""
+"""Parallel convolution heads fused into one: same outputs, and only for the same input in the same mode."""
 
 import copy
 from contextlib import nullcontext

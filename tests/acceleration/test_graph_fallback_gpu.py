@@ -1,4 +1,4 @@
-"""A network whose step cannot be recorded is trained eagerly, with a word of warning. `make test-gpu` runs these."""
+"""A step that cannot be captured falls back to eager with a warning. `make test-gpu` runs these."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Several graphs a step, sums over ranks between them: as DDP, and as one process. `make test-gpu` runs these."""
+"""Several graphs per step with all-reduces between them match DDP and one process. `make test-gpu` runs these."""
 
 import os
 import subprocess

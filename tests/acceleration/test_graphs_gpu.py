@@ -1,4 +1,4 @@
-"""A step replayed from CUDA graphs is the step as it is written. `make test-gpu` runs these on a GPU."""
+"""A step replayed from CUDA graphs equals the eager step. `make test-gpu` runs these on a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""When a training is compiled and replayed from CUDA graphs, and what stands in the way."""
+"""When a training is compiled and replayed from CUDA graphs, and what prevents it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How a process prepares for its GPUs; what needs one is in test_gpu_streams_gpu.py."""
+"""How a process sets up its GPUs; tests that need a GPU are in test_streams_gpu.py."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Streams of their own for graphs. `make test-gpu` runs these."""
+"""Exclusive streams for CUDA graphs. `make test-gpu` runs these."""
 
 import gc
 import threading

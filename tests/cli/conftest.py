@@ -1,4 +1,4 @@
-"""A folder with packed digits to start commands in, and one finished run of recipes/tiny.yaml to look at."""
+"""A folder with packed digits to run commands in, and a finished run of recipes/tiny.yaml."""
 
 import contextlib
 import io

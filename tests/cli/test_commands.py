@@ -1,4 +1,4 @@
-"""The verbs of `incv` where all is well, and what a second command in the same directory may and may not do."""
+"""The `incv` commands on valid input, and what a second command in the same directory may do."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`incv doctor` on the directories of real runs: finished, stopped, killed; it changes nothing."""
+"""`incv doctor` on the directories of real runs (finished, stopped, killed), without changing them."""
 
 import json
 import subprocess

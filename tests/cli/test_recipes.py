@@ -1,4 +1,4 @@
-"""Every shipped recipe loads, plans without data, and opens with its command, its cost and its known result."""
+"""Every shipped recipe loads, plans without data, and opens with its command, cost and known result."""
 
 import fnmatch
 import itertools

@@ -1,4 +1,4 @@
-"""`--vary`: runs side by side in one process are those that run alone, are stopped together, and fail alone."""
+"""`--vary`: runs side by side in one process equal single runs, stop together and fail separately."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Recipes: strict keys with near matches, strict types, overrides, and nothing but plain values from YAML."""
+"""Recipes: strict keys with near matches, strict types, overrides, and plain values only from YAML."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""The shipped accelerate files: accelerate reads them, they say how they are started, and they fit this project."""
+"""The shipped accelerate configs: accelerate reads them, they name their launch command and fit the project."""
 
 from pathlib import Path
 

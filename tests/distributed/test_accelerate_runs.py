@@ -1,4 +1,4 @@
-"""`accelerate launch` with the shipped CPU files, plain and with DeepSpeed: one run, handed to each other."""
+"""`accelerate launch` with the shipped CPU configs, plain and DeepSpeed: each resumes the other's run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What several ranks can get wrong together: each a clear error on rank 0, and all of them gone within seconds."""
+"""Errors across several ranks: a clear message on rank 0, and all ranks exit within seconds."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Worlds of 1, 2, 3 and 4 processes train the same: batches, chosen rows, weights, selection; and hand runs over."""
+"""Worlds of 1, 2, 3 and 4 processes agree on batches, chosen rows, weights and selection, and resume each other."""
 
 import shutil
 from pathlib import Path

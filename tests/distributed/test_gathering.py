@@ -1,5 +1,4 @@
-"""Predictions of all ranks come together bit for bit, or every rank says what is wrong with them; so does what a
-checkpoint keeps of each."""
+"""Gathered predictions and per-rank checkpoint state are bit-exact; invalid ones are refused on every rank."""
 
 import os
 import re

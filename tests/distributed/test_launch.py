@@ -1,4 +1,4 @@
-"""Launchers are recognised by what they tell their processes; what contradicts itself or the recipe is refused."""
+"""Launchers are recognised by their environment variables; contradictions with them or the recipe are refused."""
 
 import os
 import subprocess

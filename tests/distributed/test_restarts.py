@@ -1,4 +1,4 @@
-"""torchrun as people type it, no variable set: a killed rank is restarted, an old STOP file is not obeyed."""
+"""torchrun without extra variables: a killed rank is restarted, an old STOP file is ignored."""
 
 import json
 import os

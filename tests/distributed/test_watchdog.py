@@ -1,4 +1,4 @@
-"""Heartbeats over a real store: stops and failures spread, a silent rank is found, and nobody asks too much."""
+"""Heartbeats over a real store: stops and failures spread, a silent rank is found, and polling stays cheap."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One process that needs no company, and what is refused before any is sought."""
+"""A single-process world, and settings refused before rendezvous."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The doctor, over heartbeat files as ranks write them: who hangs, who is dead, and when all is well."""
+"""The doctor on heartbeat files as ranks write them: which ranks hang, which are dead, and when all is well."""
 
 import json
 import logging

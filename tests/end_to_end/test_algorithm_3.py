@@ -1,4 +1,4 @@
-"""Algorithm 3 inside a run: which samples it trains on, how many it keeps, against the paper's formulas by hand."""
+"""Algorithm 3 in a run: its samples and n(e), against the paper's formulas computed by hand."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the demo promises: estimates near the truth under every noise, and the figures of the README."""
+"""The demo's promises: estimates near the true noise for every noise kind, and the figures of the README."""
 
 from pathlib import Path
 

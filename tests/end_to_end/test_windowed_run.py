@@ -1,4 +1,4 @@
-"""A whole run in the windowed order: every training of it follows the recipe's key."""
+"""A whole run in the windowed order: all its trainings follow the recipe's key."""
 
 import json
 from pathlib import Path

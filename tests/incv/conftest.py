@@ -1,4 +1,4 @@
-"""Real digits, packed once for all tests of this folder; trainings on one thread, the process left as found."""
+"""Real digits, packed once for this folder's tests; single-threaded training, process state restored."""
 
 import signal
 from collections.abc import Iterator

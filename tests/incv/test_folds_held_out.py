@@ -1,4 +1,4 @@
-"""Held out means held out: real trainings on real digits, seen from the files they leave and the ids they ask for."""
+"""Held-out samples stay held out: real trainings on digits, checked by the files written and ids requested."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The measuring of a selection, against examples worked by hand and against its own laws."""
+"""Measures of a selection, against worked examples and their own invariants."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Both estimates of the noise, and every rule that reads them."""
+"""Both noise estimates, and every rule that depends on them."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 with an oracle for a network: selections must have the precision and recall of the theory.
+"""Algorithms 1 and 2 with an oracle as network: selections must match the theory's precision and recall.
 
 The oracle is the paper's memorising network (Claim 1): each round it predicts a held-out sample afresh from T[true].
 Everything else is the code that runs: corruption, halves, merging, selection, measuring.

@@ -1,4 +1,4 @@
-"""A forward pass turned into rows: each id once, unusable ones marked, agreement in the top k."""
+"""From a predict pass to rows: each id once, unusable rows marked, top-k agreement."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Algorithm 2 as a whole on a few digits: what it writes, when it ends early, what it refuses, what it repeats."""
+"""Algorithm 2 end to end on a few digits: files written, early end, refusals, repeatability."""
 
 import json
 from collections.abc import Iterable, Iterator

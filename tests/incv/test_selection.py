@@ -1,4 +1,4 @@
-"""From held-out predictions to selected and removed samples: the laws of Algorithms 1 and 2, no network."""
+"""From held-out predictions to selected and removed samples: invariants of Algorithms 1 and 2, no network."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""True labels are for measuring: a run whose true labels are wrong makes the same weights and the same selection."""
+"""True labels are for measuring only: wrong ones change neither weights nor selection."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Boxes: inside the padding, every offset equally likely, a function of the sample and nothing around it."""
+"""Crop boxes: inside the padding, all offsets equally likely, a function of the sample alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""DALI against the CPU loader on photographs, and what happens when DALI itself cannot decode an image."""
+"""DALI against the CPU loader on photographs, and images that DALI cannot decode."""
 
 import gc
 import io

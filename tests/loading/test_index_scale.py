@@ -1,4 +1,4 @@
-"""The index of many samples: quick to open and shared between processes, by the benchmark that measures it."""
+"""A large index opens quickly and is shared between processes, by the benchmark that measures it."""
 
 import json
 import subprocess

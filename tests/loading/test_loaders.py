@@ -1,4 +1,4 @@
-"""All loaders give the same bits, in order, with short batches filled and damaged images set aside.
+"""All loaders give the same bits in order, with short batches padded and damaged images marked.
 
 (From lossless pictures cut as they are; test_dali_loader.py holds scaled JPEGs against each other.)
 """

@@ -1,4 +1,4 @@
-"""Cuts against a slow pixel-by-pixel reference, scaling against a gradient, normalisation by hand."""
+"""Crops against a slow pixel-by-pixel reference, scaling against a gradient, normalisation by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A thread makes the batches, a consumer gets them in order."""
+"""A producer thread prefetches batches; the consumer gets them in order."""
 
 import threading
 import time

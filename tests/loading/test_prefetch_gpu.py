@@ -1,4 +1,4 @@
-"""Batches from one CUDA stream to another: whole when they arrive, and few at a time. `make test-gpu` runs these."""
+"""Batches handed between CUDA streams: complete on arrival, and few in flight. `make test-gpu` runs these."""
 
 import gc
 from collections.abc import Generator, Iterable

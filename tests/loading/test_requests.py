@@ -1,4 +1,4 @@
-"""What a rank asks its loader for: the same samples and crops at any world size, each id where it belongs."""
+"""A rank's batch requests: the same samples and crops at any world size, each id in its place."""
 
 from types import SimpleNamespace
 

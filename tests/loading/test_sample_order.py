@@ -1,4 +1,4 @@
-"""Orders: golden values against plain Python integers, exactly-once dealing, the same at any world size."""
+"""Orders: golden values against plain Python integers, exactly-once partition, the same at any world size."""
 
 import hashlib
 from dataclasses import replace

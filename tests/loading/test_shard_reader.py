@@ -1,4 +1,4 @@
-"""Which bytes are asked for, and how: single samples, or whole shards for the windowed order."""
+"""Byte ranges requested from shards: single samples, or whole shards for the windowed order."""
 
 import os
 

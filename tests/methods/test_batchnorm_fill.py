@@ -1,4 +1,4 @@
-"""Fill rows that repeat real images leave BatchNorm's statistics alone; rows of zeros would not."""
+"""Fill rows that repeat real images leave BatchNorm statistics unchanged; zero rows would not."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Clipping by network; fp16, whose loss scale is found, kept in checkpoints, and no divergence while it is sought."""
+"""Clipping per network; the fp16 loss scale is searched without reporting divergence, and checkpointed."""
 
 import copy
 

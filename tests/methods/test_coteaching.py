@@ -1,4 +1,4 @@
-"""Co-teaching: how many rows are kept, which, and that each network learns exactly its peer's choice."""
+"""Co-teaching: n(e), the small-loss selection, and that each network trains on exactly its peer's choice."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Gradients added up over parts of a batch: the step of the whole batch, in less memory."""
+"""Gradient accumulation over micro-batches equals the step on the whole batch."""
 
 import copy
 import json

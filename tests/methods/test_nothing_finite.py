@@ -1,4 +1,4 @@
-"""What is not finite, or not readable, teaches nothing: no weight, no BatchNorm statistic, no choice of rows."""
+"""Non-finite or unreadable input changes no weight, BatchNorm statistic or small-loss selection."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A training method from another package: installed by pip, named in a recipe, and treated like any other."""
+"""A training method from another package: installed by pip, named in a recipe, treated like a built-in."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Predict passes replayed from CUDA graphs give what eager ones give. `make test-gpu` runs these."""
+"""Predict passes replayed from CUDA graphs match eager ones. `make test-gpu` runs these."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Standard training: the mean over real rows, fp32 losses, resuming from its state bit for bit."""
+"""Standard training: the mean over real rows, fp32 losses, bit-exact resume."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""The CIFAR ResNets against a forward pass written from their papers: every ReLU, shortcut and stride counts."""
+"""The CIFAR ResNets against a forward written from their papers: every ReLU, shortcut and stride."""
 
 from collections.abc import Iterator
 

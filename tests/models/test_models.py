@@ -1,4 +1,4 @@
-"""Networks: sizes, shapes, seeds, BatchNorm settings, weight-decay groups, and what a wrong name is told."""
+"""Networks: sizes, shapes, seeds, BatchNorm settings, weight-decay groups, and the error for a wrong name."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A heartbeat file is always whole, says where its rank is, and never ends a run."""
+"""A heartbeat file is always complete, gives its rank's position, and never ends a run."""
 
 import json
 import os

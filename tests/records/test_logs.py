@@ -1,4 +1,4 @@
-"""Every rank's lines are in its file; the terminal shows rank 0, and of the others only lines for any rank."""
+"""Each rank logs to its own file; the terminal shows rank 0, and other ranks' lines only if marked for any rank."""
 
 import io
 import logging

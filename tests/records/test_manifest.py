@@ -1,4 +1,4 @@
-"""Each start records by what it ran; a change since the last one is said and does not stop the run."""
+"""Each start records its code and packages; a change since the last start is logged and does not stop the run."""
 
 import json
 from pathlib import Path

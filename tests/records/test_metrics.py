@@ -1,4 +1,4 @@
-"""metrics.jsonl: exact means, cut back to a step, torn lines forgotten, unfinished means carried over."""
+"""metrics.jsonl: exact means, truncation to a step, torn lines dropped, partial means carried over."""
 
 import json
 

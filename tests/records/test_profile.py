@@ -1,4 +1,4 @@
-"""What --profile measures of real trainings, where it is written, and what the report makes of it."""
+"""What --profile measures in real trainings, where it is written, and how the report shows it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Images that break after packing: a run goes on, writes them down once a place, and its report names them."""
+"""Images damaged after packing: the run continues, logs each once per place, and the report names them."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""The report of a run of 1000 classes with long names: built in seconds, a page one can read."""
+"""The report of a run with 1000 long-named classes: built in seconds, and readable."""
 
 import json
 import re

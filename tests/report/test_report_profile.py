@@ -1,4 +1,4 @@
-"""Where the time went, on the page: added up over starts, in per cent, and left out where it cannot be read."""
+"""The profile section: summed over starts, in per cent, and omitted if unreadable."""
 
 from collections.abc import Callable
 from html import unescape

@@ -1,4 +1,4 @@
-"""Packed digits and an undisturbed run that every test of this folder compares with."""
+"""Packed digits and an uninterrupted run as this folder's reference."""
 
 from pathlib import Path
 

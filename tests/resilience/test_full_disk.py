@@ -1,4 +1,4 @@
-"""A disk that fills up: said in words, with exit code 3, nothing half-written; with more room the run goes on."""
+"""A full disk: a clear error, exit code 3, nothing half-written; with more space the run resumes."""
 
 import errno
 import os

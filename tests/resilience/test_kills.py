@@ -1,4 +1,4 @@
-"""Runs killed with SIGKILL wherever it hurts: the same command goes on, and ends with the same bits."""
+"""Runs killed with SIGKILL at critical points: the same command resumes and ends with the same bits."""
 
 import shutil
 import signal

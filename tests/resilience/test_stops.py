@@ -1,4 +1,4 @@
-"""Runs asked to stop, by signal or by file: progress is saved, the same command goes on to the same bits."""
+"""Runs stopped by signal or file: progress is saved, and the same command resumes to the same bits."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The packed splits of a recipe: packed as its keys say, and never another pack in their place."""
+"""The packed splits of a recipe: packed as its keys say, and never replaced by another pack."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Exported networks give the same logits: through our loader, and timm's own through timm."""
+"""Exported networks give the same logits: all through our loader, timm's networks through timm."""
 
 import json
 

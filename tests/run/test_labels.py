@@ -1,4 +1,4 @@
-"""The labels a run trains on: corruption that follows T and nothing else, and label files that are checked."""
+"""The labels of a run: corruption follows T alone, and label files are validated."""
 
 import io
 import math

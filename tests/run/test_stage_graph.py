@@ -1,4 +1,4 @@
-"""The stage graph: which keys redo which stage, and what the record of a run makes of them."""
+"""The stage graph: which keys redo which stage, and how it reads a run's record."""
 
 from pathlib import Path
 from typing import Any

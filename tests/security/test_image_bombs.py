@@ -1,4 +1,4 @@
-"""Image files made to exhaust memory or time, or to be taken for another kind: a verdict each, and little spent."""
+"""Images built to exhaust memory or time, or to pose as another format: rejected at little cost."""
 
 import io
 import struct

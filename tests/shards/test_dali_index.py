@@ -1,4 +1,4 @@
-"""The index files for DALI: DALI's own reader finds every image by them, and nothing else."""
+"""DALI index files: DALI's own reader finds every image through them, and nothing else."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Copying packed folders: every byte checked, nothing lost to a kill, nothing trusted, one copier at a time."""
+"""Copying packed folders: every byte verified, safe under kills, nothing trusted, one copier at a time."""
 
 import json
 import os

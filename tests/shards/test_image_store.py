@@ -1,4 +1,4 @@
-"""What is stored: one kind of image, decoded alike by every decoder, and untouched where it is one already."""
+"""Stored images: one format, decoded alike by every decoder, and kept unchanged if already in it."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""Packing: the same bytes whoever writes them, nothing lost to a kill, nothing mixed up."""
+"""Packing: the same bytes for any number of workers, safe under kills, nothing mixed up."""
 
 import io
 import os

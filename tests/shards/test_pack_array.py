@@ -1,4 +1,4 @@
-"""Packing by an array of tasks: the same bytes for any number of them, in any order, after any kill."""
+"""Packing as a task array: the same bytes for any number of tasks, in any order, after any kill."""
 
 import os
 import shutil

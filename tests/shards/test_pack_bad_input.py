@@ -1,4 +1,4 @@
-"""`incv shards pack` meeting bad images, disks and company: one clear line, exit code 3, nothing half-written."""
+"""`incv shards pack` with bad images, disks or concurrent packers: one clear line, exit code 3, no partial output."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Packing with conversion: what is recorded, counted and reported; the same bytes for any number of processes."""
+"""Packing with conversion: records, counts and report; the same bytes for any number of processes."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""Without a terminal a long command says a line after ten seconds, then one a minute."""
+"""Without a terminal a long command prints a line after ten seconds, then one per minute."""
 
 import pytest
 

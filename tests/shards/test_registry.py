@@ -1,4 +1,4 @@
-"""Data sets by name: those of this package, and those that other installed packages offer by an entry point."""
+"""Data sets by name: built-in, and from installed packages through an entry point."""
 
 import os
 import re

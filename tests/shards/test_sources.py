@@ -1,4 +1,4 @@
-"""The data sets: what is read is what the files hold, and nothing else is trusted."""
+"""The data sets: rows match the files, and no other input is trusted."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Tars read by their headers: the same members as tarfile finds, and nothing dangerous, cut or compressed passes."""
+"""Tars read by their headers: the members that tarfile finds; unsafe, truncated or compressed tars are refused."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""The check of packed folders: any damage is found and named, no damage is cheap to see."""
+"""Verification of packed folders: any damage is found and named, and an intact folder is cheap to check."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes, a folder to submit in, and a job that nothing disturbed."""
+"""A two-node Slurm, a folder to submit from, and an undisturbed job."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the scripts of slurm/ ask `incv`: run directory, stages and splits, without waiting for torch."""
+"""What the scripts in slurm/ query from `incv`: run directory, stages and splits, without importing torch."""
 
 import shlex
 from pathlib import Path

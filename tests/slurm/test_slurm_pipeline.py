@@ -1,4 +1,4 @@
-"""A recipe as a chain of jobs: packed, trained and reported by dependencies; a failure removes what waits for it."""
+"""A recipe as a chain of jobs with dependencies: pack, train, report; a failure cancels its dependents."""
 
 import pytest
 

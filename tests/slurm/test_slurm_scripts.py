@@ -1,4 +1,4 @@
-"""The scripts before they run: shellcheck, and sbatch's own opinion."""
+"""The Slurm scripts before they run: shellcheck, and sbatch's own check."""
 
 import subprocess
 from pathlib import Path

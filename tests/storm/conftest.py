@@ -1,4 +1,4 @@
-"""Packed digits, and a run by two ranks that nothing disturbed."""
+"""Packed digits, and an undisturbed run on two ranks."""
 
 from pathlib import Path
 

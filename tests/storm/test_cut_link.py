@@ -1,4 +1,4 @@
-"""torchrun over two nodes whose cable is cut: for some seconds, which is nothing, or for good, which is an end."""
+"""torchrun on two nodes whose link is cut: a short cut is survived, a permanent one ends the run."""
 
 import os
 import signal

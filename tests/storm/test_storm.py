@@ -1,4 +1,4 @@
-"""Twenty disturbances of a run by two ranks under torchrun: each run ends, and ends with the bits of the calm one.
+"""Twenty disturbances of a two-rank run under torchrun: each run ends with the bits of the undisturbed one.
 
 `STORM_SEED=N` draws other moments. One line a disturbance goes to storm.log in the tests' temporary folder, and to
 the terminal (`pytest -s`).

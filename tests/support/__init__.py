@@ -1,4 +1,4 @@
-"""What tests of several folders share: runs as processes, toy networks, packed pictures, a small Slurm.
+"""Shared test support: runs as processes, toy networks, packed images, a small Slurm.
 
 A module here is imported by tests or started by them as a program; none holds a test. The paths below spare each file
 its own count of parent folders.

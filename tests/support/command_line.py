@@ -1,4 +1,4 @@
-"""The command `incv` inside this process: what it answered, and what it wrote."""
+"""Run the `incv` command in this process and capture its exit code and output."""
 
 import contextlib
 import signal

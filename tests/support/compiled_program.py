@@ -1,4 +1,4 @@
-"""`compiled_program.py`: one compiled step; prints as JSON what torch's caches served and what they missed."""
+"""`compiled_program.py`: one compiled step; prints the hits and misses of torch's caches as JSON."""
 
 import json
 

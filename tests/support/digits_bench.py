@@ -1,4 +1,4 @@
-"""Runs of Algorithm 2 on a few real digits, and the networks they leave behind."""
+"""Runs of Algorithm 2 on a few real digits, and the networks they train."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Trainings of a small network with BatchNorm whose every step differs: rate, n(e), weights, lost rows, NaN."""
+"""Trainings of a small BatchNorm network where every step differs: rate, n(e), weights, lost rows, NaN."""
 
 import copy
 from dataclasses import dataclass, field

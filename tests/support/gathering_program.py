@@ -1,4 +1,4 @@
-"""`torchrun ... gathering_program.py FOLDER`: ranks talk to each other; each writes what it heard to rank<r>.json."""
+"""`torchrun ... gathering_program.py FOLDER`: ranks run collectives; each writes its results to rank<r>.json."""
 
 import json
 import sys

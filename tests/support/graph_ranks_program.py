@@ -1,4 +1,4 @@
-"""`graph_ranks_program.py FOLDER`: one rank trains each method, in CUDA graphs and eagerly; writes rank<r>.pt there.
+"""`graph_ranks_program.py FOLDER`: one rank trains each method, with CUDA graphs and eagerly; writes rank<r>.pt.
 
 Started with torchrun's variables it is one of several ranks over gloo, which may share a GPU; without, it is alone.
 Without a GPU it trains eagerly only.

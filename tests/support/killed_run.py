@@ -1,4 +1,4 @@
-"""`python killed_run.py POINT -- run -c ...`: the command `incv`, which kills itself with SIGKILL at POINT.
+"""`python killed_run.py POINT -- run -c ...`: an `incv` command that sends itself SIGKILL at POINT.
 
 The product has no test hooks; this wraps one of its functions before it starts. What a kill -9 from outside
 would do at that very moment, this does: no handler, no `finally`, no flush.

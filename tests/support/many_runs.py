@@ -1,4 +1,4 @@
-"""`many_runs.py PLAN.json`, by any launcher or none: the command `incv` several times over in the same processes.
+"""`many_runs.py PLAN.json`, under any launcher or none: several `incv` commands in the same processes.
 
 Each entry of the plan is {"arguments": [...], "port": number, "stop": [training, step] or null}. The ranks are
 started once, since importing torch takes longer than such a run. The product has no test hooks: networks are added

@@ -1,4 +1,4 @@
-"""What permissions forbid, tried by an ordinary user even where the tests run as root."""
+"""Permission checks as an unprivileged user, even if the tests run as root."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Held-out predictions made up row by row, for tests that need no network."""
+"""Synthetic held-out predictions, for tests that need no network."""
 
 from collections.abc import Sequence
 from typing import Any

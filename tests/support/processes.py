@@ -1,4 +1,4 @@
-"""Runs of recipes/tiny.yaml as real processes, and what they leave behind."""
+"""Runs of recipes/tiny.yaml as real processes, and the files they leave."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Two forms of one module, held against each other."""
+"""Compare two forms of one module."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine, without systemd: all its files in one folder, ended by its pid files."""
+"""A real two-node Slurm on this machine, without systemd: all files in one folder, stopped by its pid files."""
 
 import contextlib
 import getpass

@@ -1,4 +1,4 @@
-"""Runs of recipes/tiny.yaml submitted as people submit them, and the processes they start."""
+"""Runs of recipes/tiny.yaml submitted to Slurm as a user would, and the processes they start."""
 
 import contextlib
 import os

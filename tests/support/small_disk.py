@@ -1,4 +1,4 @@
-"""A file system that is small enough to fill up."""
+"""A file system small enough to fill up."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The moments of the storm: what happens to which rank, in which loop, at which step; drawn from a seed."""
+"""The disturbances of the storm, drawn from a seed: which event hits which rank, in which loop, at which step."""
 
 import os
 import random

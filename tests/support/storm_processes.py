@@ -1,4 +1,4 @@
-"""Runs of recipes/tiny.yaml by two ranks under torchrun, the sending of signals, and what is left of processes."""
+"""Two-rank runs of recipes/tiny.yaml under torchrun, signals to them, and leftover processes."""
 
 import json
 import os

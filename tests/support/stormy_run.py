@@ -1,4 +1,4 @@
-"""`torchrun ... stormy_run.py PLAN -- run -c ...`: the command `incv`, disturbed at the moments that PLAN names.
+"""`torchrun ... stormy_run.py PLAN -- run -c ...`: an `incv` command, disturbed at the moments in PLAN.
 
 The product has no test hooks; this wraps the one function that every loop tells where it stands. A rank that comes
 to its moment says so in a file. SIGKILL it then sends itself, some milliseconds later, whatever it is doing by then;

@@ -1,4 +1,4 @@
-"""WebVision and ILSVRC12 val as their real lists have them, thinned to some hundred rows, real JPEGs behind each row.
+"""WebVision and ILSVRC12 val from their real lists, thinned to a few hundred rows with real JPEGs.
 
 LISTS/{synsets.txt, train_filelist_classes0-9.txt or train_filelist_{google,flickr}.txt, val_filelist.txt,
        ILSVRC2012_val_label.txt}

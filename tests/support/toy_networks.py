@@ -1,4 +1,4 @@
-"""Networks small enough to follow by hand, and batches of numbers for them."""
+"""Networks small enough to check by hand, and batches of numbers for them."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces joined by a cable (veth), one launcher with one rank in each."""
+"""Two nodes on one machine: network namespaces joined by a veth link, with one launcher and one rank each."""
 
 import os
 import shutil

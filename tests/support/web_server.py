@@ -1,4 +1,4 @@
-"""A real web server on the loopback interface, over a folder, that fails where it is told to."""
+"""A real web server on the loopback interface, serving a folder, with failures on request."""
 
 import threading
 from collections.abc import Iterator

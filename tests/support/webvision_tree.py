@@ -1,4 +1,4 @@
-"""Small trees with the layout of WebVision 1.0 and ILSVRC12 val, of real JPEG files, some of them broken on purpose.
+"""Small trees in the layout of WebVision 1.0 and ILSVRC12 val, of real JPEG files, some deliberately broken.
 
     root = webvision_tree(tmp_path / "webvision", google=20, flickr=10, val=10, classes=5)
     tars = as_tars(root, tmp_path / "tars")            # the same rows, as the official downloads hold them

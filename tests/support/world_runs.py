@@ -1,4 +1,4 @@
-"""Runs of recipes/tiny.yaml in worlds of several sizes, and what their ranks wrote about each step."""
+"""Runs of recipes/tiny.yaml at several world sizes, and what their ranks logged of each step."""
 
 import json
 import os

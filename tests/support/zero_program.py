@@ -1,4 +1,4 @@
-"""What each rank of test_deepspeed.py runs: the same trainings through several engines, and how far they differ.
+"""The program of each rank in test_deepspeed.py: the same trainings with several engines, and their differences.
 
 python zero_program.py FOLDER (all | launcher); writes FOLDER/rank<r>.json, and what one process shall continue.
 """

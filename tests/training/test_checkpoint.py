@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, whole or absent, the newest readable one, two of them, taken at the call."""
+"""Checkpoints: bit-exact, complete or absent; loads the newest readable one, keeps two, snapshots at the call."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Trainings in lanes of one GPU, each with its own graphs: as if alone, to the bit. `make test-gpu` runs these."""
+"""Trainings in lanes of one GPU with their own graphs, bitwise as if alone. `make test-gpu` runs these."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The loop: a training that was stopped or killed ends with the bytes of one that was not."""
+"""The loop: a stopped or killed training, resumed, ends with the bytes of an uninterrupted one."""
 
 import json
 import shutil

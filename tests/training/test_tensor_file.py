@@ -1,4 +1,4 @@
-"""What we write is what safetensors reads; the same tensors make the same bytes; other threads go on meanwhile."""
+"""safetensors reads what we write; the same tensors give the same bytes; writing does not block other threads."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Every rank's predictions on every rank: dense tensors that are added up, proven to cover each id exactly once."""
+"""Gather predictions on every rank: an all-reduce of dense arrays, checked to cover each id exactly once."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +11,14 @@ from trainer.loading.sample_order import Ids
 
 _FLOATS = ("loss", "given_probability", "predicted_probability")
 _ONCE = 1 << 16
-"""Above all facts in a row's word of facts: in the sum over ranks, the rows that were given for it."""
+"""A bit above all of a row's facts: in the all-reduced sum it counts the predictions of that row."""
 
 
 def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predictions:
-    """All ranks' rows, sorted by sample_id; raises where they are not the expected ids, each exactly once.
+    """All ranks' rows, sorted by sample_id; raises unless they cover the expected ids exactly once.
 
-    Each column is an int32 array over the expected ids, zero but where a rank has rows. Floating-point numbers travel
-    as their bits: what is added to them is zero, so they arrive as they left.
+    Each column is an int32 array over the expected ids, non-zero only at a rank's own rows. Floats are summed as
+    int32 bit patterns: every other rank adds zero, so they arrive bit for bit.
     """
     if world.rank_group is None:
         return merge_predictions([part], expected)
@@ -27,8 +27,8 @@ def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predic
     known = places < len(ids)
     known[known] = ids[places[known]] == part.sample_id[known]
     facts = np.zeros(len(ids) + 1, np.int32)
-    facts[-1] = np.count_nonzero(~known)  # told to all: a rank that raised alone would leave the others in the sum
-    # Not assigned: an id that one rank gives twice must be counted twice.
+    facts[-1] = np.count_nonzero(~known)  # summed too: a rank raising alone would leave its peers in the all-reduce
+    # add.at, not assignment: an id that one rank has twice must count twice.
     np.add.at(facts, places[known], _facts(part)[known])
     world.all_reduce(torch.from_numpy(facts))
     if facts[-1]:

@@ -1,4 +1,4 @@
-"""Measuring against the true labels: realised noise, label precision and recall, confusion; all pure."""
+"""Measures against the true labels: realised noise, label precision and recall, confusion. Pure functions."""
 
 import math
 
@@ -23,33 +23,33 @@ def class_prior(true: Labels, classes: int) -> NDArray[np.float64]:
 def confusion(true: Labels, labels: Labels, classes: int) -> NDArray[np.float64]:
     """P(label = j | true = i): float64 [classes, classes]; a row of nan for a class without samples.
 
-    With the given labels this is the paper's T, with held-out predictions the M that Claim 1 says equals T.
+    With given labels this is the paper's T; with held-out predictions it is M, which equals T by Claim 1.
     """
     counts = confusion_counts(true, labels, classes).astype(np.float64)
     return _shares(counts, np.broadcast_to(counts.sum(axis=1, keepdims=True), counts.shape))
 
 
 def confusion_counts(true: Labels, labels: Labels, classes: int) -> NDArray[np.int64]:
-    """How many samples of class i carry label j: int64 [classes, classes]; -1 (unknown) counts nowhere."""
+    """Number of samples of class i with label j: int64 [classes, classes]; ignores -1 (unknown)."""
     known = (true >= 0) & (labels >= 0)
     pairs = true[known].astype(np.int64) * classes + labels[known]
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def label_precision(true: Labels, given: Labels, selected: Mask) -> float:
-    """LP of Eq. 6: the share of the selected samples whose label is right; nan for an empty selection."""
+    """LP of Eq. 6: the share of selected samples whose label is right; nan for an empty selection."""
     right = true == given
     return _share(np.count_nonzero(right & selected), np.count_nonzero(selected))
 
 
 def label_recall(true: Labels, given: Labels, selected: Mask) -> float:
-    """LR of Eq. 6: the share of the rightly labelled samples that were selected; nan where there are none."""
+    """LR of Eq. 6: the share of correctly labelled samples that are selected; nan if there are none."""
     right = true == given
     return _share(np.count_nonzero(right & selected), np.count_nonzero(right))
 
 
 def label_precision_by_class(true: Labels, given: Labels, selected: Mask, classes: int) -> NDArray[np.float64]:
-    """LP_i of Eq. 7, i the true class: float64 [classes]; nan where nothing of the class was selected."""
+    """LP_i of Eq. 7, i the true class: float64 [classes]; nan where no sample of the class is selected."""
     right = true == given
     return _shares(_count(true, right & selected, classes), _count(true, selected, classes))
 
@@ -61,7 +61,7 @@ def label_recall_by_class(true: Labels, given: Labels, selected: Mask, classes: 
 
 
 def or_none(value: float) -> float | None:
-    """The value for a file: None where it is not a finite number, as JSON knows no nan."""
+    """The value for a JSON file, which has no nan: None unless finite."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""How noisy are the labels? Two estimates from the same held-out predictions, and what follows from them."""
+"""Two noise estimates from the same held-out predictions, and the rules that depend on them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +11,20 @@ from trainer.config.schema import IncvConfig
 from trainer.incv.predictions import Predictions
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
-_HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # where the released code changes its rules
-_MOST_CLASSES_KEPT = 100  # a million numbers are no longer a summary
+_HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # thresholds of the released code's rules
+_MOST_CLASSES_KEPT = 100  # a larger matrix does not belong in incv.json
 
 
 @dataclass(frozen=True)
 class NoiseEstimates:
     paper: float
-    """ε from the agreement by Eq. 4: exact for a network that memorises, low for one that generalises."""
+    """ε from the agreement by Eq. 4: exact for a network that memorises, too low for one that generalises."""
     confident: float
-    """ε from counts of given against confidently predicted label; does not assume memorisation."""
+    """ε from counts of given against confidently predicted labels; does not assume memorisation."""
     confident_of_selected: float
-    """ε_S = 1 - LP of Prop. 2, with the confident estimates of T and of the true classes' shares."""
+    """ε_S = 1 - LP of Prop. 2, with the confident estimates of T and of the class prior."""
     prior: npt.NDArray[np.float64]
-    """The confident estimate of the true classes' shares."""
+    """The confident estimate of the class prior."""
     transition: npt.NDArray[np.float64] | None
     """The confident estimate of T, [true, given]; not kept beyond 100 classes."""
 
@@ -56,9 +56,9 @@ def estimate_noise(
     predictions: Predictions, given: npt.NDArray[np.int64], classes: int, config: IncvConfig
 ) -> NoiseEstimates:
     """Both estimates from round 1. given: the label of each prediction, int64 [rows]."""
-    # Algorithm 2, line 8: the paper reads ε off the first half alone.
+    # Algorithm 2, line 8: the paper estimates ε from the first half alone.
     agreement = predictions.of_fold(0).agreement()
-    # The released code assumes Eq. 4 for asymmetric noise too; only ε_S then differs.
+    # The released code uses Eq. 4 for asymmetric noise too; only ε_S differs.
     paper = theory.noise_from_accuracy(agreement, classes, "symmetric", config.agree_top_k)
     usable = predictions.usable()
     joint = confident_joint(
@@ -86,10 +86,10 @@ def confident_joint(
     predicted_probability: npt.NDArray[np.float32],
     classes: int,
 ) -> npt.NDArray[np.float64]:
-    """Joint shares of (given, true) label by confident learning (Northcutt et al. 2021): [classes, classes].
+    """Joint distribution of (given, true) labels by confident learning (Northcutt et al. 2021): [classes, classes].
 
-    A prediction counts if it is at least as sure as the network is, on average, of samples given that label;
-    each row is then scaled to the number of samples given it.
+    A prediction counts if its probability reaches the mean given-label probability of the samples labelled with that
+    class. Each row is then scaled to the number of samples with that given label.
     """
     held = np.bincount(given, minlength=classes)
     sureness = np.bincount(given, weights=given_probability, minlength=classes)
@@ -104,7 +104,7 @@ def confident_joint(
 
 
 def remove_ratio(config: IncvConfig, noise: float) -> float:
-    """r: how many samples are removed for each one selected."""
+    """r: samples removed per selected sample."""
     if config.remove_ratio != "from_noise":
         return config.remove_ratio
     if config.noise_kind == "asymmetric":
@@ -113,9 +113,9 @@ def remove_ratio(config: IncvConfig, noise: float) -> float:
 
 
 def uses_best_epoch(config: IncvConfig, round_: int, noise: float | None) -> bool:
-    """Whether this round's judge is the epoch that agrees best with the held-out labels, or the last one.
+    """Whether this round predicts with the epoch of best held-out agreement rather than the last.
 
-    round_ counts from 0; noise is None in round 0, where every rule says the same.
+    round_ counts from 0; noise is None in round 0, where the released rule does not depend on it.
     """
     if config.round_network != "released_rule":
         return config.round_network == "best"

@@ -1,4 +1,4 @@
-"""What a fold's network says of the half it never saw: one row for each held-out id."""
+"""A fold's predictions on its held-out half: one row per held-out id."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class Predictions:
     sample_id: Ids
     fold: npt.NDArray[np.int8]
     predicted: npt.NDArray[np.int32]
-    """Likeliest class; -1 where there is none."""
+    """Top-1 class; -1 if the row is not usable."""
     agrees: npt.NDArray[np.bool_]
-    """Whether the given label is among the k likeliest classes."""
+    """Whether the given label is among the top-k classes."""
     loss: npt.NDArray[np.float32]
     given_probability: npt.NDArray[np.float32]
     predicted_probability: npt.NDArray[np.float32]
@@ -41,7 +41,7 @@ class Predictions:
         return self.status == Status.OK
 
     def agreement(self) -> float:
-        """Share of usable held-out samples whose label the network predicts: the paper's test accuracy."""
+        """Share of usable held-out samples with agreeing prediction: the paper's test accuracy."""
         usable = self.usable()
         return float(self.agrees[usable].mean()) if usable.any() else 0.0
 
@@ -70,11 +70,11 @@ EMPTY_PREDICTIONS = Predictions(
     predicted_probability=np.empty(0, np.float32),
     status=np.empty(0, np.int8),
 )
-"""Of a rank that had nothing to predict."""
+"""For a rank without rows to predict."""
 
 
 def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Predictions:
-    """All folds' rows, sorted; raises where they are not the expected ids, each exactly once."""
+    """All folds' rows, sorted; raises unless they cover the expected ids exactly once."""
     parts = list(parts)
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in Predictions.__dataclass_fields__
@@ -90,9 +90,9 @@ def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Prediction
 
 
 def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k: int) -> Predictions:
-    """Turn a forward pass of one network into rows; unreadable and non-finite ones are marked, not dropped.
+    """Turn a predict pass of one network into rows; unreadable and non-finite rows are marked, not dropped.
 
-    They stay on the device until the pass is over: nothing waits between two batches.
+    Rows stay on the device until the pass ends: no host-device sync between batches.
     """
     judged = [_judged(batch, logits, top_k) for batch, (logits,) in passes]
     if not judged:

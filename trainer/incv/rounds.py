@@ -1,4 +1,4 @@
-"""Algorithm 2: rounds of two folds, each leaving predictions and a selection behind; files in, files out."""
+"""Algorithm 2: rounds of two folds; each round writes its predictions and its selection."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,18 +37,18 @@ from trainer.training.loop import RunContext, TrainingJob, iterate_training
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One network of a round: what it is trained on, and the half it then judges."""
+    """One network of a round: the samples it trains on, and the half it predicts."""
 
     round: int
     number: int
     trained_on: Ids
     held_out: Ids
     best: bool
-    """Whether the epoch that agrees best with the held-out labels judges, instead of the last."""
+    """Whether to predict with the epoch of best held-out agreement instead of the last."""
 
 
 def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
-    """Whether half of the ranks train each fold."""
+    """Whether each half of the ranks trains one fold."""
     if execution.folds == "side_by_side" and world.size % 2 and world.size > 1:
         raise ConfigError(
             f"execution.folds: side_by_side needs an even number of processes, not {world.size} (or one alone): set "
@@ -58,8 +58,8 @@ def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
 
 
 def folds_share_device(execution: ExecutionConfig, world: World, small: bool) -> bool:
-    """Whether one process trains both folds at once. small: the images live on the device; such trainings leave a
-    GPU idle, where those on large images fill it."""
+    """Whether one process trains both folds at once. small: the images are resident on the device; such trainings
+    underuse a GPU, while large images saturate it."""
     if world.size > 1 or execution.folds == "in_turn":
         return False
     return execution.folds == "side_by_side" or (small and world.device.type == "cuda")
@@ -71,13 +71,13 @@ class Incv:
     def __init__(
         self, recipe: Recipe, data: ImageSet, run: RunDirectory, ctx: RunContext, identity: str | None = None
     ) -> None:
-        """identity: hash of the result keys that the folds are trained by."""
+        """identity: hash of the recipe keys that determine the folds' results."""
         assert recipe.incv is not None
         self._recipe, self._config = recipe, recipe.incv
         self._data, self._run, self._ctx, self._identity = data, run, ctx, identity
 
     def steps(self) -> Steps[None]:
-        """All rounds that are not done yet, then the final selection and `incv.json`."""
+        """Run the unfinished rounds, then write the final selection and `incv.json`."""
         index = SelectionIndex.of_candidates(len(self._data.index), self._data.ids)
         noise: NoiseEstimates | None = None
         records: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ class Incv:
             write_json(self._run.incv, found)
 
     def _write(self, index: SelectionIndex, path: Path) -> str:
-        """Once, after all ranks have found the same; returns its checksum."""
+        """Write the index from rank 0 after checking that all ranks agree; returns its checksum."""
         checksum = index.checksum()
         self._ctx.world.require_equal(checksum, "the selection")
         if self._ctx.world.is_rank0:
@@ -137,7 +137,7 @@ class Incv:
         return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left to judge"
 
     def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Steps[Predictions]:
-        """A round's predictions, on every rank: read where the round is done, else by training its folds."""
+        """A round's predictions, on every rank: read from its file, or made by training its folds."""
         path, world = self._run.round_predictions(number), self._ctx.world
         candidates = index.ids(State.CANDIDATE)
         if world.broadcast_from_rank0(path.exists):
@@ -162,7 +162,7 @@ class Incv:
         return predictions
 
     def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Steps[Predictions]:
-        """Each half of the ranks does one fold as if alone; the world meets when both are done, or stop."""
+        """Each half of the ranks runs one fold; a barrier follows when both folds have finished or stopped."""
         ctx, world = self._ctx, self._ctx.world
         which, group = world.fold_group()
         mine, stopped = EMPTY_PREDICTIONS, None
@@ -176,7 +176,7 @@ class Incv:
         return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, candidates)
 
     def _predicted(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
-        """What the network of one fold says of the half it has not seen, on every rank of `around`."""
+        """One fold's predictions on its held-out half, on every rank of `ctx`."""
         done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
         if ctx.world.broadcast_from_rank0(done.exists):
             return Predictions.read(done)
@@ -250,7 +250,7 @@ class Incv:
 
 
 def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:
-    """Seed of a fold's first weights: one for all folds (released code), or each its own (paper)."""
+    """Seed of a fold's initial weights: shared by all folds (released code), or one per fold (paper)."""
     if config.init == "same":
         return derive_stream(seed, "incv.init")
     return derive_stream(seed, "incv.init", number, fold + 1)

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2, the part without networks: from held-out predictions to selected and removed samples."""
+"""Algorithms 1 and 2 without networks: from held-out predictions to selected and removed samples."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ class HalfDecision:
 
 
 def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
-    """Lines 6-7 of Algorithm 2: select where the label is predicted, remove the n = floor(r |S_f|) worst losses.
+    """Lines 6-7 of Algorithm 2: select where the prediction agrees, remove the n = floor(r |S_f|) largest losses.
 
-    Ties in the loss go to the smaller sample_id; unreadable and non-finite rows are neither.
+    Ties in the loss go to the smaller sample_id; unreadable and non-finite rows are neither selected nor removed.
     """
     usable = half.rows(half.usable())
     selected = usable.sample_id[usable.agrees]
@@ -32,7 +32,7 @@ def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
 
 
 def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
-    """Line 14 of Algorithm 2: both halves' decisions entered into the index."""
+    """Line 14 of Algorithm 2: apply both halves' decisions to the index."""
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()
     predicted, loss, probability = (
@@ -57,7 +57,7 @@ def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, r
 
 @dataclass(frozen=True)
 class FilledClass:
-    """A class that kept too few selected samples, and how many were added by smallest loss."""
+    """A class with too few selected samples, and how many were added by smallest loss."""
 
     label: int
     selected: int
@@ -67,7 +67,7 @@ class FilledClass:
 def fill_classes(
     index: SelectionIndex, labels: npt.NDArray[np.int64], classes: int, least: int
 ) -> tuple[SelectionIndex, list[FilledClass]]:
-    """Give every class at least `least` selected samples, as far as it has judged ones."""
+    """Select the smallest losses of each class until it has `least` selected samples, or no more to add."""
     state = index.state.copy()
     filled = []
     inside = np.flatnonzero(index.state != State.OUTSIDE)

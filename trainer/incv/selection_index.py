@@ -1,4 +1,4 @@
-"""The global selection index: what INCV has decided about every sample, as dense arrays over sample_id."""
+"""The global selection index: INCV's decision on every sample, as dense arrays over sample_id."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from shards.durable import read_parquet, write_parquet
 
 
 class State(IntEnum):
-    """What has become of a sample."""
+    """INCV's decision on a sample."""
 
     OUTSIDE = 0
-    """Rejected in packing, or not in this run's subset."""
+    """Rejected by packing, or not in this run's subset."""
     CANDIDATE = 1
     SELECTED = 2
     REMOVED = 3
@@ -26,7 +26,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class SelectionIndex:
-    """Row i belongs to sample_id i; `round` is that of the last decision, -1 before any."""
+    """Row i is sample_id i; `round` is the round of the last decision, -1 before the first."""
 
     state: npt.NDArray[np.int8]
     round: npt.NDArray[np.int16]
@@ -52,7 +52,7 @@ class SelectionIndex:
         return np.flatnonzero(self.state == state).astype(np.int64)
 
     def checksum(self) -> str:
-        """SHA-256 over sample_id, state, round and predicted label: equal on all ranks and over restarts."""
+        """SHA-256 over sample_id, state, round and predicted label: equal on all ranks and across restarts."""
         digest = hashlib.sha256()
         digest.update(np.arange(len(self.state), dtype="<i8").tobytes())
         digest.update(self.state.astype("<i8").tobytes())

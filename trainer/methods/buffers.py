@@ -1,4 +1,4 @@
-"""What a network has besides its weights: BatchNorm's statistics, saved with it and taken back after a bad step."""
+"""BatchNorm statistics: saved with the weights, and rolled back after a skipped step."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from trainer.distributed.flat_tensors import flatten, unflatten, unflatten_bytes
 
 
 def batchnorm_statistics(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that a step may change, by name: a checkpoint has them in this order, whatever that of the code.
+    """Buffers that a step may change, sorted by name so that checkpoints do not depend on registration order.
 
-    Those that a network does not save are tables that it makes for itself.
+    Non-persistent buffers are left out: they are tables that the network computes when it is built.
     """
     saved = module.state_dict().keys()
     return {name: b for name, b in sorted(module.named_buffers()) if b.is_floating_point() and name in saved}
 
 
 def load_statistics(live: Sequence[torch.Tensor], saved: torch.Tensor) -> None:
-    """saved: their `flat_bytes`."""
+    """saved: `flatten_bytes` of the same buffers."""
     expected = sum(buffer.nbytes for buffer in live)
     if saved.numel() != expected:
         raise DataError(
@@ -31,7 +31,7 @@ def load_statistics(live: Sequence[torch.Tensor], saved: torch.Tensor) -> None:
 
 
 class BufferSnapshot:
-    """The buffers of a module (BatchNorm's statistics) as they were before a step, should it be left out."""
+    """The buffers of a module (BatchNorm statistics) before a step, for rollback when the step is skipped."""
 
     def __init__(self, module: nn.Module) -> None:
         every = list(module.buffers())
@@ -43,6 +43,6 @@ class BufferSnapshot:
         self._before = [flatten(kind) for kind in self._kinds]
 
     def restore_unless(self, ok: torch.Tensor) -> None:
-        """Go back to what `keep` saw, where `ok` (bool []) is false. All buffers at once: there are hundreds."""
+        """Restore the snapshot where `ok` (bool []) is false. Fused over all buffers, of which there are hundreds."""
         for kind, before in zip(self._kinds, self._before, strict=True):
             torch._foreach_copy_(kind, unflatten(torch.where(ok, flatten(kind), before), kind))

@@ -1,4 +1,4 @@
-"""Co-teaching (Han et al. 2018): two networks, each trained on the rows of smallest loss of its peer.
+"""Co-teaching (Han et al. 2018): two networks, each trained on the small-loss rows of its peer.
 
 This method runs on all samples. `coteaching_incv` uses the same Task on INCV's selection (Algorithm 3).
 """
@@ -23,21 +23,21 @@ from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
 
 Rank = Literal["one_pass", "eval_first"]
-"""Which losses choose the rows of a step.
+"""Which losses drive the small-loss selection.
 
-one_pass: those of the training forward itself. eval_first (released code): those of a separate forward in eval mode.
+one_pass: those of the training forward. eval_first (released code): those of a separate forward in eval mode.
 """
 
 
 class CoteachingConfig(TrainingConfig):
-    """Co-teaching on all samples; `coteaching_incv` takes the keys that it leaves unset from here."""
+    """Co-teaching on all samples; also the defaults of keys that `coteaching_incv` leaves unset."""
 
     rank: Rank = "one_pass"
-    """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
+    """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
     forget_rate: Literal["estimate", "true_ratio"] | Ratio = "estimate"
     """τ. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic noise only."""
     ramp_epochs: Positive = 10
-    """Epochs over which the share of rows left out grows to τ."""
+    """Epochs over which the share of dropped rows ramps up to τ."""
 
 
 def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
@@ -47,9 +47,9 @@ def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs
 
 
 def loss_ranks(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The place of each row by its loss, 0 the easiest, ties by row; rows of weight 0 come last: int64 [rows].
+    """Rank of each row by loss, 0 the smallest, ties by row; rows of weight 0 come last: int64 [rows].
 
-    losses: float32 [rows]; weights: float32 [rows], 0 in rows that may not be chosen.
+    losses: float32 [rows]; weights: float32 [rows], 0 in rows that must not be chosen.
     """
     worst = torch.finfo(losses.dtype).max
     ranked = torch.where(weights > 0, losses.nan_to_num(nan=worst, posinf=worst), torch.inf)
@@ -59,11 +59,11 @@ def loss_ranks(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ForgetSchedule:
-    """How many rows of a step are kept."""
+    """The number of rows kept in a step, n(e)."""
 
     batch: int
     rate: float
-    """ε_S of Algorithm 3, τ of Co-teaching alone."""
+    """ε_S in Algorithm 3, τ in plain Co-teaching."""
     ramp_epochs: int
 
     def kept(self, selected_rows: int, epoch: int) -> int:
@@ -72,28 +72,28 @@ class ForgetSchedule:
 
 @dataclass(frozen=True)
 class Choice:
-    """The rows of a step that each network finds easy, chosen among the rows of all ranks."""
+    """Each network's small-loss rows of a step, chosen from the global batch."""
 
     of_a: torch.Tensor
-    """float [rows]: 1 in this rank's own rows among them."""
+    """float [rows]: 1 for this rank's rows that network a chose."""
     of_b: torch.Tensor
     rows_a: torch.Tensor
-    """int64 [rows]: the same as numbers of rows, easiest first, -1 behind the last."""
+    """int64 [rows]: indices of the same rows, smallest loss first, padded with -1."""
     rows_b: torch.Tensor
     kept: torch.Tensor
-    """[]: rows that each network keeps, over all ranks."""
+    """[]: rows each network keeps, over all ranks."""
     real: torch.Tensor
-    """[]: rows that count, over all ranks."""
+    """[]: rows of non-zero weight, over all ranks."""
     poison: torch.Tensor
-    """0, or NaN where a real row's loss is not finite: such a batch is no evidence about its labels at all."""
+    """0, or NaN if a real row's loss is not finite: such a batch says nothing about its labels and is skipped."""
 
 
 _Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
-"""What was chosen, this rank's share of both networks' losses, and its rows that agreed."""
+"""The choice, this rank's share of both networks' losses, and its number of rows with the label predicted."""
 
 
 class CoteachingTask(BaseTask):
-    """A TwinModel whose networks exchange their small-loss rows; `rank` says which losses choose them."""
+    """A TwinModel whose networks exchange their small-loss rows; `rank` names the losses that select them."""
 
     module: TwinModel
 
@@ -104,25 +104,25 @@ class CoteachingTask(BaseTask):
         forget_schedule: ForgetSchedule,
         rank: Rank,
     ) -> None:
-        """setting.micro: for `eval_first` alone; `one_pass` needs all rows' losses before the first backward."""
+        """setting.micro: `eval_first` only; `one_pass` needs the losses of all rows before the first backward."""
         super().__init__(module, setting)
         self._forget_schedule, self._rank = forget_schedule, rank
         self._places: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         inputs, _ = super().inputs(batch, at)
-        # n(e) counts rows of S only, also where rows of C compete for a place.
+        # n(e) counts rows of S only, even where rows of C compete with them.
         keep = self._forget_schedule.kept(len(at.selected), at.epoch)
         places = self._places_of(len(at.selected), len(at.candidates), len(batch.ids))
         inputs = {**inputs, "places": places, "keep": torch.full((), keep, device=self.device)}
         if self._rank == "one_pass":
             return inputs, ()
-        # The fixed shape of the second forward. The rows chosen of one rank's are anywhere between none and all.
+        # The fixed shape of the second forward. With several ranks, any number of a rank's rows may be chosen.
         alone = self._forget_schedule.kept(self._forget_schedule.batch, at.epoch)
         return inputs, (alone if self.world.size == 1 else len(batch.ids),)
 
     def has_transient_shape(self, at: StepIds) -> bool:
-        """While n(e) falls, the second forward of eval_first has another shape in every epoch."""
+        """While n(e) decreases, the second forward of eval_first changes shape every epoch."""
         forget_schedule = self._forget_schedule
         rows, last = (
             forget_schedule.kept(forget_schedule.batch, epoch) for epoch in (at.epoch, forget_schedule.ramp_epochs)
@@ -130,7 +130,7 @@ class CoteachingTask(BaseTask):
         return self._rank == "eval_first" and self.world.size == 1 and rows != last
 
     def _places_of(self, selected: int, candidates: int, rows: int) -> torch.Tensor:
-        """Where this rank's rows stand among the step's ids, S before C; fill rows behind all: int64 [rows]."""
+        """Positions of this rank's rows among the step's ids, S before C, fill rows last: int64 [rows]."""
         key = selected, candidates, rows
         if key not in self._places:
             world = self.world
@@ -161,10 +161,10 @@ class CoteachingTask(BaseTask):
     def _choose(
         self, inputs: Inputs, losses_a: torch.Tensor, losses_b: torch.Tensor
     ) -> Generator[SyncPoint, None, Choice]:
-        """The smallest losses of the global batch, found by every rank alike.
+        """Small-loss selection over the global batch, identical on every rank.
 
-        losses: [rows] of a and of b. They meet in an array over the step's ids, S before C, in which each row is
-        written by one rank and is zero on the others: the very array that one process would have.
+        losses: [rows] of a and of b. They are all-reduced in an array over the step's ids, S before C. Each row is
+        non-zero on one rank only, so the sum is bitwise the array of a single process.
         """
         places, rows = inputs["places"], len(inputs["places"])
         said = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
@@ -184,18 +184,18 @@ class CoteachingTask(BaseTask):
         )
 
     def _one_pass(self, inputs: Inputs) -> _Learned:
-        """Choose by the training forward's own losses."""
+        """Select by the losses of the training forward."""
         self.module.train()
         logits_a, logits_b = self.forward(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
-        # Algorithm 3, lines 7 and 8: f1 learns what f2 finds easy, and the other way round.
+        # Algorithm 3, lines 7 and 8: f1 trains on the small-loss rows of f2, and vice versa.
         share = ((losses_a * choice.of_b).sum() + (losses_b * choice.of_a).sum()) / choice.kept.clamp(min=1)
         self.backward(share)
         return choice, share.detach(), _agreed(logits_a, logits_b, inputs)
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
-        """Rank in eval mode without gradient, then train each network on its peer's choice alone."""
+        """Rank in eval mode without gradients, then train each network on its peer's choice only."""
         logits_a, logits_b = self._ranking_logits(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
@@ -203,7 +203,7 @@ class CoteachingTask(BaseTask):
         return choice, loss, _agreed(logits_a, logits_b, inputs)
 
     def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What both networks say of every row, in eval mode: [rows, classes] each."""
+        """Logits of both networks for every row, in eval mode: [rows, classes] each."""
         self.module.eval()
         with torch.no_grad(), autocast(self.device, self.precision):
             said = [self.module(images[part]) for part in self.parts(len(images))]
@@ -211,9 +211,9 @@ class CoteachingTask(BaseTask):
         return torch.cat(logits_a), torch.cat(logits_b)
 
     def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> torch.Tensor:
-        """Gradients of each network's mean loss over its chosen rows, part by part; returns the sum of the two.
+        """Accumulate gradients of each network's mean loss on its peer's rows; returns the sum of both losses.
 
-        rows: a short choice is filled up with its own rows, at weight 0, for BatchNorm's sake alone.
+        rows: shorter choices are padded with repeats of their rows at weight 0, which only BatchNorm sees.
         """
         images, labels = inputs["images"], inputs["labels"]
         (for_a, real_a), (for_b, real_b) = (_filled(each, rows) for each in (choice.rows_b, choice.rows_a))
@@ -232,15 +232,15 @@ class CoteachingTask(BaseTask):
 
 
 def _rows(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
-    """The rows that are easy, in the order of their places, -1 behind the last: int64 [rows]."""
+    """Indices of the `easy` rows in the order of `places`, padded with -1: int64 [rows]."""
     order = torch.argsort(torch.where(easy, places, torch.iinfo(places.dtype).max), stable=True)
     return torch.where(torch.arange(len(order), device=order.device) < easy.sum(), order, -1)
 
 
 def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chosen rows (-1 behind the last), repeated up to `rows`, and 1 where they stand for the first time.
+    """The chosen rows (padded with -1), repeated up to `rows`, and a mask that is 1 at first occurrences.
 
-    A rank of whose rows none was chosen shows its first ones.
+    A rank with no chosen row uses its first rows, all masked.
     """
     place = torch.arange(rows, device=chosen.device)
     count = (chosen >= 0).sum()
@@ -249,7 +249,7 @@ def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Real rows whose given label the networks predict, mean over the two."""
+    """Number of real rows whose given label is predicted, averaged over both networks."""
     labels = inputs["labels"]
     agreed = (logits_a.argmax(1) == labels).float() + (logits_b.argmax(1) == labels).float()
     return (agreed * inputs["weights"]).sum() / 2
@@ -258,7 +258,7 @@ def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> t
 def build_pair(
     inputs: MethodInputs, plan: TrainingPlan, forget_rate: float, rank: Rank, ramp_epochs: int
 ) -> MethodTraining:
-    """Two networks on a plan. forget_rate: τ, or ε_S of Algorithm 3."""
+    """Two networks trained by `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
     module = inputs.module()
     assert isinstance(module, TwinModel)
     schedule = ForgetSchedule(plan.batch, forget_rate, ramp_epochs)
@@ -267,7 +267,7 @@ def build_pair(
 
 
 def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | None) -> float:
-    """τ, the share of rows that each network leaves to its peer's judgement in the end."""
+    """τ, the share of rows dropped at the end of the ramp."""
     if config.forget_rate == "true_ratio":
         return recipe.labels.ratio
     if config.forget_rate == "estimate":
@@ -277,9 +277,9 @@ def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | No
 
 
 def require_rows_fit(recipe: Recipe, section: str, rank: Rank, candidates: int, ranks: int) -> None:
-    """one_pass cannot split its batch: it chooses among all rows before the first backward.
+    """Reject micro-batches with one_pass, which selects among all rows before the first backward.
 
-    candidates: rows of C in a step, at most.
+    candidates: maximum number of rows of C in a step.
     """
     micro, batch = recipe.batch.micro, recipe.batch.global_
     if micro is None or rank != "one_pass":

@@ -1,4 +1,4 @@
-"""Algorithm 3: Co-teaching on INCV's selection S, joined by the candidates C after a warm-up."""
+"""Algorithm 3: Co-teaching on INCV's selection S, plus the candidates C after E0 epochs."""
 
 from typing import Annotated, Literal
 
@@ -10,27 +10,27 @@ from trainer.methods.coteaching import Rank, build_pair, require_rows_fit
 from trainer.methods.method import Epochs, ExpectedSizes, Method, MethodInputs, MethodTraining, NoiseFacts
 
 _HIGH_NOISE = 0.6
-_LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 of 200 epochs: 80 or 40 (released code)
+_LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 is 80 or 40 of 200 epochs (released code)
 
 
 class CoteachingIncvConfig(TrainingConfig):
-    """Co-teaching on S and C. Keys that are not set here are those of `coteaching:`, where it sets them."""
+    """Co-teaching on S and C. Keys unset here default to those of `coteaching:`."""
 
     rank: Rank = "one_pass"
-    """one_pass: choose by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
+    """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
     noise_of_selected: Literal["formula", "formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
         "formula_symmetric"
     )
-    """ε_S of n(e). formula: the paper's, for the noise that `incv.noise_kind` assumes; confident: Prop. 2 with the
-    estimated T."""
+    """ε_S of n(e). formula: the paper's, for the noise of `incv.noise_kind`; confident: Prop. 2 with the estimated
+    T."""
     warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
     """E0: epochs on S alone; from_noise: 40 % of the epochs if asymmetric or ε > 0.6, else 20 %."""
     ramp_epochs: Positive = 10
-    """Epochs over which the share of rows left out grows to ε_S."""
+    """Epochs over which the share of dropped rows ramps up to ε_S."""
 
 
 def warmup_epochs(config: CoteachingIncvConfig, incv: IncvConfig, noise: float) -> int:
-    """E0: how long Algorithm 3 trains on S alone."""
+    """E0: epochs of Algorithm 3 on S alone."""
     if config.warmup_epochs != "from_noise":
         return config.warmup_epochs
     late = incv.noise_kind == "asymmetric" or noise > _HIGH_NOISE
@@ -70,7 +70,7 @@ def _passes(config: CoteachingIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:
 
 
 def _validate_rows(recipe: Recipe, ranks: int) -> None:
-    # |C| is not known yet: it adds at most half of the rows of S.
+    # |C| is not known yet; C adds at most half as many rows as S.
     require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, recipe.batch.global_ // 2, ranks)
 
 

@@ -1,4 +1,4 @@
-"""What a training method tells the rest of the program about itself, and what it is given to train with."""
+"""The interface of a training method: its `Method` record, its inputs and what it builds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,17 +15,17 @@ from trainer.methods.networks import build_module
 from trainer.methods.task import BaseTask, TaskSettings, build_task_settings
 
 Input = Literal["labels", "selection", "noise_estimate"]
-"""What a method reads: the labels of the run; INCV's selected and candidate samples; INCV's noise estimate."""
+"""A method's inputs: the run's labels; INCV's selected and candidate samples; INCV's noise estimate."""
 
 
 @dataclass(frozen=True)
 class NoiseFacts:
-    """What INCV found out about the noise."""
+    """INCV's noise estimates."""
 
     ratio: float
-    """ε, by the estimate that `incv.noise_estimate` names."""
+    """ε, by the estimator named in `incv.noise_estimate`."""
     selected_confident: float
-    """ε_S, the noise of the selected samples, by the confident estimate of T (Prop. 2)."""
+    """ε_S, the noise ratio of the selected samples, from the confident estimate of T (Prop. 2)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class MethodInputs:
     """Everything a method may read when it builds its task."""
 
     name: str
-    """The method's."""
+    """Of the method."""
     recipe: Recipe
     config: Any
     """The method's own recipe section."""
@@ -42,16 +42,16 @@ class MethodInputs:
     samples: Ids
     """All samples of the run."""
     shards: npt.NDArray[np.integer]
-    """The shard of each sample: dense, by sample_id."""
+    """The shard of each sample, indexed by sample_id."""
     world: World
     selected: Ids | None = None
-    """None unless the method's inputs include `selection`; so with `candidates`."""
+    """None unless the method's inputs include `selection`; likewise `candidates`."""
     candidates: Ids | None = None
     noise: NoiseFacts | None = None
     """None unless the method's inputs include `selection` or `noise_estimate`."""
 
     def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
-        """The steps of the training: `config.epochs` epochs over `selected`, and over C from an epoch on."""
+        """The training plan: `config.epochs` epochs over `selected`, joined by C from epoch `candidates_from`."""
         plan = TrainingPlan(
             stream=derive_stream(self.recipe.seed, self.name),
             selected=selected,
@@ -68,7 +68,7 @@ class MethodInputs:
         return build_module(self.recipe, self.name, self.networks, self.classes)
 
     def settings(self, plan: TrainingPlan) -> TaskSettings:
-        """How the recipe wants this training optimised and executed."""
+        """Optimiser and execution settings from the recipe."""
         optimizer = self.config.optimizer
         return build_task_settings(self.recipe, optimizer, plan, self.world, allow_accelerate=True)
 
@@ -80,12 +80,12 @@ class MethodTraining:
     task: BaseTask
     plan: TrainingPlan
     facts: dict[str, Any] = field(default_factory=dict)
-    """What `training.json` records besides the sizes of the plan."""
+    """Extra entries for `training.json`, besides the sizes of the plan."""
 
 
 @dataclass(frozen=True)
 class ExpectedSizes:
-    """What an estimate expects of the data, before anything has been trained."""
+    """Expected data sizes and noise, for an estimate before any training."""
 
     samples: int
     selected: int
@@ -96,48 +96,48 @@ class ExpectedSizes:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs of equal shape, for the estimate of a training's cost."""
+    """Epochs of equal shape, for the cost estimate."""
 
     count: int
     selected: int
-    """Samples that make an epoch."""
+    """Samples per epoch."""
     candidates: int = 0
     ranks_first: bool = False
-    """Whether every row passes through all networks in eval mode before the step."""
+    """Whether each step first runs an eval-mode forward of all rows through all networks."""
 
 
 def epochs_over_all(config: Any, sizes: ExpectedSizes) -> list[Epochs]:
-    """Every epoch sees every sample of the run."""
+    """All epochs run over all samples."""
     return [Epochs(config.epochs, sizes.samples)]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A training method as the rest of the program sees it: stages, dry run, estimate, evaluation, report, export."""
+    """What stages, dry run, estimate, evaluation, report and export know about a training method."""
 
     name: str
-    """In recipes, as a stage, and as a folder of the run directory."""
+    """Its name in recipes, as a stage and as a folder of the run directory."""
     title: str
-    """In the report."""
+    """Its name in the report."""
     section: type[TrainingConfig]
-    """The type of its recipe section, which has its name."""
+    """Type of its recipe section, whose key is `name`."""
     build: Callable[[MethodInputs], MethodTraining]
     networks: int = 1
     """1, or 2 for a TwinModel."""
     inputs: Callable[[Recipe], frozenset[Input]] = lambda recipe: frozenset({"labels"})
-    """What it reads under this recipe."""
+    """Its inputs under a recipe."""
     passes: Callable[[Any, ExpectedSizes], Sequence[Epochs]] = epochs_over_all
     """(section, sizes): its epochs, for the estimate."""
     inherits: str | None = None
-    """Another section, whose values stand in for keys that the recipe leaves unset in this one."""
+    """Another section that supplies the values of keys unset in this one."""
     validate: Callable[[Recipe], None] = lambda recipe: None
-    """Raise ValueError, naming the keys, where the recipe contradicts itself."""
+    """Raises ValueError, naming the keys, if the recipe contradicts itself."""
     validate_rows: Callable[[Recipe, int], None] = lambda recipe, ranks: None
-    """(recipe, ranks): raise ConfigError where a rank cannot hold its rows of a step at once."""
+    """(recipe, ranks): raises ConfigError if a rank's rows of a step do not fit in one micro-batch."""
     is_reference: bool = False
-    """Whether the report compares the other methods with this one."""
+    """Whether this is the report's baseline."""
     is_headline: bool = False
-    """Whether the report's headline is about this method, where a run has trained it."""
+    """Whether the report's headline is about this method, if the run trained it."""
 
     def config(self, recipe: Recipe) -> Any:
         """Its section of a recipe that lists it."""

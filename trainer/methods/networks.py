@@ -1,4 +1,4 @@
-"""The networks of a method: how they begin, and how they come back from a finished training."""
+"""Build the networks of a method, and load them from a finished training."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from trainer.training.checkpoint import find_newest_checkpoint, load_module
 def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.Module:
     """One network, or a TwinModel of two with different initial weights.
 
-    name: of the method; initial weights depend on it and on the run's seed.
+    name: the method's; it and the run's seed determine the initial weights.
     """
 
     def network(number: int) -> nn.Module:
@@ -28,7 +28,7 @@ def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.M
 
 
 def seed_rng(stream: int, rank: int) -> None:
-    """What networks draw while they train (dropout); ranks draw differently."""
+    """Seed torch's generator for training (dropout), differently on each rank."""
     torch.manual_seed(stream if rank == 0 else int(mix64(stream, rank)))
 
 
@@ -37,7 +37,7 @@ def list_networks(module: nn.Module) -> list[nn.Module]:
 
 
 def to_device(module: nn.Module, device: torch.device) -> nn.Module:
-    """Channels last on a GPU: what its tensor cores read, and DALI writes."""
+    """Channels last on a GPU: the layout that tensor cores read and DALI writes."""
     module = module.to(device)
     return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module
 

@@ -1,4 +1,4 @@
-"""Forward passes without training: each id of a subset exactly once, in eval mode, spread over the ranks."""
+"""Predict passes: each id of a subset exactly once, in eval mode, split over the ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -21,8 +21,8 @@ Passes = Iterator[tuple[Batch, list[torch.Tensor]]]
 Result = TypeVar("Result")
 
 WORTH_COMPILING = 100_000
-"""Images of a rank's pass, from which on blocks that are compiled for training are compiled for predicting too. That
-takes 25 s, once, and saves 0.05 ms an image through Inception-ResNet-v2: five such passes, and many runs have one an
+"""Images per rank from which blocks compiled for training are also compiled for prediction. Compilation takes 25 s
+once and saves 0.05 ms per image on Inception-ResNet-v2: it pays off after five such passes, and many runs do one per
 epoch."""
 
 
@@ -35,9 +35,9 @@ def predict(
     name: str,
     read: Callable[[Passes], Result],
 ) -> Result:
-    """What `read` makes of this rank's share of a pass over `ids`.
+    """Apply `read` to this rank's share of a pass over `ids` and return its result.
 
-    There is no collective inside; the ranks meet at the end, where a stop of one is a stop of all.
+    No collective runs inside the pass; a barrier at its end stops all ranks if one has stopped.
     """
     world, device = ctx.world, ctx.world.device
     requests = data.predict_requests(ids, ctx.execution.predict_batch, world)
@@ -59,7 +59,7 @@ def predict(
 
 @contextmanager
 def on_priority_stream(device: torch.device) -> Iterator[None]:
-    """A pass in here goes before the decoding of its next batches, which share the GPU with it."""
+    """Run a pass at higher priority than the decoding of its next batches on the same GPU."""
     if device.type != "cuda":
         yield
         return
@@ -86,7 +86,7 @@ def iterate_forward(
     name: str,
     graphs: bool = True,
 ) -> Passes:
-    """Each batch with the float32 logits [rows, classes] of every network, good until the next batch is asked for."""
+    """Each batch with every network's float32 logits [rows, classes], valid until the next batch is requested."""
     were_training = [network.training for network in networks]
     try:
         for network in networks:
@@ -111,7 +111,7 @@ def iterate_forward(
                 yield batch, [forward(batch.images) for forward in forwards]
                 progress.advance(request.real_rows)
     finally:
-        if device.type == "cuda":  # a recording that is not kept goes now, with the memory that its replays work in
+        if device.type == "cuda":  # graphs that are not kept are freed now, with the memory of their replays
             torch.cuda.current_stream(device).synchronize()
         for network, training in zip(networks, were_training, strict=True):
             network.train(training)

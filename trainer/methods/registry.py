@@ -1,6 +1,6 @@
-"""Training methods by name: built-in ones, and those of installed packages (entry point group `incv.methods`).
+"""Training methods by name: built-in, and from installed packages (entry point group `incv.methods`).
 
-Names are known without importing a method: importing one brings torch, and `incv ls` need not wait for it.
+Listing names does not import a method: that would import torch and slow down `incv ls`.
 """
 
 import difflib
@@ -39,14 +39,14 @@ def _package(entry: EntryPoint) -> str:
 
 
 def method_names() -> tuple[str, ...]:
-    """All registered names, in the order in which a run trains them."""
+    """All registered names, in training order."""
     return (*BUILT_IN, *_installed())
 
 
 @cache
 def get_method(name: str) -> "Method":
-    """The method of that name; raises ConfigError where there is none or it cannot be imported."""
-    from trainer.methods.method import Method  # here: it imports torch
+    """The method of that name; raises ConfigError if it is unknown or cannot be imported."""
+    from trainer.methods.method import Method  # deferred: it imports torch
 
     if name in BUILT_IN:
         method: Method = import_module(f"{__package__}.{name}").METHOD
@@ -58,7 +58,7 @@ def get_method(name: str) -> "Method":
     entry = _installed()[name]
     try:
         loaded = entry.load()
-    except Exception as error:  # of another package: anything
+    except Exception as error:  # a third-party module may raise anything
         raise ConfigError(
             f"the training method {name!r} of the package {_package(entry)} cannot be imported "
             f"({type(error).__name__}: {error}): repair or uninstall that package"
@@ -72,7 +72,7 @@ def get_method(name: str) -> "Method":
 
 
 def title_of(name: str) -> str:
-    """The title of a method; its name where it is not registered here, as in a run made elsewhere."""
+    """A method's title, or its name if it is not registered here, as in a run from another machine."""
     try:
         return get_method(name).title
     except ConfigError:
@@ -80,7 +80,7 @@ def title_of(name: str) -> str:
 
 
 def usable_methods() -> "list[Method]":
-    """All registered methods that can be imported; the others are named in a warning."""
+    """All registered methods that can be imported; logs a warning for each that cannot."""
     usable = []
     for name in method_names():
         try:
@@ -91,5 +91,5 @@ def usable_methods() -> "list[Method]":
 
 
 def methods_of(recipe: "Recipe") -> "list[Method]":
-    """The methods that a recipe lists, in the order in which a run trains them."""
+    """The methods that a recipe lists, in training order."""
     return [get_method(name) for name in method_names() if name in recipe.methods]

@@ -1,4 +1,4 @@
-"""Cross-entropy on the labels as given: the baseline, and what trains the folds of INCV."""
+"""Cross-entropy on the given labels: the baseline, and the training of INCV's folds."""
 
 import torch
 

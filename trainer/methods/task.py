@@ -1,4 +1,4 @@
-"""What all methods share: a module, its engine at the schedule's rate, mixed precision, the finite guard."""
+"""Base of all Tasks: a module with its engine, learning-rate schedule, mixed precision and finite guard."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -50,43 +50,43 @@ _log = logging.getLogger(__name__)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALLEST_SCALE = 1.0
 _BUFFERS = "buffers"
-"""Of each rank, in a checkpoint of several."""
+"""Checkpoint key of each rank's own buffers, where there are several ranks."""
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
-    """Weights are cast anew each time: what one CUDA graph has cast, another could not keep."""
+    """Autocast without its weight cache: a cast captured in one CUDA graph is not valid in another."""
     return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST, cache_enabled=False)
 
 
 def image_type(precision: Precision) -> torch.dtype:
-    """What images are loaded as: the type in which autocast would give them to the first layer anyway."""
+    """The dtype of loaded images: the one autocast would cast them to for the first layer."""
     return _AUTOCAST.get(precision, torch.float32)
 
 
 def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of each row, in fp32 whatever the precision (fp64 for a network in fp64): [rows]."""
+    """Cross-entropy of each row, in fp32 at any precision (fp64 for fp64 logits): [rows]."""
     return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="none")
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Where and how a module is trained."""
+    """Device and execution settings of a training."""
 
     optimizer: OptimizerConfig
     steps_per_epoch: int
     world: World
     precision: Precision = "fp32"
     micro: int | None = None
-    """Most rows of a forward with gradient; None: all rows of the batch."""
+    """Maximum rows of a forward with gradients (micro-batch); None: the whole batch."""
     exact: bool = True
-    """Whether a resumed training must be bit for bit the undisturbed one (CPUs, and `execution.deterministic`)."""
+    """Whether resuming must be bit-for-bit exact (on CPUs, and with `execution.deterministic`)."""
     allow_accelerate: bool = False
-    """Whether accelerate, where it launched us, drives the module; not in a fold's group, which it cannot know."""
+    """Whether accelerate may drive the module if it is the launcher; not in a fold's group, unknown to accelerate."""
     sync_batchnorm: bool = False
     graphs: bool = False
-    """Replay CUDA graphs of the step instead of launching its kernels one by one."""
+    """Capture the step in CUDA graphs and replay them."""
     require_graphs: bool = False
-    """Raise where a step cannot be recorded, instead of going on eagerly."""
+    """Raise if a step cannot be captured, instead of falling back to eager."""
     compile: bool = False
     """Compile the networks' blocks."""
 
@@ -98,7 +98,7 @@ def build_task_settings(
     world: World,
     allow_accelerate: bool = False,
 ) -> TaskSettings:
-    """What a recipe says of a training by `plan` in `world`."""
+    """Settings for a training by `plan` in `world`, from the recipe."""
     acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
     return TaskSettings(
         optimizer,
@@ -116,16 +116,16 @@ def build_task_settings(
 
 
 class BaseTask(ABC):
-    """A module under training; methods say what a step reads (`inputs`) and what it does with that (`compute_step`).
+    """A module under training; subclasses define what a step reads (`inputs`) and computes (`compute_step`).
 
-    A step is `begin_step`, then `forward` and `backward` for each part of the batch, then `update`: all on the
-    device, without a look at any number, so that it can be recorded and replayed.
+    A step is `begin_step`, `forward` and `backward` for each micro-batch, `reduce_gradients`, then `update`. It runs
+    with no host-device sync, so that CUDA graphs can capture and replay it.
     """
 
     def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
         self.world, self.device, self.precision = setting.world, setting.world.device, setting.precision
         self.module = _placed(module, setting)
-        # Held here for as long as the module uses it: no other training may be given the same stream.
+        # Held while the module uses it, so that no other training gets the same stream.
         self._side_stream: ExclusiveStream | None = None
         if isinstance(self.module, TwinModel) and setting.graphs:
             self._side_stream = ExclusiveStream(self.device)
@@ -158,15 +158,15 @@ class BaseTask(ABC):
         self._last: tuple[torch.Tensor, Values] | None = None
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
-        """What the work of a step reads, on the device, shapes fixed; and sizes it is written for."""
+        """The input tensors of a step, on the device with fixed shapes, and the static sizes of its computation."""
         return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}, ()
 
     @abstractmethod
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
-        """A step; returns scalars to be averaged into the metrics, COUNTED among them."""
+        """One step; returns scalars that are averaged into the metrics, COUNTED among them."""
 
     def step(self, batch: Batch, at: StepIds) -> Values:
-        """One update; the values it returns are overwritten by the next one."""
+        """Run one step; the next one overwrites the returned values."""
         schedule = self._schedule
         self.learning_rate = learning_rate_at(
             at.step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
@@ -179,7 +179,7 @@ class BaseTask(ABC):
         return {name: value for name, value in values.items() if value.dim() == 0}
 
     def has_transient_shape(self, at: StepIds) -> bool:
-        """Whether the shape of this step will be gone after an epoch: not worth a compilation."""
+        """Whether this step's shape lasts for one epoch only and is not worth compiling."""
         return False
 
     def _compile_context(self, at: StepIds) -> AbstractContextManager[None]:
@@ -203,7 +203,7 @@ class BaseTask(ABC):
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of the last step, for methods of two networks: this rank's sample_ids that were easy for a, and for b."""
+        """This rank's small-loss sample_ids of the last step, by network a and by b; None for single networks."""
         if self._last is None or "chosen_a" not in self._last[1]:
             return None
         ids, values = self._last
@@ -214,30 +214,30 @@ class BaseTask(ABC):
         return micro_batches(rows, self._micro)
 
     def begin_step(self) -> None:
-        """Before the forward: BatchNorm learns in it, and must forget a batch that is not finite."""
+        """Zero the gradients and snapshot BatchNorm statistics, which `update` restores after a non-finite batch."""
         self._memory.keep()
         self._engine.zero_grad()
 
     def forward(self, *images: torch.Tensor, last: bool = True) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Logits, of a forward in train mode that gradients go back through."""
+        """Logits of a forward with gradients."""
         with autocast(self.device, self.precision):
             logits: torch.Tensor | tuple[torch.Tensor, ...] = self._engine.forward(*images, last=last)
         return logits
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
-        """Add the gradients of one part's share of the loss of all ranks to those of the parts before it."""
+        """Accumulate the gradients of one micro-batch. share: its share of the loss over all ranks."""
         self._engine.backward(self._scaler.scale(share), last)
 
     def reduce_gradients(self, *totals: torch.Tensor) -> Generator[SyncPoint, None, torch.Tensor]:
-        """Gradients and these scalars, of all ranks: [scalars]."""
+        """All-reduce the gradients and `totals`; returns the summed totals: [scalars]."""
         sums = torch.stack([total.to(totals[0].dtype) for total in totals])
         yield SyncPoint((*self._engine.unreduced_gradients(), sums))
         return sums
 
     def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
-        """One optimiser step, unless the loss or a gradient is not finite, or no row counted.
+        """One optimiser step, skipped if the loss or a gradient is not finite or no row counts.
 
-        loss: of all rows of all ranks, so that all ranks decide alike; counted: bool [].
+        loss: over all ranks, so that all ranks take the same decision; counted: bool [].
         """
         if self._scaler.is_enabled():
             self._scaler.unscale_(self._engine.optimizer)
@@ -254,7 +254,7 @@ class BaseTask(ABC):
 
     @contextmanager
     def without_effects(self) -> Iterator[None]:
-        """Steps in here change no weight, no moment, no statistic, no counter and no random draw."""
+        """Steps inside change no weights, moments, statistics, counters or random state."""
         draws = random_state(self.device)
         self._for_real.fill_(False)
         try:
@@ -264,23 +264,23 @@ class BaseTask(ABC):
             load_random_state(draws, self.device)
 
     def close(self) -> None:
-        """Let the memory and the streams of recorded steps go; the module stays."""
+        """Release the memory and streams of captured steps; the module stays."""
         self._graphed_step = None
         if isinstance(self.module, TwinModel):
             self.module.side_stream = self._side_stream = None
         self._engine.zero_grad()
 
     def require_finite(self) -> None:
-        """Raises where training has diverged; waits for the device."""
+        """Raise if training has diverged; syncs with the device."""
         self._guard.require_finite()
 
     def end_epoch(self, epoch: int) -> None:
-        """Ranks that saw different rows agree on BatchNorm's statistics."""
+        """Average BatchNorm statistics over the ranks."""
         if self.world.rank_group is not None and self._live:
             torch._foreach_copy_(self._live, self.world.all_reduce_mean(self._live))
 
     def state(self) -> TrainState:
-        """Weights with the mean of all ranks' statistics, and each rank's own to go on with."""
+        """Weights with BatchNorm statistics averaged over ranks, and each rank's own statistics for resuming."""
         tensors = module_state(self.module, "model.")
         if self.world.size > 1 and self._buffers:
             tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
@@ -290,10 +290,10 @@ class BaseTask(ABC):
         return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
 
     def load(self, state: TrainState) -> None:
-        """In place: what a CUDA graph has recorded is where it was."""
+        """Load in place: captured CUDA graphs keep the addresses of the tensors."""
         load_module(self.module, state.tensors, "model.")
         own = local_rank_state(self.world, _BUFFERS, state.tensors)
-        if own is not None:  # in a world of another size they stay the mean, which the model has
+        if own is not None:  # at another world size the averaged statistics of the model stay
             load_statistics(self._live, own)
         self._engine.sync_weights()
         self._engine.load_moments(state.tensors)
@@ -303,7 +303,7 @@ class BaseTask(ABC):
 
 
 def _placed(module: nn.Module, setting: TaskSettings) -> nn.Module:
-    """The module on its device, in the layout and form it is fastest in."""
+    """The module on its device, in its memory layout, with SyncBatchNorm and compiled blocks where set."""
     world = setting.world
     if setting.sync_batchnorm and world.rank_group is not None:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)

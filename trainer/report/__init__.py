@@ -21,7 +21,7 @@ def write_report(
 ) -> dict[str, Any]:
     """Write report.json and report.html of a finished or unfinished run.
 
-    image_of, keys_of: the pictures and the source's names of samples, by sample_id.
+    image_of, keys_of: images and source keys of samples, by sample_id.
     """
     report = collect_report(run)
     suspects = report["suspicious"] or []

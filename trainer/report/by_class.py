@@ -1,22 +1,22 @@
-"""Which classes INCV keeps and which it doubts: all of few classes, the ends of many."""
+"""INCV's selection by class: all classes, or the lowest and highest if there are many."""
 
 from dataclasses import dataclass
 from typing import Any
 
-ALL_SHOWN = 50  # classes; of more the two ends
+ALL_SHOWN = 50  # classes; above this, only the two ends
 ENDS = 20
 
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Rows of numbers, each with its class."""
+    """One row of numbers per class."""
 
     caption: str
     rows: list[tuple[int, dict[str, Any]]]
 
 
 def class_tables(report: dict[str, Any]) -> list[ClassTable]:
-    """By true class where the truth is known, else by given label; lowest first where not all are shown."""
+    """By true class if known, else by given label; lowest first if not all are shown."""
     selection = report["selection"] or {}
     truth = selection.get("by_class") is not None
     rows = list(enumerate(selection.get("by_class" if truth else "by_label") or []))

@@ -8,9 +8,9 @@ _SYNSET = re.compile(r"(?P<wnid>n\d{8}) +(?P<words>\S.*)")
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """`n01440764 tench, Tinca tinca` is shown as `tench`; other names stay as they are.
+    """Shorten `n01440764 tench, Tinca tinca` to `tench`; other names are unchanged.
 
-    A first word that several classes share (crane, maillot) keeps its number: `crane (n02012849)`.
+    A name shared by several classes (crane, maillot) keeps its WordNet id: `crane (n02012849)`.
     """
     synsets = [_SYNSET.fullmatch(name) for name in names]
     first = [synset["words"].split(",")[0].strip() if synset else None for synset in synsets]

@@ -1,4 +1,4 @@
-"""Step one of the report: everything a run directory knows, as one JSON-ready mapping of numbers."""
+"""Step one of the report: collect the run directory into one JSON-ready mapping."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from trainer.report.unreadable import find_unreadable
 
 
 def collect_report(run: RunDirectory) -> dict[str, Any]:
-    """The content of report.json; what the run has not done yet, or has no truth for, is None."""
+    """The content of report.json; None where the run is unfinished or has no true labels."""
     config = yaml.safe_load(run.config.read_text()) or {}
     manifest = read_json(run.manifest)
     incv = _optional(run.incv)
@@ -73,7 +73,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
 
 
 def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
-    """A million numbers are of no use on a page; config.resolved.yaml has them."""
+    """Drop a large matrix, which is no use on a page; config.resolved.yaml has it."""
     labels = config.get("labels") or {}
     rows = len(labels.get("matrix") or ())
     if rows <= MATRIX_CLASSES:
@@ -82,7 +82,7 @@ def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Title and role of each method, from the registry; of one that is not installed here, its name."""
+    """Title and role of each method from the registry; the name if it is not installed here."""
     described: dict[str, dict[str, Any]] = {}
     for name in names:
         described[name] = {"title": name, "headline": False, "reference": False}
@@ -97,7 +97,7 @@ def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def accuracy(evaluation: dict[str, Any] | None) -> dict[str, dict[str, dict[str, Any]]] | None:
-    """Percent from exact counts: top1 and top5 are means over a method's networks."""
+    """Percentages from exact counts; top1 and top5 are means over a method's networks."""
     if evaluation is None:
         return None
     return {
@@ -127,7 +127,7 @@ def _percentages(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
-    """Seconds of each stage, in the order in which a run trains."""
+    """Seconds of each stage, in training order."""
     last = ("evaluate", "export", "report")
     order = {name: place for place, name in enumerate(("pack", "labels", "incv", *method_names(), *last))}
     names = sorted(stages, key=lambda name: order.get(name, len(order)))
@@ -135,7 +135,7 @@ def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
 
 
 def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
-    """Why a part of the report is empty, in a sentence for its reader."""
+    """One sentence for each empty part of the report, saying why it is empty."""
     reasons = {}
     if samples.truth is None:
         reasons["truth"] = (
@@ -152,7 +152,7 @@ def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
 
 
 def strict(value: Any) -> Any:
-    """The value as strict JSON: no nan or inf, no NumPy types, string keys; anything else as its text."""
+    """Convert to strict JSON: no nan or inf, no NumPy types, string keys; anything else as `str`."""
     if isinstance(value, dict):
         return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

@@ -21,13 +21,13 @@ def read_curves(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> dict[str, list[float | None]]:
-    """The numeric columns of one file, thinned; {} for a file without lines."""
+    """The numeric columns of one file, thinned; {} for an empty file."""
     lines = []
     for text in path.read_text().splitlines():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
-            break  # the line a stopped run was writing; a resume cuts the file back to before it
+            break  # a torn last line of a stopped run; resuming truncates it
         if isinstance(line, dict):
             lines.append(line)
     lines = thin(lines)
@@ -36,7 +36,7 @@ def read_metrics(path: Path) -> dict[str, list[float | None]]:
 
 
 def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:
-    """At most `most` of the points, evenly spaced, the first and the last among them."""
+    """At most `most` points, evenly spaced, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]

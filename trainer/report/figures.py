@@ -1,4 +1,4 @@
-"""Step two of the report: the plots of its sections, each made from report.json's numbers alone."""
+"""Step two of the report: the plots of each section, from report.json alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from trainer.report.profile import shares, shown_phases
 from trainer.report.summary import method_title, method_with, points, share
 from trainer.report.text import format_duration
 
-NAMED_CLASSES = 20  # up to here every row and column of a heatmap carries its class name
+NAMED_CLASSES = 20  # up to this many, every row and column of a heatmap is labelled
 STATES = (
     ("selected", "selected", "var(--c2)"),
     ("candidates", "candidates", "var(--c5)"),
@@ -21,7 +21,7 @@ STATES = (
 
 
 def noise_plot(report: dict[str, Any]) -> Markup | None:
-    """Both estimates and, where it is known, the truth, with a line at the truth."""
+    """Both noise estimates and, if known, the true ratio as a bar and a reference line."""
     noise = report["noise"]
     rows = (
         ("Paper's estimate", noise["paper"], 0),
@@ -35,7 +35,7 @@ def noise_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def precision_plot(report: dict[str, Any]) -> Markup | None:
-    """LP and LR after each round, measured (solid) and by theory (dashed)."""
+    """LP and LR after each round: measured (solid) and theoretical (dashed)."""
     rounds = [entry for entry in report["rounds"] if entry["label_precision"] is not None]
     if not rounds:
         return None
@@ -59,7 +59,7 @@ def precision_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def counts_plot(report: dict[str, Any]) -> Markup | None:
-    """What became of the samples after each round."""
+    """Samples by state after each round."""
     if not report["rounds"]:
         return None
     rows = []
@@ -74,7 +74,7 @@ def counts_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
-    """One bar chart an evaluation set: bars are means over networks, dots the single networks."""
+    """One bar chart per evaluation set: bars are means over networks, dots are individual networks."""
     plots = {}
     headline = method_with(report, "headline", report.get("methods") or ())
     for name, results in (report["accuracy"] or {}).items():
@@ -104,7 +104,7 @@ def time_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def profile_plot(report: dict[str, Any]) -> Markup | None:
-    """A bar a training, cut into the shares of its phases."""
+    """One stacked bar per training: the shares of its phases."""
     trainings = report["profile"]
     if not trainings:
         return None
@@ -115,7 +115,7 @@ def profile_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Small multiples: a panel a round and a panel a method, each with its loss and its training accuracy."""
+    """Small multiples: one panel per round and per method, each with loss and training accuracy."""
     curves, order = report["curves"], report["config"].get("methods") or []
     methods = sorted(curves["methods"], key=lambda method: order.index(method) if method in order else len(order))
     groups = (
@@ -135,7 +135,7 @@ def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str, dict[str, Any]]:
-    """One small chart a run that has logged `key`, all on one scale so that they can be compared."""
+    """One small chart per panel with `key` in its metrics, all on the same scale."""
     lines = {name: series for name, columns in runs.items() if (series := _lines(columns, key))}
     values = [y for series in lines.values() for line in series for _, y in line.points if y is not None]
     if not values:
@@ -153,7 +153,7 @@ def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str,
 
 
 def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Series]:
-    """Every column of the kind (`loss`, `loss_a`, ...) of every run in a panel, over epochs or else steps."""
+    """Every column of a kind (`loss`, `loss_a`, ...) of every training in a panel, over epochs or else steps."""
     series: list[Series] = []
     for run, columns in runs.items():
         along = columns.get("epoch") or columns.get("step")
@@ -166,7 +166,7 @@ def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Ser
 
 
 def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """T, M and the confident T as heatmaps of one scale; none above `measured.MATRIX_CLASSES`."""
+    """T, M and the confident T as heatmaps on one scale; none above `measured.MATRIX_CLASSES`."""
     kinds = (
         ("transition", "T: true class → given label", "true class", "given label"),
         ("predicted", "M: true class → held-out prediction", "true class", "predicted in round 1"),
@@ -186,7 +186,7 @@ def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def tick_names(names: Sequence[str]) -> list[str]:
-    """The names themselves while they fit; of more classes every fifth number."""
+    """Class names if they fit, else every fifth class number."""
     if len(names) <= NAMED_CLASSES:
         return list(names)
     return [str(number) if number % 5 == 0 else "" for number in range(len(names))]

@@ -1,4 +1,4 @@
-"""What the report measures: counts a round, precision and recall beside theory, confusion."""
+"""Measurements for the report: counts per round, precision and recall against theory, confusion."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,13 @@ from trainer.incv import measure
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 
-MATRIX_CLASSES = 50  # above this many classes a matrix is too large to look at: only its worst pairs are kept
+MATRIX_CLASSES = 50  # above this a matrix is too large to read: only its worst pairs are kept
 WORST_PAIRS = 15
 
 
 @dataclass(frozen=True)
 class RunSamples:
-    """The labels of a run as dense arrays over sample_id; -1 where a label is not known."""
+    """The labels of a run as dense arrays over sample_id; -1 for an unknown label."""
 
     given: NDArray[np.int32]
     truth: NDArray[np.int32] | None
@@ -38,7 +38,7 @@ class RunSamples:
 
     @cached_property
     def known(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """(true, given) of the measurable samples, or None where there are none."""
+        """(true, given) of the measurable samples, or None if there are none."""
         if self.truth is None or not self.measurable.any():
             return None
         return self.truth[self.measurable], self.given[self.measurable]
@@ -48,7 +48,7 @@ class RunSamples:
 
 
 def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
-    """Labels and, if known, true labels; a sample is the run's if the selection does not leave it outside."""
+    """Given labels and, if known, true labels; the run's samples are those not OUTSIDE in the selection."""
     selection = last_selection(run)
     ids, labels = _columns(run.labels, "sample_id", "label")
     size = max(int(ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
@@ -68,14 +68,14 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
 
 
 def last_selection(run: RunDirectory) -> SelectionIndex | None:
-    """The final selection or, in an unfinished run, that of its last finished round."""
+    """The final selection or, in an unfinished run, that of the last finished round."""
     paths = [*run.round_files("selection.parquet").values(), run.selection]
     found = [path for path in paths if path.exists()]
     return SelectionIndex.read(found[-1]) if found else None
 
 
 def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry a finished round, cumulative; `notes` are the entries of incv.json."""
+    """One cumulative entry per finished round; `notes` are the round entries of incv.json."""
     rounds = []
     for index, path in run.round_files("selection.parquet").items():
         state = _states(SelectionIndex.read(path), len(samples.given))
@@ -88,7 +88,7 @@ def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str,
 
 
 def final_selection(run: RunDirectory, samples: RunSamples) -> dict[str, Any] | None:
-    """The last selection: counts, by given label too; precision and recall, and both by true class."""
+    """The last selection: counts, overall and by given label; precision and recall, overall and by true class."""
     selection = last_selection(run)
     if selection is None:
         return None
@@ -114,7 +114,7 @@ def final_selection(run: RunDirectory, samples: RunSamples) -> dict[str, Any] | 
 
 
 def measure_confusion(run: RunDirectory, samples: RunSamples, confident: Any) -> dict[str, Any]:
-    """T, the confident estimate of T, M of round 1's held-out predictions, and the most confused pairs."""
+    """T, its confident estimate, M from round 1's held-out predictions, and the most confused pairs."""
     small = samples.classes <= MATRIX_CLASSES
     given_pairs = predicted_pairs = held_out_pairs = transition = predicted_matrix = prior = None
     predicted = _first_predictions(run, len(samples.given))
@@ -140,7 +140,7 @@ def measure_confusion(run: RunDirectory, samples: RunSamples, confident: Any) ->
 
 
 def worst_pairs(rows: measure.Labels, columns: measure.Labels, classes: int) -> list[dict[str, Any]]:
-    """The most frequent pairs off the diagonal: {from, to, count, share of `from`}, most frequent first."""
+    """The most frequent off-diagonal pairs, in that order: {from, to, count, share of `from`}."""
     counts = measure.confusion_counts(rows, columns, classes)
     totals = counts.sum(axis=1)
     np.fill_diagonal(counts, 0)
@@ -165,7 +165,7 @@ def _counts(state: NDArray[np.int8], samples: RunSamples) -> dict[str, int]:
 
 
 def _against_truth(state: NDArray[np.int8], samples: RunSamples) -> dict[str, float | None]:
-    """LP and LR of the selected, and the share of wrong labels among the removed."""
+    """LP and LR of the selected samples, and the share of wrong labels among the removed."""
     if samples.known is None:
         return {"label_precision": None, "label_recall": None, "removed_noise": None}
     true, given = samples.known
@@ -179,14 +179,14 @@ def _against_truth(state: NDArray[np.int8], samples: RunSamples) -> dict[str, fl
 
 
 def _theory(samples: RunSamples, rounds: int) -> dict[str, float] | None:
-    """LP_k and LR_k of a memorising network under the realised T and prior."""
+    """LP_k and LR_k of a memorising network for the realised T and prior."""
     if samples.known is None:
         return None
     true, given = samples.known
     prior = measure.class_prior(true, samples.classes)
     transition = measure.confusion(true, given, samples.classes)
     absent = prior == 0
-    transition[absent] = np.eye(samples.classes)[absent]  # of weight 0; any distribution serves
+    transition[absent] = np.eye(samples.classes)[absent]  # weight 0: any distribution will do
     return {
         "label_precision": float(theory.label_precision_after(transition, prior, rounds)),
         "label_recall": float(theory.label_recall_after(transition, prior, rounds)),
@@ -194,7 +194,7 @@ def _theory(samples: RunSamples, rounds: int) -> dict[str, float] | None:
 
 
 def _first_predictions(run: RunDirectory, size: int) -> NDArray[np.int32] | None:
-    """Round 1's held-out predictions over sample_id; -1 where there is none or it is not usable."""
+    """Round 1's held-out predictions by sample_id; -1 where missing or unusable."""
     path = run.round_predictions(0)
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Step three of the report: one HTML file that needs nothing outside itself."""
+"""Step three of the report: one self-contained HTML file."""
 
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from trainer.report.summary import (
 )
 from trainer.report.text import format_duration
 
-LISTED = 50  # rows of a table that could be endless
+LISTED = 50  # maximum rows of an unbounded table
 
 
 def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -> str:
-    """The page of a report; everything that comes from data is escaped by the template."""
+    """The page of a report; the template escapes everything that comes from data."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -37,7 +37,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
     )
     environment.filters |= {"share": share, "points": points, "duration": format_duration}
     environment.filters["method"] = partial(method_title, report)
-    # No line ends before a percent sign or inside Co-teaching.
+    # No line break before a percent sign or inside Co-teaching.
     environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
     return environment.get_template("page.html").render(
         report=report,
@@ -62,7 +62,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
 
 
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
-    """The key figures: value, label, and a line that puts the value beside another."""
+    """The key figures: value, label, and a line of comparison."""
     noise = _noise_tile(report)
     found = [noise] if noise else []
     selection, rounds = report["selection"], report["rounds"]
@@ -101,7 +101,7 @@ def _tile(value: str, label: str, note: str) -> dict[str, str]:
 
 
 def noise_words(report: dict[str, Any]) -> str:
-    """What the two estimates say, beside the truth where it is known."""
+    """The two noise estimates in words, against the true ratio if known."""
     paper, confident, true = (report["noise"][key] for key in ("paper", "confident", "true"))
     words = (
         "The paper's estimator turns the agreement of held-out predictions with the given labels into a "
@@ -121,7 +121,7 @@ def _off(difference: float) -> str:
 
 
 def selection_words(report: dict[str, Any]) -> str:
-    """How the measured selection compares with the theory's memorising network."""
+    """The measured selection against the theory of a memorising network, in words."""
     if not report["rounds"]:
         return ""
     last = report["rounds"][-1]
@@ -138,7 +138,7 @@ def selection_words(report: dict[str, Any]) -> str:
 
 
 def suspect_words(report: dict[str, Any]) -> str:
-    """How many of the suspects are really mislabelled."""
+    """How many suspects are actually mislabelled, in words."""
     suspects = report["suspicious"] or []
     words = (
         "Samples that were never selected and whose label the held-out network contradicts most strongly, "
@@ -153,7 +153,7 @@ def suspect_words(report: dict[str, Any]) -> str:
 
 
 def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:
-    """Each start of the run in words; rounds and folds counted from 1 as everywhere in the report."""
+    """Each start of the run in words; rounds and folds count from 1, as throughout the report."""
     rows = []
     for start in report["starts"]["list"]:
         place = start.get("resumed_from") or {}

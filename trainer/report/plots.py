@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from trainer.report.text import shorten
 
-CHARACTER = 7.0  # mean width of a character at the charts' 12 px, for laying out labels
+CHARACTER = 7.0  # mean character width at 12 px, for label layout
 Ticks = Callable[[float], str]
 Scale = Callable[[float], float]
 
@@ -26,7 +26,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """One horizontal bar: its value, the text written after it, and dots on it (e.g. the single networks)."""
+    """One horizontal bar: its value, the text written after it, and dots on it (e.g. individual networks)."""
 
     label: str
     value: float
@@ -36,7 +36,7 @@ class Bar:
 
 
 def plain(value: float) -> str:
-    """A tick's text: 0.25, 40, 1,200, 3.0M only where it must."""
+    """A tick label: 0.25, 40, 1,200; 3M from a million on."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
@@ -49,7 +49,7 @@ def percent(value: float) -> str:
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `about` steps."""
     span = high - low
-    if not math.isfinite(span) or span < 1e-300:  # nothing, or so little that its logarithm does not exist
+    if not math.isfinite(span) or span < 1e-300:  # zero, or too small for a logarithm
         low, span = (low if math.isfinite(low) else 0.0), max(abs(low), 1.0) if math.isfinite(low) else 1.0
         high = low + span
     power = 10.0 ** math.floor(math.log10(span / about))
@@ -68,7 +68,7 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     ticks: Ticks = plain,
 ) -> Markup:
-    """Lines over a common axis, with a legend above where there is more than one."""
+    """Lines on shared axes, with a legend above if there are several."""
     width, height = size
     known = [(x, y) for line in series for x, y in line.points if y is not None]
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
@@ -100,7 +100,7 @@ def bar_chart(
     width: int = 480,
     ticks: Ticks | None = plain,
 ) -> Markup:
-    """Horizontal bars from zero with their text after them; `reference` draws a dashed line across all."""
+    """Horizontal bars from zero, each followed by its text; `reference` draws a dashed line across all."""
     row, top = 34, 8
     left = 12 + CHARACTER * max((len(shorten(bar.label, 26)) for bar in bars), default=0)
     right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
@@ -142,7 +142,7 @@ def stacked_bars(
     width: int = 480,
     ticks: Ticks = "{:,}".format,
 ) -> Markup:
-    """One full-width bar a row, cut into counts or shares; parts_of: (label, CSS colour) of each part."""
+    """One full-width stacked bar per row, of counts or shares; parts_of: (label, CSS colour) of each part."""
     legend, top = _legend([(label, colour, False) for label, colour in parts_of], width, square=True)
     row = min(max(225 // max(len(rows), 1), 34), 72)
     left = 12 + CHARACTER * max((len(label) for label, _ in rows), default=0)
@@ -166,7 +166,7 @@ def stacked_bars(
 
 
 def heat(value: float) -> float:
-    """Opacity of a share: the root makes the small off-diagonal shares visible beside the diagonal."""
+    """Opacity of a share: the square root keeps small off-diagonal shares visible beside the diagonal."""
     return math.sqrt(min(max(value, 0.0), 1.0))
 
 
@@ -179,7 +179,7 @@ def heatmap(
     column_label: str,
     width: int = 480,
 ) -> Markup:
-    """Shares as opacity, the same scale in every heatmap; percent in the cells where they fit."""
+    """Shares as opacity, on the same scale in every heatmap; percentages in the cells if they fit."""
     count = len(matrix)
     shown = [shorten(name, 12) for name in names]
     longest = max((len(name) for name in shown), default=0)
@@ -226,7 +226,7 @@ def _cell(x: float, y: float, side: float, value: float | None, about: str) -> l
 
 
 def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]:
-    """The path of one series, broken where a value is missing, with dots where there are few points."""
+    """The path of one series, broken where a value is missing, with dots if there are few points."""
     runs: list[list[str]] = [[]]
     dots = []
     for x, y in line.points:
@@ -248,7 +248,7 @@ def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]
 def _legend(
     entries: Sequence[tuple[str, int | str, bool]], width: int, square: bool = False
 ) -> tuple[list[str], int]:
-    """Keys from left to right, wrapped to the width; returns them and the height they take."""
+    """Legend entries from left to right, wrapped to the width; returns them and their height."""
     parts, x, y = [], 4.0, 13
     for label, colour, dashed in entries:
         wide = 30 + CHARACTER * len(label)

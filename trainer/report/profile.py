@@ -1,4 +1,4 @@
-"""Where the time of each training went, added up over the starts of a run; None in a run without `--profile`."""
+"""Time per phase of each training, summed over the starts of a run; None without `--profile`."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ PHASES = (
     ("warm_up", "warm-up", "var(--c4)"),
     ("other", "other", "var(--faint)"),
 )
-"""Key, words and colour. Forward, backward, optimiser and exchange are of older runs, which measured no `step`."""
+"""Key, label and colour. Forward, backward, optimiser and exchange occur in older runs, which have no `step`."""
 
 
 def read_profile(run: RunDirectory) -> list[dict[str, Any]] | None:
-    """Steps and seconds of each training, in the order of the run; rounds and folds counted from 1."""
+    """Steps and seconds of each training, in run order; rounds and folds count from 1."""
     trainings: dict[tuple[Any, ...], dict[str, Any]] = {}
     try:
         for entry in read_json(run.profile):
@@ -34,7 +34,7 @@ def read_profile(run: RunDirectory) -> list[dict[str, Any]] | None:
         KeyError,
         TypeError,
         ValueError,
-    ):  # missing, or somebody's own: no reason to go without a report
+    ):  # missing or foreign: the report is written without it
         return None
     return list(trainings.values()) or None
 
@@ -65,19 +65,19 @@ def _add(training: dict[str, Any], entry: dict[str, Any]) -> None:
 
 
 def shares(training: dict[str, Any]) -> dict[str, float]:
-    """Of the training's time, by phase; they add up to 1."""
+    """Share of the training's time by phase; they sum to 1."""
     seconds = training["seconds"]
     whole = sum(seconds.values()) or 1.0
     return {phase: seconds.get(phase, 0.0) / whole for phase, _, _ in PHASES}
 
 
 def shown_phases(trainings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Key, words and colour of the phases that were met: one process exchanges nothing, few trainings predict."""
+    """Key, label and colour of the phases that occur: one process exchanges nothing, few trainings predict."""
     return [each for each in PHASES if any(each[0] in training["seconds"] for training in trainings)]
 
 
 def profile_words(report: dict[str, Any]) -> str:
-    """What the table's columns mean, and where it was measured."""
+    """What the table's columns mean, and the devices they were measured on."""
     trainings = report["profile"] or []
     devices = sorted({device for training in trainings for device in training["devices"]})
     named = ["the CPU" if device == "CPU" else device for device in devices]

@@ -1,4 +1,4 @@
-"""The report in words: its verdict in one sentence, and a plain table for the end of a run."""
+"""The report in words: a one-sentence verdict, and a plain-text table for the end of a run."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,13 +14,13 @@ def method_title(report: dict[str, Any], method: str) -> str:
 
 
 def method_with(report: dict[str, Any], role: str, among: Iterable[str]) -> str | None:
-    """The first of these methods that has the role: `headline` or `reference`."""
+    """The first of these methods with the role: `headline` or `reference`."""
     roles = report.get("methods") or {}
     return next((method for method in among if (roles.get(method) or {}).get(role)), None)
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """0.405 -> 40.5 %; an open value is a dash."""
+    """0.405 -> 40.5 %; None is a dash."""
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
@@ -30,13 +30,13 @@ def points(value: float | None) -> str:
 
 
 def first_set(report: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]] | None:
-    """The evaluation set that headlines are about: the first one."""
+    """The evaluation set of the headline: the first one."""
     sets = report["accuracy"] or {}
     return next(iter(sets.items()), None)
 
 
 def best_method(report: dict[str, Any], results: dict[str, dict[str, Any]]) -> str | None:
-    """The method that a headline is about: one that says so of itself, or else the most accurate."""
+    """The headline's method: the one marked `headline`, else the most accurate."""
     known = {method: result["top1"] for method, result in results.items() if result["top1"] is not None}
     headline = method_with(report, "headline", known)
     if headline is not None:
@@ -45,7 +45,7 @@ def best_method(report: dict[str, Any], results: dict[str, dict[str, Any]]) -> s
 
 
 def gain(report: dict[str, Any], results: dict[str, dict[str, Any]], method: str) -> tuple[float, str] | None:
-    """Points of top-1 that `method` is above the reference method, and that one's title; None without one."""
+    """Top-1 gain of `method` over the reference method in points, and the reference's title; None without one."""
     reference = method_with(report, "reference", results)
     base = results[reference]["top1"] if reference is not None else None
     if reference is None or base is None or method == reference:
@@ -63,7 +63,7 @@ def compare_words(ahead: tuple[float, str]) -> str:
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """One sentence of the run's result, built from what is known."""
+    """The run's result in one sentence, from what is known."""
     parts = [part for part in (_noise_words(report), _kept_words(report), _accuracy_words(report)) if part]
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
@@ -99,7 +99,7 @@ def _accuracy_words(report: dict[str, Any]) -> str:
 
 
 def summary_table(report: dict[str, Any]) -> str:
-    """The report as a short plain table, at most 90 columns wide."""
+    """The report as a short plain-text table, at most 90 columns wide."""
     noise = report["noise"]
     about = [str(report["recipe"]), f"seed {report['seed']}", f"{report['samples']:,} samples"]
     lines = [" · ".join([*about, f"{report['classes']:,} classes"]), ""]
@@ -136,15 +136,13 @@ def _round_line(entry: dict[str, Any]) -> str:
 def _method_line(report: dict[str, Any], method: str, result: dict[str, Any]) -> str:
     each = " ".join(points(value).removesuffix(" %") for value in result["top1_each"])
     name = shorten(method_title(report, method), 30)
-    top5 = points(
-        result["top5"] if report["classes"] > 5 else None
-    )  # of five classes any answer is among the first five
+    top5 = points(result["top5"] if report["classes"] > 5 else None)  # up to five classes top-5 is always right
     top = f"{points(result['top1']):>8}{top5:>10}{points(result['top1_ensemble']):>11}"
     return f"{name:<30}{top}   {shorten(each, 28)}"
 
 
 def _wrapped(line: str) -> list[str]:
-    """A sentence that is too long, broken at spaces."""
+    """Wrap a long sentence at spaces."""
     pieces = [""]
     if len(line) <= WIDTH:
         return [line]

@@ -1,4 +1,4 @@
-"""The most suspicious samples: held-out networks disagree with their label most strongly."""
+"""The most suspicious samples: those whose label the held-out predictions contradict most strongly."""
 
 import base64
 import io
@@ -17,12 +17,12 @@ from trainer.records.run_directory import RunDirectory
 from trainer.report.measured import RunSamples, last_selection
 
 MOST = 24
-THUMBNAIL = 176  # pixels; larger images are scaled down to this, smaller ones are left to the page
-SMALL = 64  # pixels; up to here an image is shown pixel by pixel
+THUMBNAIL = 176  # pixels; larger images are scaled down to this
+SMALL = 64  # pixels; up to this size an image is shown pixelated
 
 
 def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> list[dict[str, Any]] | None:
-    """Samples never selected whose last held-out prediction contradicts the label, by loss, largest first."""
+    """Samples never selected whose last held-out prediction contradicts the label, largest loss first."""
     paths = run.round_files("predictions.parquet")
     selection = last_selection(run)
     if not paths or selection is None:
@@ -60,7 +60,7 @@ def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> l
 def thumbnails(
     suspects: Iterable[dict[str, Any]], image_of: Callable[[int], Image.Image] | None
 ) -> dict[int, dict[str, Any]]:
-    """sample_id -> {"uri": data URI, "pixelated": bool}; a sample whose image cannot be read is left out."""
+    """sample_id -> {"uri": data URI, "pixelated": bool}; omits samples whose image cannot be read."""
     found: dict[int, dict[str, Any]] = {}
     if image_of is None:
         return found
@@ -68,13 +68,13 @@ def thumbnails(
         try:
             image = image_of(suspect["sample_id"]).convert("RGB")
         except (OSError, ValueError, KeyError, IndexError, InputError, UndecodableImage, CorruptSample):
-            continue  # a picture is an ornament here; the numbers beside it stand
+            continue  # the thumbnail is optional
         found[suspect["sample_id"]] = {"uri": data_uri(image), "pixelated": max(image.size) <= SMALL}
     return found
 
 
 def data_uri(image: Image.Image) -> str:
-    """Small images as lossless PNG, larger ones scaled down and as JPEG."""
+    """Small images as lossless PNG, larger ones scaled down as JPEG."""
     stream = io.BytesIO()
     if max(image.size) <= SMALL:
         kind = "png"

@@ -1,4 +1,4 @@
-"""A training method in a package of its own: two independent networks on INCV's selection, with label smoothing."""
+"""A training method in its own package: two independent networks on INCV's selection, with label smoothing."""
 
 import torch
 import torch.nn.functional as F
