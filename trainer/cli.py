@@ -179,8 +179,8 @@ def _price(given: str) -> float:
 
 def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of the estimate that were given; refuses them without --dry-run."""
-    said = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples}
-    asked = {name: value for name, value in said.items() if value is not None}
+    given = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples}
+    asked = {name: value for name, value in given.items() if value is not None}
     if asked and not parsed.dry_run:
         raise ConfigError(
             "--gpus, --gpu-price and --samples are for the estimate of --dry-run: add it, or leave them"
@@ -225,11 +225,11 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
     from trainer.run.recipe import load_recipe  # here: methods import torch, which takes seconds
 
     variants = []
-    for said in combinations(parsed.vary):
-        recipe = load_recipe(path, [*parsed.overrides, *said])
+    for varied in combinations(parsed.vary):
+        recipe = load_recipe(path, [*parsed.overrides, *varied])
         # With --vary, --redo must not direct a variant to the plain run's directory.
         root = parsed.run_dir or _default_directory(path, recipe, () if parsed.vary else parsed.redo)
-        variants.append(Variant(said, recipe, root))
+        variants.append(Variant(varied, recipe, root))
     return variants
 
 

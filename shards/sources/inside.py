@@ -12,20 +12,20 @@ from shards.image_check import MAX_BYTES
 def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
     """Open the regular file ROOT/path; `origin` names it in errors. `root` is absolute, without links."""
     place = f"{root}/{path}"
-    said = f"{place} ({origin})" if origin not in (path, place) else place
+    location = f"{place} ({origin})" if origin not in (path, place) else place
     try:
         real = os.path.realpath(place, strict=True)
         if not real.startswith(f"{str(root).rstrip('/')}/"):
-            raise DataError(f"{said} is behind a link that leaves {root} (to {real}); copy the images into it")
+            raise DataError(f"{location} is behind a link that leaves {root} (to {real}); copy the images into it")
         # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
-        raise DataError(f"{said} is missing; extract or download it again") from None
+        raise DataError(f"{location} is missing; extract or download it again") from None
     except OSError as error:
-        raise DataError(f"{said} cannot be read: {error.strerror}") from error
+        raise DataError(f"{location} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DataError(f"{said} is not a file; a file is expected there")
+        raise DataError(f"{location} is not a file; a file is expected there")
     return os.fdopen(descriptor, "rb")
 
 

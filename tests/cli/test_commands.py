@@ -38,7 +38,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(incv: Incv, playground: Pa
     with unchanged(playground):
         answer = incv("run", "-c", TINY, "--dry-run")
     assert answer.code == 0, answer.err
-    assert re.findall(r"^  (\w+) +(?:to do|done|made anew)", answer.out, re.MULTILINE) == list(STAGES)
+    assert re.findall(r"^  (\w+) +(?:to do|done|always run)", answer.out, re.MULTILINE) == list(STAGES)
     assert re.findall(r"^  (\w+) +to do", answer.out, re.MULTILINE) == list(STAGES[1:-1])
     assert "refused" not in answer.out
     assert "2 rounds of 2 folds" in answer.out

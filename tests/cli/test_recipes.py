@@ -48,7 +48,7 @@ def test_a_recipe_plans_without_data_and_writes_nothing(
     assert answer.code == 0, answer.err
     assert f"into runs/{recipe.stem}" in answer.out
     for stage in stages_of(load_recipe(recipe)):
-        assert re.search(rf"^ +{stage} +(to do|made anew)", answer.out, re.MULTILINE), stage
+        assert re.search(rf"^ +{stage} +(to do|always run)", answer.out, re.MULTILINE), stage
 
 
 @each_recipe

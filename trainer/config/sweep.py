@@ -13,13 +13,13 @@ from trainer.config.schema import Recipe
 class Variant:
     """One variant: its overrides, its recipe and its run directory."""
 
-    said: tuple[str, ...]
+    overrides: tuple[str, ...]
     recipe: Recipe
     root: Path
 
     @property
     def name(self) -> str:
-        return " ".join(self.said)
+        return " ".join(self.overrides)
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:

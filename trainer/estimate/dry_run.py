@@ -94,7 +94,7 @@ def _find_states(
 ) -> tuple[dict[str, str], list[str]]:
     """The state of each stage, and why this directory would refuse the recipe."""
     states = dict.fromkeys(stages_of(recipe), "to do")
-    states |= {"pack": "to do" if None in indices.values() else "done", "report": "made anew"}
+    states |= {"pack": "to do" if None in indices.values() else "done", "report": "always run"}
     obstacles = _find_refusals(run.require_run_directory)
     train = indices["train"]
     if not run.manifest.exists() or train is None or obstacles:

@@ -167,9 +167,9 @@ class CoteachingTask(BaseTask):
         non-zero on one rank only, so the sum is bitwise the array of a single process.
         """
         places, rows = inputs["places"], len(inputs["places"])
-        said = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
-        everywhere = torch.zeros(3, (self.world.size + 1) * rows, dtype=said.dtype, device=self.device)
-        everywhere.index_copy_(1, places, said)
+        stacked = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
+        everywhere = torch.zeros(3, (self.world.size + 1) * rows, dtype=stacked.dtype, device=self.device)
+        everywhere.index_copy_(1, places, stacked)
         yield SyncPoint((everywhere,))
         of_a, of_b, weights = everywhere[:, : self.world.size * rows]  # without the fill rows
         real = torch.count_nonzero(weights)
@@ -206,8 +206,8 @@ class CoteachingTask(BaseTask):
         """Logits of both networks for every row, in eval mode: [rows, classes] each."""
         self.module.eval()
         with torch.no_grad(), autocast(self.device, self.precision):
-            said = [self.module(images[part]) for part in self.parts(len(images))]
-        logits_a, logits_b = zip(*said, strict=True)
+            outputs = [self.module(images[part]) for part in self.parts(len(images))]
+        logits_a, logits_b = zip(*outputs, strict=True)
         return torch.cat(logits_a), torch.cat(logits_b)
 
     def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> torch.Tensor:

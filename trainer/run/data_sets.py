@@ -87,10 +87,10 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = str(error)
+        message = str(error)
         for flag, name in flags.items():
-            said = said.replace(flag, name)
-        raise type(error)(said) from error
+            message = message.replace(flag, name)
+        raise type(error)(message) from error
 
 
 def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:

@@ -43,8 +43,8 @@ def stages_of(recipe: Recipe) -> list[str]:
 def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> None:
     """Raise ConfigError if the user names a stage that this recipe does not have."""
     own = stages_of(recipe)[1:]
-    said = {f"--redo {stage}": stage for stage in redo} | ({f"incv {only}": only} if only else {})
-    for words, stage in said.items():
+    named = {f"--redo {stage}": stage for stage in redo} | ({f"incv {only}": only} if only else {})
+    for words, stage in named.items():
         if stage not in own:
             raise ConfigError(
                 f"`{words}`: this recipe has no such stage; its stages are {', '.join(own)} "

@@ -46,15 +46,17 @@ def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, Sampl
         **{f"version of {name}": text for name, text in installed_versions(_PACKAGES).items()},
         **{f"data in {index.folder}": index.checksum[:16] for index in indices.values()},
     }
-    told = [json.loads(each) for each in world.all_gather_strings(json.dumps({"host": hostname(), "facts": facts}))]
+    reported = [
+        json.loads(each) for each in world.all_gather_strings(json.dumps({"host": hostname(), "facts": facts}))
+    ]
 
     def compare() -> None:
-        for rank, other in enumerate(told):
+        for rank, other in enumerate(reported):
             for what in {**facts, **other["facts"]}:
                 ours, theirs = facts.get(what, "none"), other["facts"].get(what, "none")
                 if theirs != ours:
                     raise ConfigError(
-                        f"rank {rank} ({other['host']}) and rank 0 ({told[0]['host']}) differ in the {what}: "
+                        f"rank {rank} ({other['host']}) and rank 0 ({reported[0]['host']}) differ in the {what}: "
                         f"{theirs} and {ours}. Install the same versions and start every node with the same arguments"
                     )
 
@@ -68,12 +70,12 @@ def require_common_directory(world: World, run: RunDirectory) -> None:
     token = run.root / ".seen-by-all"
 
     def write() -> str:
-        said = f"{time.time_ns()}"
-        token.write_text(said)
-        return said
+        stamp = f"{time.time_ns()}"
+        token.write_text(stamp)
+        return stamp
 
-    said = world.broadcast_from_rank0(write)
-    seen = [json.loads(each) for each in world.all_gather_strings(json.dumps([hostname(), _sees(token, said)]))]
+    stamp = world.broadcast_from_rank0(write)
+    seen = [json.loads(each) for each in world.all_gather_strings(json.dumps([hostname(), _sees(token, stamp)]))]
 
     def compare() -> None:
         token.unlink(missing_ok=True)
@@ -87,11 +89,11 @@ def require_common_directory(world: World, run: RunDirectory) -> None:
     world.broadcast_from_rank0(compare)
 
 
-def _sees(token: Path, said: str) -> bool:
+def _sees(token: Path, stamp: str) -> bool:
     limit = time.monotonic() + _PATIENCE
     while time.monotonic() < limit:
         try:
-            if token.read_text() == said:
+            if token.read_text() == stamp:
                 return True
         except OSError:
             pass
