@@ -54,7 +54,10 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--resize", type=int, metavar="PIXELS", help="resize the shorter side; default: keep the size"
     )
     packing.add_argument(
-        "--quality", type=int, default=DEFAULT_QUALITY, help=f"of re-encoded JPEGs; default: {DEFAULT_QUALITY}"
+        "--quality",
+        type=int,
+        default=DEFAULT_QUALITY,
+        help=f"JPEG quality when re-encoding; default: {DEFAULT_QUALITY}",
     )
     packing.add_argument("--workers", type=int, default=_cpus(), help="processes; default: the available CPUs")
     packing.add_argument("--samples-per-shard", type=int, default=1000, metavar="N", help="default: 1000")

@@ -63,7 +63,7 @@ def _temporary(path: Path) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the name is a temporary one; if no writer is active, its writer was killed."""
+    """Whether the name is a temporary one; left behind with no active writer, it means that the writer was killed."""
     return _LEFTOVER.fullmatch(path.name) is not None
 
 

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
     for stage in all_stages()[1:]:
-        alone = commands.add_parser(stage, help=f"run only the stage {stage}")
+        alone = commands.add_parser(stage, help=f"run only the `{stage}` stage")
         _add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
     doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
@@ -143,15 +143,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=V,W",
         help="one run per value, concurrently in one process; repeatable",
     )
-    parser.add_argument("--at-once", type=_count, metavar="N", help="maximum of concurrent runs; default: 8")
-    estimate = parser.add_argument_group("estimate of --dry-run")
-    estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="numbers of GPUs; default: processes now")
+    parser.add_argument("--at-once", type=_count, metavar="N", help="maximum number of concurrent runs; default: 8")
+    estimate = parser.add_argument_group("options for --dry-run")
+    estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="default: the current number of processes")
     estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour")
     estimate.add_argument(
         "--samples",
         type=_count,
         metavar="N",
-        help="training samples; default: packed or published",
+        help="default: packed, else the published number",
     )
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")

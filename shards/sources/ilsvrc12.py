@@ -184,7 +184,7 @@ def _sort_rows(rows: list[_Row]) -> list[_Row]:
     for row in rows:
         other = first.setdefault(stem(row.name), row)
         if other is not row:
-            raise DataError(f"the image {row.name} is there twice: {other.origin} and {row.origin}; remove one")
+            raise DataError(f"the image {row.name} appears twice: {other.origin} and {row.origin}; remove one")
     return rows
 
 

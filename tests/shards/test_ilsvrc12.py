@@ -165,7 +165,7 @@ def test_an_image_that_is_there_twice_is_named_with_both_places(tmp_path):
     root = ilsvrc12_tree(tmp_path / "i", form="flat")
     with (root / LIST).open("a") as file:
         file.write("ILSVRC2012_val_00000002.JPEG n01440764\n")
-    with pytest.raises(DataError, match=r"00000002\.JPEG is there twice: \S+ line 2 and \S+ line 11"):
+    with pytest.raises(DataError, match=r"00000002\.JPEG appears twice: \S+ line 2 and \S+ line 11"):
         open_source("ilsvrc12", root, "val")
     root = ilsvrc12_tree(tmp_path / "f", form="folders")
     shutil.copy(next((root / "val/n01440764").iterdir()), root / "val/n01443537")

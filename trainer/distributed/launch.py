@@ -175,5 +175,5 @@ def _process_start_time(process: int) -> float:
 
 
 def hostname() -> str:
-    """Slurm's name of this node, or else the host name."""
+    """Slurm's name for this node, or else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -148,7 +148,7 @@ class CostModel:
         return theory.noise_from_accuracy(measured.AGREEMENT, classes, incv.noise_kind) if incv else 0.0
 
     def expect_rounds(self) -> list[tuple[int, int]]:
-        """|S| and |C| before each round and after the last, if every round agrees with AGREEMENT of the labels."""
+        """|S| and |C| before each round and after the last, if predictions match a share AGREEMENT of the labels."""
         incv = self.recipe.incv
         if incv is None:
             return [(self.samples, 0)]

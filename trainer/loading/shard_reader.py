@@ -37,7 +37,9 @@ class ShardReader:
         data = self.read_or_none(sample_id)
         if data is None:
             path = self._index.shard_path(int(self._index.shard[sample_id]))
-            raise CorruptSample(f"sample {sample_id} in {path} is not as packed: run `incv shards verify`")
+            raise CorruptSample(
+                f"sample {sample_id} in {path} differs from what was packed: run `incv shards verify`"
+            )
         return data
 
     def read_or_none(self, sample_id: int) -> bytes | None:

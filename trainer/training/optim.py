@@ -24,7 +24,9 @@ def learning_rate_at(
     A warm-up of w steps climbs linearly: step s < w runs at (s+1)/w of the rate it would have without.
     """
     if step < 0 or steps_per_epoch < 1:
-        raise ValueError(f"step {step} of {steps_per_epoch} steps an epoch: need step >= 0 and at least 1 step")
+        raise ValueError(
+            f"step is {step} and steps_per_epoch {steps_per_epoch}: need step >= 0 and steps_per_epoch >= 1"
+        )
     rate = base
     for epoch, milestone_rate in sorted(milestones):
         if step >= epoch * steps_per_epoch:

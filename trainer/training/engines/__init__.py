@@ -37,7 +37,7 @@ class Engine(Protocol):
         ...
 
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
-        """Limit the norm of each network's gradient by itself."""
+        """Clip the gradient norm of each network separately."""
         ...
 
     def gradients_finite(self) -> torch.Tensor:

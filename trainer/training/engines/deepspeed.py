@@ -34,14 +34,14 @@ def deepspeed_stage(environ: Mapping[str, str]) -> int | None:
     stage = environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")  # accelerate's own default
     if stage not in ("1", "2"):
         raise ConfigError(
-            f"accelerate's zero_stage is {stage}, and DeepSpeed is used here with 1 or 2: set zero_stage to one of "
+            f"accelerate's zero_stage is {stage}, but only stages 1 and 2 are supported: set zero_stage to one of "
             "them, or start accelerate without DeepSpeed"
         )
     for what in ("optimizer", "param"):
         place = environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE", "none")
         if place not in ("none", ""):
             raise ConfigError(
-                f"accelerate's offload_{what}_device is {place}: nothing is offloaded here, set it to none"
+                f"accelerate's offload_{what}_device is {place}: offloading is not supported; set it to none"
             )
     clipping = environ.get("ACCELERATE_GRADIENT_CLIPPING", "none")
     if not _no_clipping(clipping):
