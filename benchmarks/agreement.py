@@ -164,7 +164,7 @@ class Bench:
             return accuracy
 
         seed_rng(plan.stream, world.rank)
-        module = build_module(recipe, "standard", images.classes)
+        module = build_module(recipe, "standard", 1, images.classes)
         setting = build_task_settings(recipe, recipe.standard.optimizer, plan, world)
         task = JudgedTask(module, setting, plan.epochs - JUDGED, judge)
         noisy = _with_noisy_labels(images, recipe)
