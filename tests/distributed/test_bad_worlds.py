@@ -95,7 +95,7 @@ ERRORS = {  # exit code, and a pattern of the facts that the message names
     "shards_unseen": (3, "data/shards/digits-train"),
     "checkpoints_cut_short": (3, "no readable checkpoint"),
     "checkpoint_of_another_recipe": (3, "another recipe"),
-    "world_not_as_promised": (2, "execution.world.* 4 .*torchrun.* 2"),
+    "world_not_as_promised": (2, "execution.world.* 4.*torchrun.* 2"),
     "precision_of_launcher": (2, "mixed_precision bf16.*precision: fp32"),
     "clip_with_deepspeed": (2, "optimizer.clip"),
     "fp16_with_deepspeed": (2, "precision: fp16"),

@@ -66,7 +66,7 @@ class Training:
             logits = engine.forward(images[rows], last=last)
             losses = [F.cross_entropy(said, labels[rows], reduction="sum") for said in logits]
             engine.backward((losses[0] + losses[1]) / ROWS, last)
-        for tensor in engine.exchange():
+        for tensor in engine.unreduced_gradients():
             self.world.all_reduce(tensor)
         finite = engine.gradients_finite()
         engine.set_rate((0.05 if self.kind == "sgd" else 0.01) / (1 + step // 10))

@@ -17,7 +17,7 @@ from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.world import World
 from trainer.training.engines import Engine, make_engine
 from trainer.training.engines.deepspeed import DeepSpeedEngine
-from trainer.training.engines.plain import PlainEngine, distributed
+from trainer.training.engines.plain import PlainEngine, wrap_with_ddp
 
 Report = dict[str, object]
 
@@ -27,7 +27,7 @@ def training(world: World, engine: str, kind: str, normed: bool = False) -> Trai
     optimizer = optimizer_of(module, kind)
     made: Engine
     if engine == "ddp":
-        made = PlainEngine(module, optimizer, world, distributed(module, world, find_unused=True))
+        made = PlainEngine(module, optimizer, world, wrap_with_ddp(module, world, find_unused=True))
     elif engine == "meetings":
         made = make_engine(module, optimizer, world, exact=True, allow_accelerate=False, graphs=True)
     elif engine == "launcher":
