@@ -145,13 +145,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--at-once", type=_count, metavar="N", help="maximum number of concurrent runs; default: 8")
     estimate = parser.add_argument_group("options for --dry-run")
-    estimate.add_argument("--gpus", type=_counts, metavar="1,8,64", help="default: the current number of processes")
+    estimate.add_argument(
+        "--gpus", type=_counts, metavar="1,8,64", help="GPU counts to estimate for; default: processes"
+    )
     estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour")
     estimate.add_argument(
         "--samples",
         type=_count,
         metavar="N",
-        help="default: packed, else the published number",
+        help="training samples; default: packed, else published",
     )
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")

@@ -194,7 +194,7 @@ class BaseTask(ABC):
             except CaptureError as error:
                 if self._require_graphs:
                     raise ConfigError(
-                        f"execution.graphs is true, and this network's step cannot be recorded ({error}): set it to "
+                        f"execution.graphs is true, and this network's step cannot be captured ({error}): set it to "
                         "auto"
                     ) from error
                 _log.warning("the step cannot be captured in a CUDA graph and runs eagerly (%s)", error)
