@@ -28,7 +28,7 @@ from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
 from trainer.report.summary import summary_table
 from trainer.run.exit_code import report_error
-from trainer.run.stage_graph import all_stages
+from trainer.run.stage_graph import all_stages, stages_of
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
@@ -224,13 +224,15 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
         raise ConfigError("--profile measures one run at a time: leave out --vary, or --profile")
     if parsed.at_once is not None and not parsed.vary:
         raise ConfigError("--at-once says how many runs of --vary go at a time: add --vary, or leave it")
-    from trainer.run.recipe import load_recipe  # here: methods import torch, which takes seconds
+    # Imported here: methods import torch, which takes seconds.
+    from trainer.run.default_directory import default_directory
+    from trainer.run.recipe import load_recipe
 
     variants = []
     for varied in combinations(parsed.vary):
         recipe = load_recipe(path, [*parsed.overrides, *varied])
         # With --vary, --redo must not direct a variant to the plain run's directory.
-        root = parsed.run_dir or _default_directory(path, recipe, () if parsed.vary else parsed.redo)
+        root = parsed.run_dir or default_directory(path, recipe, () if parsed.vary else parsed.redo)
         variants.append(Variant(varied, recipe, root))
     return variants
 
@@ -262,51 +264,11 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
     if parsed.print_run_dir:
         print(root)
     if parsed.print_stages:
-        from trainer.run.stage_graph import stages_of
-
         print(" ".join(stages_of(recipe)[1:]))
     if parsed.print_splits:
         splits = {"data.train": recipe.data.train} | {f"data.eval.{name}": s for name, s in recipe.data.eval.items()}
         for key, split in splits.items():
             print(shlex.join([f"{key}.shards", split.shards, *pack_arguments(split)]))
-
-
-def _default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
-    """runs/<recipe>, followed by 8 digits of the result keys' hash if an override changes one of them.
-
-    With --redo and changed keys: the existing run with these keys, else runs/<recipe>, whose stages are redone.
-    """
-    from trainer.run.recipe import load_recipe
-    from trainer.run.result_keys import hash_keys
-
-    keys = _naming_keys(recipe)
-    plain = Path("runs") / path.stem
-    own = _find_run(path.stem, keys) or Path("runs") / f"{path.stem}-{hash_keys(keys)[:8]}"
-    try:
-        unchanged = keys == _naming_keys(load_recipe(path))
-    except ConfigError:  # the recipe is complete only with its overrides
-        unchanged = False
-    return plain if unchanged or (redo and not own.exists()) else own
-
-
-def _find_run(stem: str, keys: dict[str, Any]) -> Path | None:
-    """An existing run with these keys, whatever hash is in its name: older versions hashed differently."""
-    from trainer.run.recipe import load_recipe
-
-    for config in sorted(Path("runs").glob(f"{stem}-????????/config.resolved.yaml")):
-        try:
-            if _naming_keys(load_recipe(config)) == keys:
-                return config.parent
-        except ConfigError:  # written by a version with other keys
-            continue
-    return None
-
-
-def _naming_keys(recipe: Recipe) -> dict[str, Any]:
-    """The result keys, with a label file by its name, since its content is read later."""
-    from trainer.run.result_keys import result_keys
-
-    return {**result_keys(recipe), "labels.file": recipe.labels.file}
 
 
 def pack_arguments(split: DataConfig) -> list[str]:

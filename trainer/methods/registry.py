@@ -79,8 +79,9 @@ def title_of(name: str) -> str:
         return name
 
 
+@cache
 def usable_methods() -> "list[Method]":
-    """All registered methods that can be imported; logs a warning for each that cannot."""
+    """All registered methods that can be imported; logs a warning, once, for each that cannot."""
     usable = []
     for name in method_names():
         try:

@@ -1,0 +1,40 @@
+"""The run directory that a recipe and its overrides resolve to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shards.errors import ConfigError
+from trainer.config.schema import Recipe
+from trainer.run.recipe import load_recipe
+from trainer.run.result_keys import Keys, hash_keys, result_keys
+
+
+def default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
+    """runs/<recipe>, followed by 8 digits of the result keys' hash if an override changes one of them.
+
+    With --redo and changed keys: the existing run with these keys, else runs/<recipe>, whose stages are redone.
+    """
+    keys, plain = _naming_keys(recipe), Path("runs") / path.stem
+    try:
+        if keys == _naming_keys(load_recipe(path)):
+            return plain
+    except ConfigError:  # the recipe is complete only with its overrides
+        pass
+    own = _find_run(path.stem, keys) or Path("runs") / f"{path.stem}-{hash_keys(keys)[:8]}"
+    return plain if redo and not own.exists() else own
+
+
+def _find_run(stem: str, keys: Keys) -> Path | None:
+    """An existing run with these keys, whatever hash is in its name: older versions hashed differently."""
+    for config in sorted(Path("runs").glob(f"{stem}-????????/config.resolved.yaml")):
+        try:
+            if _naming_keys(load_recipe(config)) == keys:
+                return config.parent
+        except ConfigError:  # written by a version with other keys
+            continue
+    return None
+
+
+def _naming_keys(recipe: Recipe) -> Keys:
+    """The result keys, with a label file by its name, since its content is read later."""
+    return {**result_keys(recipe), "labels.file": recipe.labels.file}
