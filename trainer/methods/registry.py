@@ -20,27 +20,23 @@ PLUGINS = PluginGroup("incv.methods", "training method")
 _log = logging.getLogger(__name__)
 
 
-@cache
 def method_names() -> tuple[str, ...]:
-    """All registered names, in training order; raises ConfigError if one is not unique."""
-    installed = PLUGINS.names()
-    for name in installed:
-        PLUGINS.find(name, BUILT_IN)  # names are also stages and recipe sections: a clash concerns every recipe
-    return (*BUILT_IN, *installed)
+    """All registered names, in training order."""
+    return (*BUILT_IN, *(name for name in PLUGINS.names() if name not in BUILT_IN))
 
 
 @cache
 def get_method(name: str) -> "Method":
-    """The method of that name; raises ConfigError if it is unknown or cannot be imported."""
+    """The method of that name; raises ConfigError if it is unknown or unusable."""
     from trainer.methods.method import Method  # deferred: it imports torch
 
-    if name in BUILT_IN:
-        method: Method = import_module(f"{__package__}.{name}").METHOD
-        return method
     entry = PLUGINS.find(name, BUILT_IN)
-    if entry is None:
+    if entry is not None:
+        return PLUGINS.load(entry, Method)
+    if name not in BUILT_IN:
         raise ConfigError(f"`methods`: unknown method {name!r}; {did_you_mean(name, method_names())}")
-    return PLUGINS.load(entry, Method)
+    method: Method = import_module(f"{__package__}.{name}").METHOD
+    return method
 
 
 def title_of(name: str) -> str:
@@ -53,7 +49,7 @@ def title_of(name: str) -> str:
 
 @cache
 def usable_methods() -> "list[Method]":
-    """All registered methods that can be imported; logs a warning, once, for each that cannot."""
+    """All registered methods but the unusable ones; logs a warning, once, for each of those."""
     usable = []
     for name in method_names():
         try:

@@ -51,7 +51,7 @@ _BUILT_IN = {kind.name: kind for kind in _RECORDS}
 
 
 def find_noise_kind(name: str) -> NoiseKind:
-    """The kind of that name; raises ConfigError if it is unknown or cannot be imported."""
+    """The kind of that name; raises ConfigError if it is unknown or unusable."""
     entry = PLUGINS.find(name, _BUILT_IN)
     if entry is not None:
         return PLUGINS.load(entry, NoiseKind)
