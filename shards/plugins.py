@@ -55,8 +55,8 @@ class PluginGroup:
             ) from error
         if not isinstance(record, record_type) or record.name != entry.name:
             raise ConfigError(
-                f"{entry.value} of the package {package} is not a {record_type.__name__} named {entry.name!r}, which "
-                f"its entry point under {self.group} must name: repair or uninstall {package}"
+                f"{entry.value} of the package {package} is not a {record_type.__name__} named {entry.name!r}, but "
+                f"its entry point under {self.group} must name one: repair or uninstall {package}"
             )
         return record
 
