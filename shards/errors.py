@@ -1,4 +1,7 @@
-"""The errors a user can cause, each with its exit code."""
+"""The errors a user can cause, each with its exit code, and the list of near matches for a wrong name."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class InputError(Exception):
@@ -17,3 +20,12 @@ class DataError(InputError):
     """Unusable images, shards, labels or checkpoints, or an unusable disk."""
 
     exit_code = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: near matches, then all known names."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"{hint}known: {shown or 'none'}"

@@ -1,7 +1,6 @@
 """The command `incv`: run, single stages, doctor, shards, validate, ls, cp."""
 
 import argparse
-import difflib
 import math
 import os
 import select
@@ -16,7 +15,7 @@ from typing import Any
 import trainer
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
-from shards.errors import ConfigError, InputError
+from shards.errors import ConfigError, InputError, did_you_mean
 from shards.pack import PackStopped
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.sweep import Variant, combinations
@@ -285,10 +284,8 @@ def recipe_path(given: str) -> Path:
         return path
     shipped = RECIPES / f"{given}.yaml"
     if not shipped.exists():
-        names = sorted(file.stem for file in RECIPES.glob("*.yaml"))
-        near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"no recipe {given!r}: neither a file nor one of {', '.join(names)}{hint}")
+        names = [file.stem for file in RECIPES.glob("*.yaml")]
+        raise ConfigError(f"no recipe {given!r}: neither a file nor a shipped recipe; {did_you_mean(given, names)}")
     return shipped
 
 

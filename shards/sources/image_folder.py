@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_check import MAX_BYTES
 from shards.sources.inside import refuse_undecodable_name
-from shards.sources.source import SUFFIXES, RawSample, SourceType, did_you_mean, is_image, require_root, suffix_of
+from shards.sources.source import SUFFIXES, RawSample, SourceType, is_image, require_root, suffix_of
 
 _LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '' : <class>/<image>)"
 

@@ -4,29 +4,22 @@ import importlib
 import logging
 import pkgutil
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, did_you_mean
+from shards.plugins import PluginGroup
 from shards.sources.first_classes import select_first_classes
-from shards.sources.source import Source, SourceType, did_you_mean
+from shards.sources.source import Source, SourceType
 
-ENTRY_POINT_GROUP = "incv.sources"
+PLUGINS = PluginGroup("incv.sources", "data set")
 
 
 def find_source(name: str) -> SourceType:
     """The record of the data set `name`; an unknown name is refused with near matches."""
-    built_in, offered = _built_in_sources(), _offered_sources().get(name, [])
-    if name in built_in and offered:
-        raise ConfigError(
-            f"the package {_package(offered[0])} offers a data set named {name!r}, which incv has itself; "
-            f"uninstall {_package(offered[0])}, or rename its entry point"
-        )
-    if len(offered) > 1:
-        packages = " and ".join(_package(one) for one in offered)
-        raise ConfigError(f"the packages {packages} both offer a data set named {name!r}; uninstall one of them")
-    if offered:
-        return _load(offered[0])
+    built_in = _built_in_sources()
+    entry = PLUGINS.find(name, built_in)
+    if entry is not None:
+        return PLUGINS.load(entry, SourceType)
     if name not in built_in:
         known = [source.name for source in list_sources()]
         raise ConfigError(f"there is no data set named {name!r}; {did_you_mean(name, known)}")
@@ -36,7 +29,7 @@ def find_source(name: str) -> SourceType:
 def list_sources() -> list[SourceType]:
     """All usable data sets, by name; one that `find_source` would refuse is skipped with a warning."""
     sources = []
-    for name in sorted({*_built_in_sources(), *_offered_sources()}):
+    for name in sorted({*_built_in_sources(), *PLUGINS.names()}):
         try:
             sources.append(find_source(name))
         except ConfigError as error:
@@ -84,33 +77,3 @@ def _built_in_sources() -> dict[str, SourceType]:
     modules = [importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(folder)]
     records = [module.SOURCE for module in modules if hasattr(module, "SOURCE")]
     return {record.name: record for record in records}
-
-
-@cache
-def _offered_sources() -> dict[str, list[EntryPoint]]:
-    """By name; their modules are not imported yet."""
-    offered: dict[str, list[EntryPoint]] = {}
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        offered.setdefault(entry_point.name, []).append(entry_point)
-    return offered
-
-
-def _load(entry_point: EntryPoint) -> SourceType:
-    package = _package(entry_point)
-    try:
-        record = entry_point.load()
-    except Exception as error:  # importing another package's module can raise anything
-        raise ConfigError(
-            f"the data set {entry_point.name!r} is offered by the package {package}, but {entry_point.value} cannot "
-            f"be imported ({type(error).__name__}: {error}); repair or uninstall {package}"
-        ) from error
-    if not isinstance(record, SourceType) or record.name != entry_point.name:
-        raise ConfigError(
-            f"the entry point {entry_point.name!r} of the package {package} leads to {entry_point.value}, which is "
-            f"not a shards.sources.SourceType of that name; correct or uninstall {package}"
-        )
-    return record
-
-
-def _package(entry_point: EntryPoint) -> str:
-    return entry_point.dist.name if entry_point.dist is not None else entry_point.module

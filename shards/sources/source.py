@@ -1,8 +1,7 @@
 """The interface of a data set, its registry record, and the checks that all data sets share."""
 
-import difflib
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, did_you_mean
 
 SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 
@@ -89,15 +88,6 @@ class Images(Protocol):
     """The image files of a list: a folder finds them by path, a tar by row; `origin` is for errors."""
 
     def read(self, row: int, path: str, origin: str) -> bytes: ...
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: near matches, then all known names."""
-    names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"{hint}known: {shown or 'none'}"
 
 
 def require_split(source: str, split: str, known: tuple[str, ...]) -> None:

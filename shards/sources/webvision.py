@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, did_you_mean
 from shards.sources.file_list import FileList, stem
 from shards.sources.inside import FolderImages, is_there
 from shards.sources.source import (
@@ -14,7 +14,6 @@ from shards.sources.source import (
     Images,
     RawSample,
     SourceType,
-    did_you_mean,
     require_root,
     require_split,
     suffix_of,

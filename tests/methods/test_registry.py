@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from shards.errors import ConfigError
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, toy_package_folder
+from tests.support.installed_package import install_package, run_python
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
 from trainer.run.recipe import load_recipe
 
@@ -68,3 +69,70 @@ def test_methods_are_trained_in_the_order_of_the_registry_whatever_that_of_the_r
 def test_an_unknown_method_is_refused_with_a_near_match():
     with pytest.raises(ConfigError, match="did you mean coteaching"):
         get_method("coteachin")
+
+
+GROUP = "incv.methods"
+TOY = (toy_package_folder() / "incv_toy.py").read_text()
+LOOKUP = """
+import sys
+from shards.errors import ConfigError
+from trainer.methods.registry import get_method
+
+for name in sys.argv[1:]:
+    try:
+        print(get_method(name).title)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_an_unusable_package_is_named_by_its_method_alone(tmp_path):
+    install_package(tmp_path, "toy", GROUP, "toy_pair = toy:METHOD", TOY)
+    install_package(tmp_path, "bad_import", GROUP, "broken = bad_import:METHOD", "import missing_library")
+    install_package(tmp_path, "bad_type", GROUP, "typed = bad_type:METHOD", "METHOD = 5")
+    install_package(tmp_path, "bad_name", GROUP, "named = bad_name:METHOD", TOY)
+    expected = {
+        "toy_pair": "^Toy pair$",
+        "broken": "'broken'.*bad_import.*missing_library.*uninstall",
+        "typed": "bad_type.*not a Method named 'typed'.*uninstall",
+        "named": "bad_name.*not a Method named 'named'.*uninstall",
+        "toy_pear": "unknown method 'toy_pear'; did you mean toy_pair",
+    }
+    done = run_python(tmp_path, "-c", LOOKUP, *expected)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(expected), done.stderr
+    for line, said in zip(lines, expected.values(), strict=True):
+        assert re.search(said, line), line
+
+
+@pytest.mark.parametrize(
+    ("entries", "uses", "reason"),
+    [
+        ({"bad_import": "broken"}, ["methods=[broken]", "broken.epochs=1"], "missing_library"),
+        ({"bad_taken": "coteaching"}, [], "'coteaching'"),
+        ({"twin_a": "twin", "twin_b": "twin"}, ["twin.epochs=1"], "'twin'"),
+    ],
+)
+def test_an_unusable_package_is_an_error_of_recipes_that_use_it(entries, uses, reason, tmp_path):
+    for package, name in entries.items():
+        install_package(tmp_path, package, GROUP, f"{name} = {package}:METHOD", "import missing_library")
+    refused = run_python(tmp_path, "-m", "trainer", "validate", "-c", "tiny", *uses)
+    assert refused.returncode == 2
+    *warnings, error = refused.stderr.splitlines()
+    assert error.startswith("incv: error")
+    for word in (*entries, reason, "uninstall"):
+        assert word in error
+    assert all(line.startswith("warning: ") for line in warnings), refused.stderr
+
+
+def test_an_unusable_package_is_a_warning_to_other_recipes(tmp_path):
+    install_package(tmp_path, "bad_import", GROUP, "broken = bad_import:METHOD", "import missing_library")
+    done = run_python(tmp_path, "-m", "trainer", "validate", "-c", "tiny")
+    assert done.returncode == 0, done.stderr
+    assert "bad_import" in done.stderr
+
+
+def test_a_taken_name_does_not_end_other_commands(tmp_path):
+    install_package(tmp_path, "bad_taken", GROUP, "coteaching = bad_taken:METHOD", "")
+    listed = run_python(tmp_path, "-m", "trainer", "ls")
+    assert (listed.returncode, listed.stderr) == (0, "")

@@ -2,9 +2,6 @@
 
 import io
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from shards.errors import ConfigError, DataError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.sources import RawSample
-from tests.support import RECIPES, REPOSITORY
 from trainer.config.schema import LabelsConfig
 from trainer.loading.sample_order import derive_stream
 from trainer.run.label_file import file_checksum, read_label_file
@@ -384,26 +380,3 @@ def test_a_label_may_be_a_class_by_name(index, label_file):
 def test_an_unknown_key_is_answered_with_known_ones(index, label_file):
     with pytest.raises(DataError, match=r"no key 'filename'; keys look like 'photo/00'.*must be key,label"):
         read_label_file(label_file("filename,class\n" + by_key(index, GIVEN)), index)
-
-
-def test_a_noise_kind_of_another_package(tmp_path):
-    """Installed as a distribution with an entry point, and used by a recipe."""
-    (tmp_path / "swapping.py").write_text(
-        "import numpy as np\n"
-        "from trainer.run.noise_kinds import NoiseKind\n"
-        "KIND = NoiseKind('swap', lambda config, classes: np.eye(classes)[::-1], uses_ratio=False)\n"
-    )
-    dist = tmp_path / "swapping-1.0.dist-info"
-    dist.mkdir()
-    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: swapping\nVersion: 1.0\n")
-    (dist / "entry_points.txt").write_text("[incv.noise_kinds]\nswap = swapping:KIND\n")
-    program = (
-        "from trainer.run.recipe import load_recipe\n"
-        "from trainer.run.noise_kinds import build_transition\n"
-        "from pathlib import Path\n"
-        f"recipe = load_recipe(Path({str(RECIPES / 'tiny.yaml')!r}), ['labels={{noise: swap}}'])\n"
-        "print(build_transition(recipe.labels, 3).tolist())\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == "[[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]", done.stderr

@@ -1,15 +1,14 @@
 """Data sets by name: built-in, and from installed packages through an entry point."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shards.sample_index import Dataset
 from shards.sources import find_source, list_sources, published_size
+from tests.support.installed_package import install_package, run_python
 
 TOY = '''
 """Five gray images in two classes."""
@@ -36,18 +35,11 @@ SOURCE = SourceType("toy", Toy, splits=("train",), needs_root=False, note="five 
 
 
 def _install(folder: Path, package: str, entry: str, module: str) -> None:
-    """What pip leaves of a package: its module, and its metadata beside it."""
-    metadata = folder / f"{package}-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[incv.sources]\n{entry}\n")
-    (folder / f"{package}.py").write_text(module)
+    install_package(folder, package, "incv.sources", entry, module)
 
 
 def _shards(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
-    command = [sys.executable, "-m", "trainer", "shards", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    return run_python(folder, "-m", "trainer", "shards", *arguments)
 
 
 def test_another_package_brings_a_data_set(tmp_path):
@@ -80,6 +72,14 @@ def test_a_broken_or_clashing_entry_point_is_refused_when_asked_for(tmp_path, en
     assert "bad_images" in shown.stderr
     assert "webvision" in shown.stdout
     assert f"  {asked} " not in shown.stdout
+
+
+def test_a_data_set_of_two_packages_is_refused(tmp_path):
+    for package in ("toy_a", "toy_b"):
+        _install(tmp_path, package, f"toy = {package}:SOURCE", TOY)
+    refused = _shards(tmp_path, "pack", "toy", "--out", str(tmp_path / "out"))
+    assert refused.returncode == 2
+    assert re.search("toy_[ab] and toy_[ab].*'toy'.*uninstall", refused.stderr)
 
 
 def test_other_data_sets_are_not_touched_by_a_broken_package(tmp_path):

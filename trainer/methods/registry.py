@@ -3,72 +3,40 @@
 Listing names does not import a method: that would import torch and slow down `incv ls`.
 """
 
-import difflib
 import logging
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, did_you_mean
+from shards.plugins import PluginGroup
 from trainer.methods import BUILT_IN
 
 if TYPE_CHECKING:
     from trainer.config.schema import Recipe
     from trainer.methods.method import Method
 
-GROUP = "incv.methods"
+PLUGINS = PluginGroup("incv.methods", "training method")
 _log = logging.getLogger(__name__)
-
-
-@cache
-def _installed() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        if entry.name in BUILT_IN or entry.name in found:
-            raise ConfigError(
-                f"the package {_package(entry)} offers a training method named {entry.name!r}, which is taken: "
-                "uninstall it, or rename its entry point"
-            )
-        found[entry.name] = entry
-    return found
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else entry.value
 
 
 def method_names() -> tuple[str, ...]:
     """All registered names, in training order."""
-    return (*BUILT_IN, *_installed())
+    return (*BUILT_IN, *(name for name in PLUGINS.names() if name not in BUILT_IN))
 
 
 @cache
 def get_method(name: str) -> "Method":
-    """The method of that name; raises ConfigError if it is unknown or cannot be imported."""
+    """The method of that name; raises ConfigError if it is unknown or unusable."""
     from trainer.methods.method import Method  # deferred: it imports torch
 
-    if name in BUILT_IN:
-        method: Method = import_module(f"{__package__}.{name}").METHOD
-        return method
-    if name not in _installed():
-        near = difflib.get_close_matches(name, method_names(), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"`methods`: unknown method {name!r}; {hint}registered: {', '.join(method_names())}")
-    entry = _installed()[name]
-    try:
-        loaded = entry.load()
-    except Exception as error:  # a third-party module may raise anything
-        raise ConfigError(
-            f"the training method {name!r} of the package {_package(entry)} cannot be imported "
-            f"({type(error).__name__}: {error}): repair or uninstall that package"
-        ) from error
-    if not isinstance(loaded, Method) or loaded.name != name:
-        raise ConfigError(
-            f"{entry.value} of the package {_package(entry)} is not a Method named {name!r}: its entry point under "
-            f"{GROUP} must name one"
-        )
-    return loaded
+    entry = PLUGINS.find(name, BUILT_IN)
+    if entry is not None:
+        return PLUGINS.load(entry, Method)
+    if name not in BUILT_IN:
+        raise ConfigError(f"`methods`: unknown method {name!r}; {did_you_mean(name, method_names())}")
+    method: Method = import_module(f"{__package__}.{name}").METHOD
+    return method
 
 
 def title_of(name: str) -> str:
@@ -81,7 +49,7 @@ def title_of(name: str) -> str:
 
 @cache
 def usable_methods() -> "list[Method]":
-    """All registered methods that can be imported; logs a warning, once, for each that cannot."""
+    """All registered methods but the unusable ones; logs a warning, once, for each of those."""
     usable = []
     for name in method_names():
         try:

@@ -11,7 +11,7 @@ import yaml
 
 from shards.durable import read_json
 from shards.errors import ConfigError
-from trainer.methods.registry import get_method, method_names
+from trainer.methods.registry import get_method, method_names, title_of
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_curves
 from trainer.report.measured import (
@@ -85,14 +85,10 @@ def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Title and role of each method from the registry; the name if it is not installed here."""
     described: dict[str, dict[str, Any]] = {}
     for name in names:
-        described[name] = {"title": name, "headline": False, "reference": False}
+        described[name] = {"title": title_of(name), "headline": False, "reference": False}
         with suppress(ConfigError):
             method = get_method(name)
-            described[name] = {
-                "title": method.title,
-                "headline": method.is_headline,
-                "reference": method.is_reference,
-            }
+            described[name] |= {"headline": method.is_headline, "reference": method.is_reference}
     return described
 
 

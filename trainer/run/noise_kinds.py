@@ -3,20 +3,18 @@
 A kind turns the recipe's `labels:` section into a transition matrix T, T_ij = P(given label j | true class i).
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 
 import numpy as np
 import numpy.typing as npt
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, did_you_mean
+from shards.plugins import PluginGroup
 from trainer.config.schema import LabelsConfig
 from trainer.theory import asymmetric_transition, check_transition, symmetric_transition
 
-GROUP = "incv.noise_kinds"
+PLUGINS = PluginGroup("incv.noise_kinds", "kind of label noise")
 Transition = npt.NDArray[np.float64]
 
 
@@ -44,37 +42,32 @@ def _given_matrix(config: LabelsConfig, classes: int) -> Transition:
 
 
 MATRIX = NoiseKind("matrix", _given_matrix, uses_ratio=False)
-_BUILT_IN = (
+_RECORDS = (
     NoiseKind("symmetric", lambda config, classes: symmetric_transition(config.ratio, classes)),
     NoiseKind("asymmetric", lambda config, classes: asymmetric_transition(config.ratio, classes)),
     MATRIX,
 )
+_BUILT_IN = {kind.name: kind for kind in _RECORDS}
 
 
-@cache
-def noise_kinds() -> dict[str, NoiseKind]:
-    """All registered kinds by name."""
-    kinds = {kind.name: kind for kind in _BUILT_IN}
-    for entry in entry_points(group=GROUP):
-        kind = entry.load()
-        if not isinstance(kind, NoiseKind) or kind.name in kinds:
-            raise ConfigError(
-                f"the entry point {entry.name} of {GROUP} ({entry.value}) is not a NoiseKind with a name of its own: "
-                "repair or uninstall its package"
-            )
-        kinds[kind.name] = kind
-    return kinds
+def find_noise_kind(name: str) -> NoiseKind:
+    """The kind of that name; raises ConfigError if it is unknown or unusable."""
+    entry = PLUGINS.find(name, _BUILT_IN)
+    if entry is not None:
+        return PLUGINS.load(entry, NoiseKind)
+    if name not in _BUILT_IN:
+        known = ["none", *_BUILT_IN, *PLUGINS.names()]
+        raise ConfigError(f"`labels.noise`: unknown kind {name!r}; {did_you_mean(name, known)}")
+    return _BUILT_IN[name]
 
 
 def validate_noise(config: LabelsConfig) -> None:
-    """Raise ValueError if the section names an unknown kind, or sets keys that its kind does not read."""
-    kinds = noise_kinds()
-    if config.noise != "none" and config.noise not in kinds:
-        names = ["none", *kinds]
-        near = difflib.get_close_matches(config.noise, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"`labels.noise`: unknown kind {config.noise!r}; {hint}known: {', '.join(names)}")
-    reads_ratio = config.noise != "none" and kinds[config.noise].uses_ratio
+    """Raise ValueError if the section names an unusable kind, or sets keys that its kind does not read."""
+    try:
+        kind = None if config.noise == "none" else find_noise_kind(config.noise)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    reads_ratio = kind is not None and kind.uses_ratio
     if config.ratio and not reads_ratio:
         raise ValueError(f"labels.ratio has no meaning with labels.noise: {config.noise}; set it to 0")
     if (config.matrix is not None) != (config.noise == MATRIX.name):
@@ -87,4 +80,4 @@ def build_transition(config: LabelsConfig, classes: int) -> Transition | None:
         return None
     if classes < 2:
         raise ConfigError(f"labels.noise: {config.noise} needs at least 2 classes, the data set has {classes}")
-    return noise_kinds()[config.noise].transition(config, classes)
+    return find_noise_kind(config.noise).transition(config, classes)

@@ -10,7 +10,7 @@ from pydantic import create_model, model_validator
 from shards.errors import ConfigError
 from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
-from trainer.methods.registry import get_method, methods_of, usable_methods
+from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
 from trainer.run.noise_kinds import validate_noise
 
 
@@ -53,6 +53,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
     """origin: where the content comes from, for errors."""
+    for name in method_names():
+        if name in content:
+            get_method(name)  # unusable: raises an error that names its package, not "unknown key"
     return validate_recipe(_inherit_sections(content), recipe_schema(), origin)
 
 
