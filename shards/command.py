@@ -18,60 +18,68 @@ from shards.verify import verify
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `shards` with its verbs; each sets `func`, which maps the parsed arguments to an exit code."""
-    shards = subparsers.add_parser("shards", help="pack images into tar shards; verify or download packed ones")
+    shards = subparsers.add_parser("shards", help="pack images into tar shards; verify or download shards")
     verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | download")
     _add_pack(verbs)
 
-    verifying = verbs.add_parser("verify", help="check every file of a packed folder by counts and checksums")
-    verifying.add_argument("folder", metavar="FOLDER", type=Path)
-    verifying.add_argument("--workers", type=int, default=_cpus(), help="threads; default: the available CPUs")
+    verifying = verbs.add_parser("verify", help="check the counts and checksums of every file in a packed folder")
+    verifying.add_argument("folder", metavar="FOLDER", type=Path, help="the packed folder to check")
+    verifying.add_argument(
+        "--workers", type=int, default=_cpus(), help="number of threads; default: all available CPUs"
+    )
     verifying.set_defaults(func=_verify)
 
     download = verbs.add_parser(
-        "download", aliases=["stage"], help="download a packed folder to a local disk; run it again to resume"
+        "download", aliases=["stage"], help="copy a packed folder to a local disk; run again to resume"
     )
-    download.add_argument("source", metavar="SRC", help="a packed folder, or the URL of one")
-    download.add_argument("target", metavar="DST", type=Path, help="the folder to fill")
-    download.add_argument("--workers", type=int, default=4, help="parallel downloads; default: 4")
+    download.add_argument("source", metavar="SRC", help="the path or URL of a packed folder")
+    download.add_argument("target", metavar="DST", type=Path, help="the local folder to copy it to")
+    download.add_argument("--workers", type=int, default=4, help="number of parallel downloads; default: 4")
     download.set_defaults(func=_download, stop=lambda: False)
 
 
 def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     packing = verbs.add_parser(
         "pack",
-        help="pack a data set; run it again after a stop to resume",
+        help="pack a data set; run again to resume after an interruption",
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     packing.add_argument("-h", "--help", action=_PackHelp, nargs=0, help="show this help message and exit")
-    packing.add_argument("source", metavar="SOURCE", help="the name of a data set, listed below")
-    packing.add_argument("--root", type=Path, help="the folder of the raw images")
-    packing.add_argument("--out", type=Path, required=True, help="the folder to write, one for each split")
-    packing.add_argument("--split", default="train", help="a split of SOURCE; default: train")
-    packing.add_argument("--subset", help="a part of the split, where SOURCE has subsets")
-    packing.add_argument("--classes", type=int, metavar="K", help="only the first K classes; default: all")
+    packing.add_argument("source", metavar="SOURCE", help="the type of the data set; see the list below")
+    packing.add_argument("--root", type=Path, help="the folder that contains the raw images")
     packing.add_argument(
-        "--resize", type=int, metavar="PIXELS", help="resize the shorter side; default: keep the size"
+        "--out", type=Path, required=True, help="the output folder; use a separate one for each split"
+    )
+    packing.add_argument("--split", default="train", help="the split to pack; default: train")
+    packing.add_argument("--subset", help="the subset of the split to pack, if SOURCE has subsets")
+    packing.add_argument("--classes", type=int, metavar="K", help="pack only the first K classes; default: all")
+    packing.add_argument(
+        "--resize", type=int, metavar="PIXELS", help="resize the shorter side to PIXELS; default: keep the size"
     )
     packing.add_argument(
         "--quality",
         type=int,
         default=DEFAULT_QUALITY,
-        help=f"JPEG quality when re-encoding; default: {DEFAULT_QUALITY}",
+        help=f"JPEG quality of re-encoded images; default: {DEFAULT_QUALITY}",
     )
-    packing.add_argument("--workers", type=int, default=_cpus(), help="processes; default: the available CPUs")
-    packing.add_argument("--samples-per-shard", type=int, default=1000, metavar="N", help="default: 1000")
+    packing.add_argument(
+        "--workers", type=int, default=_cpus(), help="number of processes; default: all available CPUs"
+    )
+    packing.add_argument(
+        "--samples-per-shard", type=int, default=1000, metavar="N", help="images per shard; default: 1000"
+    )
     packing.add_argument(
         "--max-rejected",
         type=float,
         default=0.01,
         metavar="SHARE",
-        help="largest share of unusable images; default: 0.01",
+        help="fail if more than this share of the images is unusable; default: 0.01",
     )
     packing.add_argument(
         "--task",
         metavar="I/N",
-        help="write only the shards of task I of N, counted from 0; run without it afterwards to merge",
+        help="write only the shards of task I of N (from 0); when all tasks are done, run without --task to merge",
     )
     packing.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's own WebDataset reader"
@@ -92,7 +100,7 @@ def _describe_sources(sources: Iterable[SourceType]) -> list[str]:
     """A line for each: its splits, its subsets, and what else its record says."""
     lines = []
     for source in sources:
-        facts = [f"--split {', '.join(source.splits)}" if source.splits else "--split a folder of --root"]
+        facts = [f"--split {', '.join(source.splits)}" if source.splits else "--split can be any folder in --root"]
         facts += [f"--subset {', '.join(source.subsets)}"] if source.subsets else []
         facts += [] if source.needs_root else ["no --root"]
         lines.append(f"  {source.name:<14} " + "; ".join(filter(None, [*facts, source.note])))

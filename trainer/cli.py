@@ -31,9 +31,9 @@ from trainer.run.stage_graph import all_stages, stages_of
 
 RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
-    "run-dir": "the run directory that these arguments resolve to",
+    "run-dir": "the run directory that these arguments would use",
     "stages": "the stages of the recipe",
-    "splits": "one line per split (key, folder, arguments of `incv shards pack`)",
+    "splits": "one line per split (recipe key, shards folder, arguments for `incv shards pack`)",
 }
 _STDOUT = 1
 _EXIT_UNHEARD = 141  # 128 + SIGPIPE, as a shell reports it
@@ -81,39 +81,41 @@ def _signalled() -> Callable[[], bool]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="incv", description="Select clean samples by noisy cross-validation, then co-teach two networks."
+        prog="incv", description="Train image classifiers on noisy labels with INCV and Co-teaching."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
-        "run", help="run all stages of a recipe; finished stages are skipped, interrupted ones resume"
+        "run", help="run all stages of a recipe; skip finished stages and resume interrupted ones"
     )
     _add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
     for stage in all_stages()[1:]:
-        alone = commands.add_parser(stage, help=f"run only the `{stage}` stage")
+        alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe")
         _add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
     doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
-    doctor.add_argument("--run-dir", type=Path, required=True, help="the run to diagnose; it is only read")
+    doctor.add_argument("--run-dir", type=Path, required=True, help="the run directory to diagnose (read-only)")
     doctor.add_argument(
-        "--progress", action="store_true", help="print one line that changes as progress becomes durable"
+        "--progress", action="store_true", help="print one line that changes when the run has saved new progress"
     )
     doctor.set_defaults(func=_doctor)
     add_shards_commands(commands)
-    validate = commands.add_parser("validate", help="check a recipe and its overrides")
+    validate = commands.add_parser("validate", help="check a recipe and its overrides without running it")
     _add_recipe_arguments(validate)
     validate.set_defaults(func=_validate)
-    commands.add_parser("ls", help="list the recipes").set_defaults(func=_list)
+    commands.add_parser("ls", help="list the shipped recipes").set_defaults(func=_list)
     copy = commands.add_parser("cp", help="copy a recipe for editing")
-    copy.add_argument("recipe", help="a shipped recipe's name, or a file")
-    copy.add_argument("target", type=Path, help="the new file, mine.yaml")
+    copy.add_argument("recipe", help="the name of a shipped recipe, or a YAML file")
+    copy.add_argument("target", type=Path, help="the file to create, for example mine.yaml")
     copy.set_defaults(func=_copy)
     return parser
 
 
 def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--recipe", required=True, help="a YAML file, or the name of a shipped recipe")
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="recipe keys to change")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys, for example labels.ratio=0.2"
+    )
 
 
 def _profile_kind(text: str) -> str:
@@ -124,35 +126,47 @@ def _profile_kind(text: str) -> str:
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_recipe_arguments(parser)
-    parser.add_argument("--run-dir", type=Path, help="default: runs/<recipe>, with a hash if keys are changed")
-    parser.add_argument("--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimated cost, and exit")
+    parser.add_argument(
+        "--run-dir", type=Path, help="where to write; default: runs/<recipe>, plus a hash if overrides change results"
+    )
+    parser.add_argument(
+        "--redo",
+        action="append",
+        default=[],
+        metavar="STAGE",
+        help="rerun a finished stage and those that depend on it; repeatable",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan with its estimated time and cost, and exit"
+    )
     parser.add_argument(
         "--profile",
         nargs="?",
         const="summary",
         type=_profile_kind,
         metavar="trace",
-        help="measure data wait and step time for the report; trace: also trace a few steps with torch.profiler",
+        help="add the time spent per phase to the report; with `trace`, also trace a few steps with torch.profiler",
     )
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="KEY=V,W",
-        help="one run per value, concurrently in one process; repeatable",
+        help="start one run per value, concurrently in one process; if repeated, one per combination",
     )
-    parser.add_argument("--at-once", type=_count, metavar="N", help="maximum number of concurrent runs; default: 8")
+    parser.add_argument(
+        "--at-once", type=_count, metavar="N", help="maximum number of --vary runs at a time; default: 8"
+    )
     estimate = parser.add_argument_group("options for --dry-run")
     estimate.add_argument(
-        "--gpus", type=_counts, metavar="1,8,64", help="GPU counts to estimate for; default: processes"
+        "--gpus", type=_counts, metavar="1,8,64", help="GPU counts to estimate; default: the number of processes"
     )
-    estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour")
+    estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour; default: 4")
     estimate.add_argument(
         "--samples",
         type=_count,
         metavar="N",
-        help="training samples; default: packed, else published",
+        help="number of training samples; default: as packed, otherwise the published size of the data set",
     )
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")

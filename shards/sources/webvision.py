@@ -109,7 +109,7 @@ SOURCE = SourceType(
     WebVision,
     splits=_SPLITS,
     subsets=tuple(_SUBSETS),
-    note="subsets are parts of train, default: all",
+    note="--subset is for train only, default: all",
     published={
         ("train", "google"): (980_000, 1000),
         ("train", "flickr"): (1_460_000, 1000),
