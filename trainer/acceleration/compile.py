@@ -12,7 +12,7 @@ from trainer.acceleration.fold_batchnorm import fold_batchnorms
 from trainer.acceleration.fuse_convs import fuse_convolutions
 
 _MOST_VERSIONS = 256
-"""Maximum number of compiled versions of one block's code (per shape, mode and width). Beyond the limit, which is 8 by
+"""Maximum number of compiled versions of one block's code (per shape, mode and width). Beyond the limit, 8 by
 default, torch silently falls back to eager execution."""
 
 

@@ -25,7 +25,7 @@ def use_compile_cache() -> None:
     """Point torch's and Triton's caches at `default_directory`; call this before the first compilation.
 
     A copy of the directory works at any path, because torch keeps the Triton kernels inside its own cache entries.
-    TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. If the directory is unusable, torch uses its default.
+    TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. If the directory is unusable, torch keeps its own.
     """
     directory = default_directory()
     if directory is None:
@@ -34,8 +34,8 @@ def use_compile_cache() -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_private(directory):
             print(
-                f"warning: not using the compile cache {directory}: other users can write to it, and cached code is "
-                "executed. Run `chmod 700` on it, or set INCV_COMPILE_CACHE to a directory that you own",
+                f"warning: the compile cache {directory} is not used: other users can write to it, and cached code "
+                "is executed. Run `chmod 700` on it, or set INCV_COMPILE_CACHE to a directory that you own",
                 file=sys.stderr,
             )
             return

@@ -60,7 +60,7 @@ class _CapturedStep:
 
 
 class GraphedStep:
-    """Captures a step when its shapes change, then replays it. Keeps only the latest capture: old shapes never recur."""
+    """Captures a step when its shapes change, then replays it; keeps one capture only, as old shapes never recur."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class GraphedStep:
             return self._capture_on_all_ranks(static, sizes)
 
     def _capture_on_all_ranks(self, static: Inputs, sizes: StaticSizes) -> _CapturedStep:
-        """Capture on all ranks or on none: a rank that captures issues more all-reduces than one that runs eagerly."""
+        """Capture on all ranks or on none: a rank that captures issues more all-reduces than an eager rank."""
         captured, failure = None, None
         try:
             captured = self._capture_segments(static, sizes)

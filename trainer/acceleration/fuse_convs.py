@@ -43,7 +43,7 @@ def fuse_convolutions(module: GraphModule) -> int:
 
 
 def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -> None:
-    """Add `node` to its group if it is a 1x1 convolution with a graph input as weight and only BatchNorms as users."""
+    """Add `node` to its group if it is a 1x1 convolution whose weight is a graph input, used by BatchNorms only."""
     if node.target is not torch.conv2d or node.kwargs or tuple(node.args[2:]) != _PLAIN:
         return
     read, weight = node.args[:2]

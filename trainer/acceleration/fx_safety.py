@@ -1,4 +1,4 @@
-"""Check whether an operation can be moved in a torch.compile graph, which may have in-place writes and mode switches."""
+"""Check whether an operation can be moved safely in a torch.compile graph, past in-place writes and mode switches."""
 
 import operator
 from collections.abc import Iterable

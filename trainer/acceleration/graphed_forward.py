@@ -14,8 +14,8 @@ from trainer.acceleration.streams import CaptureError, ExclusiveStream, capture_
 _WARMUP_BATCHES = 2
 """Eager batches before the capture, in which cuDNN autotunes and allocates its workspaces."""
 _LARGE, _LARGE_WORTH_CAPTURE = 8_000_000, 32
-"""A batch with more than _LARGE elements keeps the GPU busy even when launched eagerly. A capture takes as long as one
-or two such batches, so it pays off only in a pass of at least _LARGE_WORTH_CAPTURE batches."""
+"""A batch with more than _LARGE elements keeps the GPU busy even when launched eagerly. A capture takes as long as
+one or two such batches, so it pays off only in a pass of at least _LARGE_WORTH_CAPTURE batches."""
 _SPARED = 4
 """Keep a graph for the next pass only if the GPU's free memory is at least this many times the graph's."""
 
@@ -52,7 +52,7 @@ def clear_graph_cache() -> None:
 
 
 class GraphedForward:
-    """A network's forward for one predict pass, graphed if that pays off; each call overwrites the previous result."""
+    """A network's forward for one predict pass, graphed if that pays off; each call overwrites the last result."""
 
     def __init__(self, network: nn.Module, forward: Forward, mode: tuple[object, ...], batches: int) -> None:
         """forward: runs the network in the mode and precision of the pass; mode: a cache key that identifies both."""
@@ -85,7 +85,7 @@ class GraphedForward:
                 memory = torch.cuda.memory_reserved(images.device) - before
         except CaptureError as error:
             print(
-                f"warning: the forward cannot be captured in a CUDA graph; running it eagerly ({error})",
+                f"warning: the forward cannot be captured in a CUDA graph and runs eagerly ({error})",
                 file=sys.stderr,
             )
             return None
