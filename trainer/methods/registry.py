@@ -27,8 +27,8 @@ def _installed() -> dict[str, EntryPoint]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         if entry.name in BUILT_IN or entry.name in found:
             raise ConfigError(
-                f"the package {_package(entry)} offers a training method named {entry.name!r}, which is taken: "
-                "uninstall it, or rename its entry point"
+                f"the package {_package(entry)} provides a training method named {entry.name!r}, but that name is "
+                "already taken: uninstall the package, or rename its entry point"
             )
         found[entry.name] = entry
     return found
@@ -39,13 +39,13 @@ def _package(entry: EntryPoint) -> str:
 
 
 def method_names() -> tuple[str, ...]:
-    """All registered names, in training order."""
+    """Return the names of all registered methods, in training order."""
     return (*BUILT_IN, *_installed())
 
 
 @cache
 def get_method(name: str) -> "Method":
-    """The method of that name; raises ConfigError if it is unknown or cannot be imported."""
+    """Return the method with this name; raise ConfigError if it is unknown or cannot be imported."""
     from trainer.methods.method import Method  # deferred: it imports torch
 
     if name in BUILT_IN:
@@ -53,8 +53,8 @@ def get_method(name: str) -> "Method":
         return method
     if name not in _installed():
         near = difflib.get_close_matches(name, method_names(), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"`methods`: unknown method {name!r}; {hint}registered: {', '.join(method_names())}")
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ConfigError(f"`methods`: unknown method {name!r}{hint}; registered: {', '.join(method_names())}")
     entry = _installed()[name]
     try:
         loaded = entry.load()
@@ -65,14 +65,14 @@ def get_method(name: str) -> "Method":
         ) from error
     if not isinstance(loaded, Method) or loaded.name != name:
         raise ConfigError(
-            f"{entry.value} of the package {_package(entry)} is not a Method named {name!r}: its entry point under "
-            f"{GROUP} must name one"
+            f"{entry.value} of the package {_package(entry)} is not a Method named {name!r}, as required of entry "
+            f"points in the group {GROUP}: repair or uninstall that package"
         )
     return loaded
 
 
 def title_of(name: str) -> str:
-    """A method's title, or its name if it is not registered here, as in a run from another machine."""
+    """Return a method's title, or its name if it is not registered here (the run may be from another machine)."""
     try:
         return get_method(name).title
     except ConfigError:
@@ -81,7 +81,7 @@ def title_of(name: str) -> str:
 
 @cache
 def usable_methods() -> "list[Method]":
-    """All registered methods that can be imported; logs a warning, once, for each that cannot."""
+    """Return all registered methods that can be imported; log one warning for each that cannot."""
     usable = []
     for name in method_names():
         try:
@@ -92,5 +92,5 @@ def usable_methods() -> "list[Method]":
 
 
 def methods_of(recipe: "Recipe") -> "list[Method]":
-    """The methods that a recipe lists, in training order."""
+    """Return the methods that a recipe lists, in training order."""
     return [get_method(name) for name in method_names() if name in recipe.methods]

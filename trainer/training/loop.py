@@ -107,7 +107,7 @@ class RunContext:
         return None if self.profile is None else self.profile.of(training)
 
     def time_phase(self, phase: str, training: str) -> AbstractContextManager[None]:
-        """Return a context whose duration the profile counts as `phase` of the training job; no-op if not profiling."""
+        """Return a context whose duration the profile counts as `phase` of the job; a no-op if not profiling."""
         watch = self.watch(training)
         return nullcontext() if watch is None else watch.within(phase)
 
@@ -209,7 +209,7 @@ class _TrainingRecords:
         return step
 
     def _loaded(self) -> tuple[int, bool] | None:
-        """Restore the newest checkpoint, if any; return its step and whether its `end_epoch`, if due, had finished."""
+        """Restore the newest checkpoint, if any; return its step and whether its `end_epoch`, if due, was done."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
         step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
@@ -233,8 +233,8 @@ class _TrainingRecords:
         saved, own = state.values.get("identity"), self._training.identity
         if saved is not None and own is not None and saved != own:
             raise DataError(
-                f"{step_folder(self._training.checkpoints, step)} was written with a different recipe from the one "
-                f"that now trains {self._training.name}: restore the right checkpoint, choose another --run-dir, or "
+                f"{step_folder(self._training.checkpoints, step)} was written by another recipe, not the one that "
+                f"trains {self._training.name} now: restore the right checkpoint, choose another --run-dir, or "
                 f"restart the stage with `--redo {self._training.stage}`"
             )
 

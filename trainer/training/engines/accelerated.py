@@ -24,8 +24,8 @@ def wrap_with_accelerate(module: nn.Module, world: World, find_unused: bool) -> 
     for variable, name in _OTHERS.items():
         if os.environ.get(variable, "false").lower() == "true":
             raise ConfigError(
-                f"accelerate was started with {name}, which is not supported: start it without {name}; DeepSpeed "
-                "ZeRO-1 and ZeRO-2 are supported"
+                f"accelerate was started with {name}, which is not supported: use its plain multi-GPU mode, or "
+                "DeepSpeed ZeRO-1 or ZeRO-2"
             )
     if world.size == 1:
         return module
