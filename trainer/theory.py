@@ -60,7 +60,7 @@ def check_transition(T: ArrayLike) -> None:
 
 
 def accuracy_per_class(T: ArrayLike) -> Array:
-    """Agreement of predictions y_f with given labels y, by true class (Eq. 2): P(y_f = y | i) = Σ_j T_ij²; float64 [c]."""
+    """Agreement of predictions y_f with given labels y, by true class i (Eq. 2): P(y_f = y | i) = Σ_j T_ij²; [c]."""
     return (_transition(T) ** 2).sum(axis=1)
 
 

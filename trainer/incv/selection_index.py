@@ -52,7 +52,7 @@ class SelectionIndex:
         return np.flatnonzero(self.state == state).astype(np.int64)
 
     def checksum(self) -> str:
-        """Return the SHA-256 of sample_id, state, round and predicted label; equal on all ranks and after restarts."""
+        """Return the SHA-256 of sample_id, state, round and predicted label, equal on all ranks and after restarts."""
         digest = hashlib.sha256()
         digest.update(np.arange(len(self.state), dtype="<i8").tobytes())
         digest.update(self.state.astype("<i8").tobytes())

@@ -25,7 +25,7 @@ class Geometry:
     """Whether GPU decoders upsample chroma as CPU decoders do."""
 
     def side(self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int) -> npt.NDArray[np.int64]:
-        """Return the side of each square crop box in stored pixels: int64 [n]. Other sides are later scaled to `size`.
+        """Return the side of each square crop box in stored pixels: int64 [n]. Crops are later scaled to `size`.
 
         pad: padding around the image that the box may include, in pixels.
         """
