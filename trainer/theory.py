@@ -172,7 +172,7 @@ def label_recall_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
 def label_precision_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
     """Label precision after k rounds: LP_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i Σ_j T_ij (1-(1-T_ij)^k).
 
-    Under the assumptions of `label_recall_after`. nan after 0 rounds, when nothing is selected.
+    The assumptions are those of `label_recall_after`. nan after 0 rounds, when nothing is selected.
     """
     matrix = _transition(T)
     weights = _prior(prior, len(matrix))

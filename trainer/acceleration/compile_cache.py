@@ -25,7 +25,7 @@ def use_compile_cache() -> None:
     """Point torch's and Triton's caches at `default_directory`; call this before the first compilation.
 
     A copy of the directory works at any path, because torch keeps the Triton kernels inside its own cache entries.
-    TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. If the directory is unusable, torch keeps its own.
+    TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. An unusable directory leaves torch's default.
     """
     directory = default_directory()
     if directory is None:

@@ -19,12 +19,12 @@ _WARMUP_STEPS = 3  # cover cuDNN autotuning, compilation and lazy allocations
 Inputs = Mapping[str, torch.Tensor]
 Values = Mapping[str, torch.Tensor]
 StaticSizes = tuple[int, ...]
-"""Sizes, other than its input shapes, that a step depends on."""
+"""Sizes that a step depends on, other than its input shapes."""
 
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """A point inside a step where the ranks all-reduce (sum) these tensors in place."""
+    """A point inside a step where the ranks all-reduce (sum) `tensors` in place."""
 
     tensors: tuple[torch.Tensor, ...]
 

@@ -43,7 +43,10 @@ def fuse_convolutions(module: GraphModule) -> int:
 
 
 def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -> None:
-    """Add `node` to its group if it is a 1x1 convolution whose weight is a graph input, used by BatchNorms only."""
+    """Add `node` to its group if it can be fused.
+
+    It must be a 1x1 convolution whose weight is a graph input and whose output goes to BatchNorms only.
+    """
     if node.target is not torch.conv2d or node.kwargs or tuple(node.args[2:]) != _PLAIN:
         return
     read, weight = node.args[:2]

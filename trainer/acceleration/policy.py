@@ -11,7 +11,7 @@ from trainer.training.engines.deepspeed import deepspeed_stage
 _WORTH_CAPTURE = 50
 """Minimum number of steps for CUDA graphs: a capture takes as long as a few eager steps."""
 _WORTH_COMPILING = 5000
-"""Minimum number of steps for torch.compile: the first compilation takes one to two minutes, and it saves 15 ms per
+"""Minimum number of steps for torch.compile: the first compilation takes one to two minutes, and saves 15 ms per
 step of Inception-ResNet-v2."""
 
 

@@ -76,7 +76,7 @@ def capture_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch
 
 
 def _clean_up_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> None:
-    """Undo the side effects of a failed capture, which torch < 2.13 leaves in place, so that the run can continue."""
+    """Undo the side effects that a failed capture leaves behind in torch < 2.13, so that the run can continue."""
     graph.reset()
     _FAILED.append(graph)
     # As long as the allocator considers a capture active, it never frees memory that several streams have used.

@@ -29,7 +29,7 @@ class Launch:
 
     @property
     def stop_exits_zero(self) -> bool:
-        """Whether a stop must exit with code 0, because the launcher's agent restarts workers that exit otherwise."""
+        """Whether a stop must exit with code 0, because the launcher's agent would restart the worker otherwise."""
         return self.launcher in ("torchrun", "accelerate") and self.master_address is not None
 
 

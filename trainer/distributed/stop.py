@@ -37,7 +37,7 @@ class StopRequest:
         self._stale: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Install the signal handlers; earlier instances still receive the signals."""
+        """Install the signal handlers; earlier StopRequests continue to receive signals too."""
         _LISTENING.add(self)
         for number in _SIGNALS:
             signal.signal(number, _on_signal)

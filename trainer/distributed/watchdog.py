@@ -24,7 +24,7 @@ class WorldError(InputError):
     """The ranks of a run cannot continue together."""
 
     def __init__(self, message: str, exit_code: int = 1, from_peer: bool = False) -> None:
-        """from_peer: whether another rank has failed, and reports the error itself."""
+        """from_peer: whether the error occurred on another rank, which reports it itself."""
         super().__init__(message)
         self.exit_code, self.from_peer = exit_code, from_peer
 
@@ -54,7 +54,7 @@ class Failure:
 
 
 class Watchdog:
-    """Heartbeats between ranks; in a single process it only keeps the heartbeat file fresh.
+    """Exchanges heartbeats between ranks; in a single process, only keeps the heartbeat file up to date.
 
     Every rank increments a counter in the store. Rank 0 reads all counters and the others read rank 0's, so the load
     on the store is linear in the number of ranks. There are three threads, because the disk or the store may block
@@ -186,7 +186,7 @@ class Watchdog:
                 return
 
     def _exit_process(self, failure: Failure) -> None:
-        """Exit the process, after a grace period in which the main thread can exit unless stuck in a collective."""
+        """Exit the process after a grace period, which lets a main thread not stuck in a collective exit by itself."""
         if self._stopping.wait(_GRACE):
             return
         force_exit_after(failure.code, _GRACE)  # the logging below may block on the disk

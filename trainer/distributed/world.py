@@ -175,7 +175,7 @@ SINGLE_PROCESS = World(0, 1, torch.device("cpu"), 1)
 
 
 class StopConsensus:
-    """Lets all ranks agree, after the same step, on whether to stop: they do if any rank wants to.
+    """Lets all ranks agree, after the same step, on whether any of them wants to stop.
 
     The all-reduce is asynchronous and overlaps with the step.
     """

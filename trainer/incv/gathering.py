@@ -11,7 +11,7 @@ from trainer.loading.sample_order import Ids
 
 _FLOATS = ("loss", "given_probability", "predicted_probability")
 _ONCE = 1 << 16
-"""Added to a row's packed facts, above their highest bit; after the all-reduce, it counts the row's predictions."""
+"""A bit above those that encode a row: added once per prediction, so that the all-reduced sum counts predictions."""
 
 
 def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predictions:
@@ -41,8 +41,8 @@ def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predic
         given = facts // _ONCE
         raise DataError(
             f"of {len(ids):,} held-out samples, {int((given == 0).sum()):,} were not predicted and "
-            f"{int((given > 1).sum()):,} were predicted more than once, so no sample can be selected. Restart the "
-            "stage with `--redo incv`"
+            f"{int((given > 1).sum()):,} were predicted more than once, but each must be predicted exactly once. "
+            "Restart the stage with `--redo incv`"
         )
     columns: dict[str, npt.NDArray[np.generic]] = {
         "sample_id": ids,

@@ -20,7 +20,7 @@ class NoiseEstimates:
     paper: float
     """ε from the agreement, by Eq. 4: exact for a network that memorises, too low for one that generalises."""
     confident: float
-    """ε from counts of given versus confidently predicted labels (`confident_joint`); assumes no memorisation."""
+    """ε from counts of given versus confidently predicted labels; does not assume memorisation."""
     confident_of_selected: float
     """ε_S = 1 - LP by Prop. 2, with the confident estimates of T and of the class prior."""
     prior: npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ from trainer.loading.sample_order import Ids
 
 @dataclass(frozen=True)
 class HalfDecision:
-    """The selected samples S_f and removed samples R_f of one held-out half; selection takes precedence."""
+    """The selected samples S_f and removed samples R_f of one held-out half; R_f excludes S_f."""
 
     selected: Ids
     removed: Ids
@@ -22,8 +22,8 @@ class HalfDecision:
 def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
     """Select the samples whose prediction agrees; remove the floor(r |S_f|) largest losses (Algorithm 2, lines 6-7).
 
-    r is `remove_ratio`. Ties in the loss go to the smaller sample_id. Unreadable and non-finite rows are neither
-    selected nor removed.
+    r is `remove_ratio`. Of equal losses, the one with the smaller sample_id is removed first. Unreadable and
+    non-finite rows are neither selected nor removed.
     """
     usable = half.rows(half.usable())
     selected = usable.sample_id[usable.agrees]
@@ -68,7 +68,7 @@ class FilledClass:
 def fill_classes(
     index: SelectionIndex, labels: npt.NDArray[np.int64], classes: int, least: int
 ) -> tuple[SelectionIndex, list[FilledClass]]:
-    """Add the samples of smallest loss to each class with fewer than `least` selected samples, as far as possible."""
+    """Select more samples, by smallest loss, in each class that has fewer than `least`, as far as available."""
     state = index.state.copy()
     filled = []
     inside = np.flatnonzero(index.state != State.OUTSIDE)

@@ -26,7 +26,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class SelectionIndex:
-    """INCV's decision on each sample: row i is sample_id i; `round` is that of the last decision, -1 before any."""
+    """INCV's decisions: row i is for sample_id i; `round` is the round of its last decision, -1 before the first."""
 
     state: npt.NDArray[np.int8]
     round: npt.NDArray[np.int16]
@@ -52,7 +52,7 @@ class SelectionIndex:
         return np.flatnonzero(self.state == state).astype(np.int64)
 
     def checksum(self) -> str:
-        """Return the SHA-256 of sample_id, state, round and predicted label, equal on all ranks and after restarts."""
+        """SHA-256 of sample_id, state, round and predicted label, equal on all ranks and across restarts."""
         digest = hashlib.sha256()
         digest.update(np.arange(len(self.state), dtype="<i8").tobytes())
         digest.update(self.state.astype("<i8").tobytes())

@@ -45,7 +45,7 @@ class Batch:
     ids: torch.Tensor
     """int64 [rows], -1 in fill rows"""
     images: torch.Tensor
-    """float32 [rows, 3, size, size], normalised"""
+    """[rows, 3, size, size], normalised; float32 or the autocast dtype"""
     labels: torch.Tensor
     """int64 [rows]"""
     weights: torch.Tensor
@@ -113,9 +113,9 @@ def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tens
 
 
 def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the request row whose image each batch row shows: itself for a real row, a repeated one for a fill row.
+    """Return, for each batch row, the request row whose image it shows; fill rows repeat the request's rows.
 
-    In training, rows that could not be decoded also show a readable row instead.
+    In training, a readable row also replaces each row that could not be decoded.
     """
     available = len(request.ids)
     index = np.arange(request.rows)

@@ -65,7 +65,7 @@ class CpuLoader:
     def _decode(self, request: BatchRequest) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
         """Return the images of the request's rows, [n, size, size, 3], and the indices of rows that failed to decode.
 
-        For training on a CPU, the images are normalised here, while they are in the cache and in several threads.
+        For a CPU, the images are normalised here, by several threads and while they are still in the CPU cache.
         """
         encoded = (self._reader.read_or_none(int(sample)) for sample in request.ids)
         normalise = self._normalise if self._normalise.fits_cpu else None
@@ -93,8 +93,8 @@ def decode_rows(
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
     """Decode and crop the request's rows; return images [n, size, size, 3] and the indices of failed rows.
 
-    Images are uint8, or float32 if `normalise` is given. A row fails if `encoded` is None or cannot be decoded; it is
-    black before normalisation.
+    Images are uint8, or float32 if `normalise` is given. A row fails if its entry in `encoded` is None or cannot be
+    decoded; its image is then black.
     """
     shape = (geometry.size, geometry.size, 3)
     images = np.empty((len(request.ids), *shape), np.uint8 if normalise is None else np.float32)

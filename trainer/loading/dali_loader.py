@@ -104,7 +104,7 @@ class DaliLoader:
         self._warned = True
 
     def _acquire_pipeline(self, rows: int) -> DecodingPipeline:
-        """Return an idle pipeline with enough rows, or a new one: a predict pass may run during training."""
+        """Return an idle pipeline with enough rows, or create one, as for a predict pass during training."""
         with self._lock:
             for pipeline in self._idle:
                 if pipeline.rows >= rows:
@@ -138,7 +138,7 @@ class DaliLoader:
         return assemble_batch(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
 
     def _decode_on_cpu(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
-        """Decode the requests that were in flight when DALI failed with the CPU decoder, one image at a time."""
+        """Decode on the CPU, one image at a time, the requests that were in flight when DALI failed."""
         while decoding:
             encoded = decoding.popleft()
             pixels, failed = decode_rows(encoded.request, encoded.images, self._geometry)
@@ -156,7 +156,7 @@ class DaliLoader:
 
 
 def _feed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[EncodedBatch]:
-    """Feed the pipeline; append each request in flight to `decoding`."""
+    """Yield the encoded batches to the pipeline, and record each request in `decoding` as in flight."""
     for encoded in group:
         decoding.append(encoded)
         yield EncodedBatch(encoded.images, encoded.request.boxes, encoded.request.flips)

@@ -162,7 +162,7 @@ class TrainingPlan:
     candidates_from: int = 0
     """First epoch that samples from C (after the warm-up E0 of Algorithm 3)."""
     windows: Windows | None = None
-    """None: every epoch is a full shuffle."""
+    """Windowed shuffling; None: every epoch is a full shuffle."""
 
     @property
     def steps_per_epoch(self) -> int:

@@ -10,7 +10,7 @@ from trainer.distributed.flat_tensors import flatten, unflatten, unflatten_bytes
 
 
 def batchnorm_statistics(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that a step may change, sorted by name so that checkpoints ignore registration order.
+    """Return the buffers that a step may change, sorted by name so that registration order does not matter.
 
     Non-persistent buffers are excluded: they are constant tables, computed when the network is built.
     """

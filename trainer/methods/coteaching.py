@@ -35,7 +35,8 @@ class CoteachingConfig(TrainingConfig):
     rank: Rank = "one_pass"
     """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
     forget_rate: Literal["estimate", "true_ratio"] | Ratio = "estimate"
-    """τ. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic noise only."""
+    """τ, the final share of dropped rows. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic
+    noise only; or a number."""
     ramp_epochs: Positive = 10
     """Epochs over which the share of dropped rows ramps up to τ."""
 
@@ -81,7 +82,7 @@ class Choice:
     """float [rows]: 1 for those of this rank's rows that network a chose, else 0."""
     of_b: torch.Tensor
     rows_a: torch.Tensor
-    """int64 [rows]: indices of the same rows, smallest loss first, padded with -1."""
+    """int64 [rows]: indices of this rank's rows that network a chose, smallest loss first, padded with -1."""
     rows_b: torch.Tensor
     kept: torch.Tensor
     """[]: number of rows each network keeps, over all ranks."""
@@ -92,11 +93,12 @@ class Choice:
 
 
 _Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
-"""Returns the choice, this rank's share of both networks' losses, and its number of correctly predicted rows."""
+"""A generator that returns the choice, this rank's share of the loss of both networks, and the number of its rows
+whose label is predicted."""
 
 
 class CoteachingTask(BaseTask):
-    """Trains a TwinModel: each network learns from the rows with a small loss in its peer."""
+    """Trains a TwinModel: each network learns from the rows on which its peer has a small loss."""
 
     module: TwinModel
 
@@ -188,7 +190,7 @@ class CoteachingTask(BaseTask):
         )
 
     def _one_pass(self, inputs: Inputs) -> _Learned:
-        """Run a step of rank `one_pass`: select rows by the losses of the training forward."""
+        """Run a step with `rank: one_pass`: select rows by the losses of the training forward."""
         self.module.train()
         logits_a, logits_b = self.forward(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
@@ -199,7 +201,7 @@ class CoteachingTask(BaseTask):
         return choice, share.detach(), _agreed(logits_a, logits_b, inputs)
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
-        """Run a step of rank `eval_first`: rank rows in eval mode, then train each network on its peer's choice."""
+        """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
         logits_a, logits_b = self._ranking_logits(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
@@ -263,7 +265,7 @@ def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> t
 def build_pair(
     inputs: MethodInputs, plan: TrainingPlan, forget_rate: float, rank: Rank, ramp_epochs: int
 ) -> MethodTraining:
-    """Build a Co-teaching job that follows `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
+    """Build the Co-teaching task for `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
     module = inputs.module()
     assert isinstance(module, TwinModel)
     schedule = ForgetSchedule(plan.batch, forget_rate, ramp_epochs)
@@ -272,7 +274,7 @@ def build_pair(
 
 
 def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | None) -> float:
-    """Return τ, the share of rows that is dropped once the ramp has ended."""
+    """Return τ, the share of rows dropped once the ramp has ended."""
     if config.forget_rate == "true_ratio":
         return recipe.labels.ratio
     if config.forget_rate == "estimate":

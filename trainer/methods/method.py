@@ -20,7 +20,7 @@ Input = Literal["labels", "selection", "noise_estimate"]
 
 @dataclass(frozen=True)
 class NoiseFacts:
-    """INCV's noise estimates, as far as methods use them."""
+    """INCV's noise estimates that methods may use."""
 
     ratio: float
     """ε, from the estimator named in `incv.noise_estimate`."""
@@ -49,7 +49,7 @@ class MethodInputs:
     candidates: Ids | None = None
     """C, the remaining candidates; None unless the method's inputs include `selection`."""
     noise: NoiseFacts | None = None
-    """None unless the method's inputs include `selection` or `noise_estimate`."""
+    """INCV's noise estimates; None unless the method's inputs include `selection` or `noise_estimate`."""
 
     def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
         """Build a plan of `config.epochs` epochs over `selected`; `candidates` join at epoch `candidates_from`."""
@@ -97,7 +97,7 @@ class ExpectedSizes:
 
 @dataclass(frozen=True)
 class Epochs:
-    """A number of epochs with the same step sizes, for the cost estimate."""
+    """A sequence of epochs with equal step sizes, for the cost estimate."""
 
     count: int
     selected: int

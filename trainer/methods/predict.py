@@ -21,9 +21,9 @@ Passes = Iterator[tuple[Batch, list[torch.Tensor]]]
 Result = TypeVar("Result")
 
 WORTH_COMPILING = 100_000
-"""Minimum images per rank for also compiling, for prediction, the blocks that are compiled for training. Compilation
-takes 25 s once and saves 0.05 ms per image on Inception-ResNet-v2, so it pays off after five such passes, and many
-runs do one pass per epoch."""
+"""In a pass with at least this many images per rank, blocks that are compiled for training are compiled for
+prediction too. Compilation takes 25 s once and saves 0.05 ms per image on Inception-ResNet-v2, so it pays off after
+five such passes, and many runs do one pass per epoch."""
 
 
 def predict(
@@ -35,9 +35,10 @@ def predict(
     name: str,
     read: Callable[[Passes], Result],
 ) -> Result:
-    """Run this rank's share of a predict pass over `ids`, and return what `read` makes of its batches and logits.
+    """Run this rank's share of a predict pass over `ids`, and return the result of `read`.
 
-    No collective runs inside the pass; at the barrier after it, all ranks stop if one has stopped.
+    read: consumes the pass, which yields each batch with the logits of every network. No collective runs inside the
+    pass; at the barrier after it, all ranks stop if one has stopped.
     """
     world, device = ctx.world, ctx.world.device
     requests = data.predict_requests(ids, ctx.execution.predict_batch, world)

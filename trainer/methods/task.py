@@ -79,7 +79,7 @@ class TaskSettings:
     micro: int | None = None
     """Maximum rows of a micro-batch, that is, of one forward with gradients; None: the whole batch."""
     exact: bool = True
-    """Whether resuming must be bit-for-bit exact (on CPUs, and with `execution.deterministic`)."""
+    """Whether resuming must be bit-for-bit exact, as on CPUs and with `execution.deterministic`."""
     allow_accelerate: bool = False
     """Whether accelerate, if it is the launcher, may wrap the module. Not for INCV's folds: accelerate does not
     support process subgroups."""
@@ -164,7 +164,7 @@ class BaseTask(ABC):
 
     @abstractmethod
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
-        """Compute one step; returns scalars for the metrics, including COUNTED (whether the step counts)."""
+        """Compute one step; returns scalars for the metrics, including COUNTED (1 if the step has any real row)."""
 
     def step(self, batch: Batch, at: StepIds) -> Values:
         """Run one step and return its scalars, which the next step overwrites."""
@@ -237,9 +237,9 @@ class BaseTask(ABC):
         return sums
 
     def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
-        """Take an optimiser step; skip it if the loss or a gradient is not finite, or if no row counts.
+        """Take an optimiser step, unless the loss or a gradient is not finite, or the step has no real rows.
 
-        loss: summed over all ranks, so that all ranks decide alike; counted: bool [], whether any row counts.
+        loss: summed over all ranks, so that they all decide alike; counted: bool [], whether there are real rows.
         """
         if self._scaler.is_enabled():
             self._scaler.unscale_(self._engine.optimizer)

@@ -89,7 +89,7 @@ class BottleneckBlock(ResidualBlock):
     """ResNet v2 block: 1x1, 3x3 and 1x1 convolutions, each preceded by BatchNorm and ReLU; no ReLU after the sum."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, activated: bool) -> None:
-        # activated: the input has already passed BatchNorm and ReLU, as that of the first block has in the stem.
+        # activated: the input has already passed through BatchNorm and ReLU, as after the stem.
         residual = nn.Sequential(
             *([] if activated else [_keras_norm(inputs), nn.ReLU()]),
             _convolution(inputs, width, 1, stride),

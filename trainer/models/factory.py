@@ -41,7 +41,7 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
 
 
 def require_known_model(name: str) -> None:
-    """Raise ConfigError, with near matches, unless `name` is one of our models or of timm's."""
+    """Raise ConfigError, with near matches, unless `name` is a timm model or one of our own."""
     if name in SMALL_NETWORKS:
         return
     timm = import_timm()

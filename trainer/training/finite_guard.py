@@ -22,8 +22,11 @@ class FiniteGuard:
         """Total skipped steps, current streak of skipped steps, longest streak."""
 
     def note(self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: bool = False) -> None:
-        """Record one step. finite: bool [], whether its loss and gradients are finite; counted: whether the step
-        counts; searching: fp16 is still lowering its loss scale, so a non-finite step does not mean divergence."""
+        """Record one step.
+
+        finite: bool [], whether its loss and gradients are finite. counted: False for a warm-up step or one without
+        rows. searching: fp16 is still lowering its loss scale, so a non-finite step does not mean divergence.
+        """
         skipped, in_a_row, most = self._counts.unbind()
         bad = (~finite & counted).long()
         now = torch.where(finite & counted, 0, in_a_row + (0 if searching else bad))

@@ -63,7 +63,7 @@ def _generator_of(device: torch.device) -> torch.Generator | None:
 
 @dataclass
 class _Lane(Generic[Result]):
-    """One training job with its CUDA stream, its process-wide state, and its result or stop."""
+    """One training job with its CUDA stream, its process-wide state, and its result or the Stopped that ended it."""
 
     steps: Steps[Result]
     device: torch.device

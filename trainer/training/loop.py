@@ -91,7 +91,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all training jobs share from one start of the run to its end or stop."""
+    """The context that all training jobs share within one start of the run."""
 
     world: World
     """All ranks, or the ranks of one fold."""
@@ -135,7 +135,7 @@ def iterate_training(
     batches_from: Callable[[int], Batches],
     ctx: RunContext,
 ) -> Generator[None, None, None]:
-    """Do the same as `train`, as a generator that yields after every step so that jobs can be interleaved."""
+    """Like `train`, but as a generator that yields after every step, so that jobs can be interleaved."""
     records = _TrainingRecords(training, task, plan, ctx)
     interval = checkpoint_interval(plan.total_steps, ctx.execution.checkpoint_every)
     stop_consensus = ctx.world.stop_consensus(ctx.stop.reason)
@@ -209,7 +209,7 @@ class _TrainingRecords:
         return step
 
     def _loaded(self) -> tuple[int, bool] | None:
-        """Restore the newest checkpoint, if any; return its step and whether its `end_epoch`, if due, was done."""
+        """Restore the newest checkpoint, if any; return its step and whether `end_epoch` had run before the save."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
         step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
@@ -292,13 +292,13 @@ class _TrainingRecords:
             if self._writes:
                 self._checkpoints.save(step, state, wait)
         if self._writes:
-            self._tell_profile()
+            self._write_profile()
 
     def _for_checkpoints(self) -> AbstractContextManager[None]:
         return self._ctx.time_phase("checkpoint", self._training.name)
 
-    def _tell_profile(self) -> None:
-        """Write the profile file. Called with every checkpoint, so that the two cover the same steps after a kill."""
+    def _write_profile(self) -> None:
+        """Write the profile. Called with every checkpoint, so that after a kill both cover the same steps."""
         training = self._training
         watch = self._ctx.watch(training.name)
         if watch is not None:
@@ -313,4 +313,4 @@ class _TrainingRecords:
             self._counter.close()
         self._checkpoints.close()
         if self._writes:
-            self._tell_profile()
+            self._write_profile()

@@ -24,7 +24,9 @@ def learning_rate_at(
     A warm-up of w steps is linear: step s < w uses (s+1)/w of the rate it would otherwise have.
     """
     if step < 0 or steps_per_epoch < 1:
-        raise ValueError(f"step is {step} and steps_per_epoch is {steps_per_epoch}: they must be at least 0 and 1")
+        raise ValueError(
+            f"step is {step} (must be at least 0) and steps_per_epoch is {steps_per_epoch} (must be at least 1)"
+        )
     rate = base
     for epoch, milestone_rate in sorted(milestones):
         if step >= epoch * steps_per_epoch:
@@ -50,8 +52,8 @@ def make_optimizer(
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     rate = torch.tensor(lr, device=device) if on_gpu else lr
-    # Fused optimisers update many weights in one kernel, and only they can skip a step with no host-device sync. Not
-    # on a CPU: there the fused result depends on a weight's position in memory, which differs under ZeRO.
+    # Fused optimisers update many weights in one kernel, and only they can skip a step with no host-device sync. They
+    # are not used on a CPU, where their result depends on a weight's position in memory, which differs under ZeRO.
     if kind == "adam":
         return torch.optim.Adam(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
     if kind == "sgd":
@@ -93,7 +95,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def moments_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the optimiser's moments as `optimizer.<parameter>.<name>`; learning rates need not be saved."""
+    """Return the optimiser's moments as `optimizer.<parameter>.<name>`; rates are not saved."""
     return {
         f"optimizer.{parameter}.{name}": torch.as_tensor(value)
         for parameter, moments in optimizer.state_dict()["state"].items()

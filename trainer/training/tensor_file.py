@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> str:
     """Write tensors that are in host memory; return the SHA-256 of the file.
 
-    The bytes of the file do not depend on the order of the tensors. This holds for metadata of at most one entry.
+    The file's bytes do not depend on the order of the tensors, provided that `metadata` has at most one entry.
     """
     path.touch()
-    mode = path.stat().st_mode  # safetensors would leave 0600, whatever the umask
+    mode = path.stat().st_mode  # safetensors would set it to 0600, whatever the umask
     try:
         save_file(_separate(tensors), path, metadata)
     except SafetensorError as error:

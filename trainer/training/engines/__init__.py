@@ -55,7 +55,10 @@ class Engine(Protocol):
         ...
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """Return the optimiser's full (unsharded) moments as `optimizer.<parameter>.<name>`; a collective."""
+        """Return the optimiser's full (unsharded) moments as `optimizer.<parameter>.<name>`.
+
+        A collective: all ranks must call it.
+        """
         ...
 
     def load_moments(self, tensors: dict[str, torch.Tensor]) -> None: ...
@@ -77,7 +80,7 @@ def make_engine(
 
     exact: whether a resumed run must equal an uninterrupted one bit for bit. allow_accelerate: whether accelerate, if
     it is the launcher, wraps the module; only for training on the whole world, as accelerate does not support process
-    subgroups. graphs: whether the ranks may communicate only at the step's sync points.
+    subgroups. graphs: whether CUDA graphs restrict communication to the step's sync points.
     """
     if graphs:
         return PlainEngine(module, optimizer, world, None)

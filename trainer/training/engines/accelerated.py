@@ -35,7 +35,7 @@ def wrap_with_accelerate(module: nn.Module, world: World, find_unused: bool) -> 
     torch.set_num_threads(threads)  # accelerate changes it if OMP_NUM_THREADS is unset
     seen = (accelerator.num_processes, accelerator.process_index, accelerator.device.type)
     ours = (world.size, world.rank, world.device.type)
-    assert seen == ours, f"accelerate sees (ranks, rank, device) {seen}, but they are {ours}"
+    assert seen == ours, f"accelerate sees (ranks, rank, device) {seen}, but the launcher set {ours}"
     with _keep_device():
         wrapped: nn.Module = accelerator.prepare_model(module, device_placement=False)
     assert isinstance(wrapped, DistributedDataParallel), f"accelerate returned a {type(wrapped).__name__}, not DDP"

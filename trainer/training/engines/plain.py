@@ -109,7 +109,7 @@ class _FlatGradients:
         ]
 
     def fill(self) -> torch.Tensor:
-        """Copy all gradients into the flat tensor and return it; each `grad` becomes a view of it."""
+        """Copy all gradients into the flat tensor and return it; each parameter's `grad` becomes a view of it."""
         missing = [view for p, view in zip(self._parameters, self._views, strict=True) if p.grad is None]
         if missing:
             torch._foreach_zero_(missing)
