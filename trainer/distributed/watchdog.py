@@ -186,7 +186,7 @@ class Watchdog:
                 return
 
     def _exit_process(self, failure: Failure) -> None:
-        """Exit the process after a grace period, which lets a main thread not stuck in a collective exit by itself."""
+        """Exit the process after a grace period, in which the main thread exits by itself unless it is blocked."""
         if self._stopping.wait(_GRACE):
             return
         force_exit_after(failure.code, _GRACE)  # the logging below may block on the disk
