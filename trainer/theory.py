@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 NoiseKind = Literal["symmetric", "asymmetric"]
 Array = NDArray[np.float64]
 
-# Loose enough for matrices written in YAML with a few decimals; a missing entry is a far larger error.
+# Loose enough for matrices written in YAML with a few decimals; a missing entry causes a far larger error.
 ROW_SUM_TOLERANCE = 1e-6
 
 
@@ -21,7 +21,7 @@ ROW_SUM_TOLERANCE = 1e-6
 
 
 def symmetric_transition(ratio: float, classes: int) -> Array:
-    """Definition 1: T_ii = 1 - ε and T_ij = ε/(c-1) for all j ≠ i; float64 [c, c]."""
+    """Symmetric noise of Definition 1: T_ii = 1 - ε and T_ij = ε/(c-1) for all j ≠ i; float64 [c, c]."""
     _check_ratio(ratio)
     _check_classes(classes)
     matrix = np.full((classes, classes), ratio / (classes - 1))
@@ -30,7 +30,7 @@ def symmetric_transition(ratio: float, classes: int) -> Array:
 
 
 def asymmetric_transition(ratio: float, classes: int) -> Array:
-    """Definition 1 as pair flip: T_ii = 1 - ε and T_ij = ε for j = i+1 mod c; float64 [c, c]."""
+    """Asymmetric noise of Definition 1 (pair flips): T_ii = 1 - ε and T_ij = ε for j = i+1 mod c; float64 [c, c]."""
     _check_ratio(ratio)
     _check_classes(classes)
     identity = np.eye(classes)
@@ -38,7 +38,7 @@ def asymmetric_transition(ratio: float, classes: int) -> Array:
 
 
 def check_transition(T: ArrayLike) -> None:
-    """Raise ValueError, naming the row, unless T is square with rows that are probability distributions."""
+    """Raise ValueError, naming the row, unless T is square and each row is a probability distribution."""
     matrix = np.asarray(T, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         raise ValueError(f"a noise matrix must be square [classes, classes]; this one has shape {matrix.shape}")
@@ -51,7 +51,7 @@ def check_transition(T: ArrayLike) -> None:
         total = float(entries.sum())
         if abs(total - 1.0) > ROW_SUM_TOLERANCE:
             raise ValueError(
-                f"row {row} of the noise matrix sums to {total:.9g} and must sum to 1: "
+                f"row {row} of the noise matrix sums to {total:.9g}, but must sum to 1: "
                 f"it is the distribution of the given labels of true class {row}"
             )
 
@@ -60,44 +60,44 @@ def check_transition(T: ArrayLike) -> None:
 
 
 def accuracy_per_class(T: ArrayLike) -> Array:
-    """Eq. 2: P(y_f = y | true class i) = Σ_j T_ij²; float64 [c]."""
+    """Agreement of predictions y_f with given labels y, by true class i (Eq. 2): P(y_f = y | i) = Σ_j T_ij²; [c]."""
     return (_transition(T) ** 2).sum(axis=1)
 
 
 def accuracy(T: ArrayLike, prior: ArrayLike) -> float:
-    """Proof of Cor. 1.1: P(y_f = y) = Σ_i π_i Σ_j T_ij²."""
+    """Agreement over all classes, from the proof of Cor. 1.1: P(y_f = y) = Σ_i π_i Σ_j T_ij²."""
     per_class = accuracy_per_class(T)
     return float(_prior(prior, len(per_class)) @ per_class)
 
 
 def symmetric_accuracy(ratio: float, classes: int) -> float:
-    """Eq. 4: P(y_f = y) = (1-ε)² + ε²/(c-1)."""
+    """Agreement under symmetric noise (Eq. 4): P(y_f = y) = (1-ε)² + ε²/(c-1)."""
     _check_ratio(ratio)
     _check_classes(classes)
     return (1.0 - ratio) ** 2 + ratio**2 / (classes - 1)
 
 
 def asymmetric_accuracy(ratio: float) -> float:
-    """Eq. 5: P(y_f = y) = (1-ε)² + ε²."""
+    """Agreement under asymmetric noise (Eq. 5): P(y_f = y) = (1-ε)² + ε²."""
     _check_ratio(ratio)
     return (1.0 - ratio) ** 2 + ratio**2
 
 
 def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmetric", top_k: int = 1) -> float:
-    """Invert Eq. 4 or Eq. 5: the smaller ε at which the agreement is `accuracy`.
+    """Invert Eq. 4 or Eq. 5: return the smaller ε for which the agreement equals `accuracy`.
 
-    With m = c/top_k (symmetric; agreement then means "given label among the top k") or m = 2 (asymmetric;
-    top_k must be 1, since the top 2 always contain a pair-flipped label), both equations read
-    (1-ε)² + ε²/(m-1) = accuracy. The minimum is 1/m, at ε = (m-1)/m: it is returned for any agreement
-    below 1/m, which no ε explains. An agreement above 1 gives 0.
+    Both equations have the form (1-ε)² + ε²/(m-1) = accuracy. For symmetric noise m = c/top_k, and agreement means
+    that the given label is among the top k. For asymmetric noise m = 2, and top_k must be 1, since the top 2 always
+    contain a pair-flipped label. The smallest possible agreement is 1/m, at ε = (m-1)/m; that ε is also returned for
+    any lower agreement. An agreement above 1 gives 0.
     """
     _check_classes(classes)
     if math.isnan(accuracy):
         raise ValueError("the agreement is nan: no noise ratio can be estimated from it")
     if kind == "asymmetric" and top_k != 1:
-        raise ValueError(f"asymmetric noise has no estimate from top-{top_k} agreement; use top_k = 1")
+        raise ValueError(f"asymmetric noise cannot be estimated from top-{top_k} agreement; use top_k = 1")
     if not 1 <= top_k < classes:
-        raise ValueError(f"top_k is {top_k}; it must be at least 1 and less than the {classes} classes")
+        raise ValueError(f"top_k is {top_k}; it must be at least 1 and less than the number of classes ({classes})")
     m = classes / top_k if kind == "symmetric" else 2.0
     if accuracy >= 1.0:
         return 0.0
@@ -113,29 +113,29 @@ def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmet
 
 
 def label_precision_per_class(T: ArrayLike) -> Array:
-    """Eq. 8: LP_i = T_ii² / Σ_j T_ij², among the selected of TRUE class i (Eq. 7); float64 [c]."""
+    """Label precision among the selected of TRUE class i (Eq. 7, 8): LP_i = T_ii² / Σ_j T_ij²; float64 [c]."""
     matrix = _transition(T)
     # Each row sums to 1, so Σ_j T_ij² is at least 1/c: no division by zero.
     return np.diag(matrix) ** 2 / (matrix**2).sum(axis=1)
 
 
 def label_recall_per_class(T: ArrayLike) -> Array:
-    """Eq. 8: LR_i = T_ii, among the clean of true class i (Eq. 7); float64 [c], 0 if none is clean."""
+    """Label recall among clean samples of true class i (Eq. 7, 8): LR_i = T_ii; float64 [c], 0 if none is clean."""
     return np.diag(_transition(T)).copy()
 
 
 def label_precision(T: ArrayLike, prior: ArrayLike) -> float:
-    """Eq. 6 with Eq. 3: LP = Σ_i π_i T_ii² / Σ_i π_i Σ_j T_ij² (Eq. 10 and Eq. 11 are its special cases)."""
+    """Label precision (Eq. 6 with Eq. 3): LP = Σ_i π_i T_ii² / Σ_i π_i Σ_j T_ij². Special cases: Eq. 10, Eq. 11."""
     return label_precision_after(T, prior, rounds=1)
 
 
 def label_recall(T: ArrayLike, prior: ArrayLike) -> float:
-    """Eq. 6 with Eq. 3: LR = Σ_i π_i T_ii² / Σ_i π_i T_ii; nan if no label is right."""
+    """Label recall (Eq. 6 with Eq. 3): LR = Σ_i π_i T_ii² / Σ_i π_i T_ii; nan if no label is correct."""
     return label_recall_after(T, prior, rounds=1)
 
 
 def label_precision_bounds(t_ii: float, classes: int) -> tuple[float, float]:
-    """Eq. 9: the least (asymmetric noise) and the greatest (symmetric noise) LP_i at a given T_ii."""
+    """The smallest (asymmetric noise) and largest (symmetric noise) LP_i for a given T_ii (Eq. 9)."""
     _check_classes(classes)
     if not 0.0 <= t_ii <= 1.0:
         raise ValueError(f"T_ii is {t_ii:g}, outside [0, 1]")
@@ -144,7 +144,10 @@ def label_precision_bounds(t_ii: float, classes: int) -> tuple[float, float]:
 
 
 def noise_of_selected(ratio: float, classes: int, kind: NoiseKind) -> float:
-    """Cor. 2.2: ε_S = 1 - LP = ε² / (ε² + k(1-ε)²), k = c-1 (symmetric, Eq. 10) or 1 (asymmetric, Eq. 11)."""
+    """Noise ratio of the selected samples (Cor. 2.2): ε_S = 1 - LP = ε² / (ε² + k(1-ε)²).
+
+    k = c-1 for symmetric noise (Eq. 10), 1 for asymmetric noise (Eq. 11).
+    """
     _check_ratio(ratio)
     _check_classes(classes)
     k = classes - 1 if kind == "symmetric" else 1
@@ -155,10 +158,10 @@ def noise_of_selected(ratio: float, classes: int, kind: NoiseKind) -> float:
 
 
 def label_recall_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
-    """LR_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i T_ii after k rounds; nan if no label is right.
+    """Label recall after k rounds: LR_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i T_ii; nan if no label is correct.
 
-    Prop. 2 covers one round. This extends it to a network that memorises: its predictions are drawn independently
-    from T in each round, and no sample is removed (r = 0).
+    Prop. 2 covers one round. This extends it to k rounds, for a network that memorises: its predictions are drawn
+    independently from T in each round, and no sample is removed (r = 0).
     """
     matrix = _transition(T)
     weights = _prior(prior, len(matrix))
@@ -167,9 +170,9 @@ def label_recall_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
 
 
 def label_precision_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
-    """LP_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i Σ_j T_ij (1-(1-T_ij)^k), as `label_recall_after`.
+    """Label precision after k rounds: LP_k = Σ_i π_i T_ii (1-(1-T_ii)^k) / Σ_i π_i Σ_j T_ij (1-(1-T_ij)^k).
 
-    nan after 0 rounds, when nothing is selected.
+    The assumptions are those of `label_recall_after`. nan after 0 rounds, when nothing is selected.
     """
     matrix = _transition(T)
     weights = _prior(prior, len(matrix))
@@ -180,7 +183,7 @@ def label_precision_after(T: ArrayLike, prior: ArrayLike, rounds: int) -> float:
 def _selected_after(matrix: Array, rounds: int) -> Array:
     """P(label j, selected within k rounds | true class i) = T_ij (1-(1-T_ij)^k); float64 [c, c]."""
     if rounds < 0:
-        raise ValueError(f"rounds is {rounds}; it cannot be negative")
+        raise ValueError(f"rounds is {rounds}, but it cannot be negative")
     return matrix * (1.0 - (1.0 - matrix) ** rounds)
 
 
@@ -195,14 +198,14 @@ def _transition(T: ArrayLike) -> Array:
 def _prior(prior: ArrayLike, classes: int) -> Array:
     weights = np.asarray(prior, dtype=np.float64)
     if weights.shape != (classes,):
-        raise ValueError(f"the prior has shape {weights.shape}; the noise matrix has {classes} classes")
+        raise ValueError(f"the prior has shape {weights.shape}, but the noise matrix has {classes} classes")
     if not (np.isfinite(weights).all() and (weights >= 0.0).all() and weights.sum() > 0.0):
-        raise ValueError("the prior must hold finite shares or counts of the classes, none negative, not all 0")
+        raise ValueError("the prior must contain finite, non-negative shares or counts of the classes, not all 0")
     return weights / weights.sum()
 
 
 def _ratio(part: Array, whole: Array, weights: Array) -> float:
-    """Σ_i π_i part_i / Σ_i π_i whole_i: Eq. 6 counts samples, so classes are summed before dividing."""
+    """Return Σ_i π_i part_i / Σ_i π_i whole_i: Eq. 6 counts samples, so classes are summed before dividing."""
     total = float(weights @ whole)
     return float(weights @ part) / total if total > 0.0 else math.nan
 
@@ -214,4 +217,4 @@ def _check_ratio(ratio: float) -> None:
 
 def _check_classes(classes: int) -> None:
     if classes < 2:
-        raise ValueError(f"{classes} classes: label noise needs at least 2")
+        raise ValueError(f"the number of classes is {classes}, but label noise needs at least 2")

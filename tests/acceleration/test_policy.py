@@ -48,7 +48,7 @@ def test_exact_runs_are_not_compiled():
 
 @pytest.mark.parametrize(
     ("override", "world", "said"),
-    [("precision=fp16", GPU, "loss scale"), ("precision=bf16", SINGLE_PROCESS, "no GPU")],
+    [("precision=fp16", GPU, "loss scaling"), ("precision=bf16", SINGLE_PROCESS, "no GPU")],
 )
 def test_what_cannot_be_recorded_runs_eagerly_or_is_refused(override, world, said):
     assert not choose_acceleration(recipe(override), 26_000, world, False).graphs

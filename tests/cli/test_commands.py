@@ -130,7 +130,7 @@ def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:
     promised = incv("run", "-c", TINY, "--dry-run", "execution.world=4", "execution.folds=side_by_side").out
     assert re.search(r"^ +4 GPUs$", promised, re.MULTILINE)
     odd = incv("run", "-c", TINY, "--dry-run", "--gpus", "3", "execution.folds=side_by_side").out
-    assert "3 GPUs would be refused: execution.folds: side_by_side needs" in odd
+    assert "3 GPUs would be refused: `execution.folds: side_by_side` needs" in odd
 
 
 @pytest.mark.parametrize(

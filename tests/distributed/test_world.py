@@ -69,7 +69,7 @@ def test_which_worlds_train_two_folds_at_once(folds: Any, size: int, beside: boo
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_an_odd_world_cannot_be_halved(size: int) -> None:
-    with pytest.raises(ConfigError, match=f"needs an even number of processes, not {size}"):
+    with pytest.raises(ConfigError, match=f"even number of them, not {size}"):
         folds_side_by_side(ExecutionConfig(folds="side_by_side"), _of(size))
 
 

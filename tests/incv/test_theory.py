@@ -76,13 +76,13 @@ def test_impossible_arguments_are_refused():
         theory.noise_of_selected(0.1, 1, "symmetric")
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         theory.accuracy(identity, [0.5, 0.5])
-    with pytest.raises(ValueError, match="none negative"):
+    with pytest.raises(ValueError, match="non-negative"):
         theory.label_recall(identity, [0.5, 0.7, -0.2])
     with pytest.raises(ValueError, match="cannot be negative"):
         theory.label_recall_after(identity, [1, 1, 1], rounds=-1)
     with pytest.raises(ValueError, match="agreement is nan"):
         theory.noise_from_accuracy(math.nan, 10)
-    with pytest.raises(ValueError, match="less than the 10 classes"):
+    with pytest.raises(ValueError, match=r"less than the number of classes \(10\)"):
         theory.noise_from_accuracy(0.5, 10, top_k=10)
     with pytest.raises(ValueError, match="top-2"):
         theory.noise_from_accuracy(0.6, 10, "asymmetric", top_k=2)

@@ -154,7 +154,7 @@ def test_the_recipe_chooses_dali(photographs):
     assert len(list(data.loader.batches(data.predict_requests(data.ids, 16)))) == 2
     data.close()
     padded = ImageConfig(size=64, pad=4, fill="edge")
-    with pytest.raises(ConfigError, match=r"dali cannot pad with image\.fill: edge"):
+    with pytest.raises(ConfigError, match=r"dali.*image\.fill: edge"):
         open_image_set(photographs, photographs.usable_ids(), labels, padded, execution, CPU)
 
 

@@ -134,7 +134,7 @@ def task_of_two(network):
 def test_statistics_of_another_network_are_refused():
     task, state = task_of_two(normed(1)), task_of_two(normed(1)).state()
     state.tensors["ranks.buffers"] = state.tensors["ranks.buffers"][:, :-4]
-    with pytest.raises(DataError, match=r"36 bytes.*this network 40.*--redo"):
+    with pytest.raises(DataError, match=r"36 bytes.*this network has 40.*--redo"):
         task.load(state)
 
 

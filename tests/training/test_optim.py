@@ -83,7 +83,7 @@ def test_warm_up_climbs_linearly_to_the_base_rate():
 def test_impossible_steps_are_refused():
     with pytest.raises(ValueError, match="step is -1"):
         learning_rate_at(-1, 4, 0.1, [])
-    with pytest.raises(ValueError, match="steps_per_epoch 0"):
+    with pytest.raises(ValueError, match="steps_per_epoch is 0"):
         learning_rate_at(0, 0, 0.1, [])
 
 

@@ -1,4 +1,4 @@
-"""torch.compile by repeated block: the blocks of one kind share one compilation."""
+"""Apply torch.compile to each block of a network; blocks of the same kind share one compilation."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,11 +12,12 @@ from trainer.acceleration.fold_batchnorm import fold_batchnorms
 from trainer.acceleration.fuse_convs import fuse_convolutions
 
 _MOST_VERSIONS = 256
-"""Compiled versions of one block's code: shapes, modes and widths. By default torch silently runs eagerly after 8."""
+"""Maximum number of compiled versions of one block's code (per shape, mode and width). Beyond the limit, 8 by
+default, torch silently falls back to eager execution."""
 
 
 def rewrite_and_compile(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
-    """A torch.compile backend: inductor, after folding BatchNorms and fusing convolutions."""
+    """A torch.compile backend: fold BatchNorms, fuse convolutions, then compile with inductor."""
     fold_batchnorms(graph)
     fuse_convolutions(graph)
     compiled: Callable[..., object] = lookup_backend("inductor")(graph, examples)
@@ -24,10 +25,10 @@ def rewrite_and_compile(graph: GraphModule, examples: list[torch.Tensor]) -> Cal
 
 
 def compile_blocks(network: nn.Module, backend: str | Callable[..., object] = rewrite_and_compile) -> int:
-    """Compile each block in place, keeping the names of weights; returns the number of blocks.
+    """Compile each block in place, which keeps the parameter names; return the number of blocks.
 
-    A block is compiled at its first call: 80 s for the ten kinds of Inception-ResNet-v2. The network as a whole would
-    take 150 s or more and be no faster.
+    A block is compiled at its first call. The ten kinds of block in Inception-ResNet-v2 take 80 s together; compiling
+    the whole network at once would take 150 s or more and run no faster.
     """
     use_compile_cache()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VERSIONS)
@@ -41,7 +42,7 @@ def compile_blocks(network: nn.Module, backend: str | Callable[..., object] = re
 
 
 def iterate_blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """The children of a network that hold parameters, with containers opened; each parameter is in exactly one."""
+    """Yield the child modules that have parameters, descending into containers; every parameter is in exactly one."""
     for child in network.children():
         if isinstance(child, nn.Sequential | nn.ModuleList):
             yield from iterate_blocks(child)

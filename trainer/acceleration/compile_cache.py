@@ -1,4 +1,4 @@
-"""Where torch and Triton cache compiled code, so that a second run, or another node, compiles nothing anew."""
+"""Set the directory where torch and Triton cache compiled code, so that later runs and other nodes can reuse it."""
 
 import os
 import stat
@@ -9,9 +9,9 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 
 def default_directory() -> Path | None:
-    """$INCV_COMPILE_CACHE, or ~/.cache/incv/compiled; None for a user without a home.
+    """Return $INCV_COMPILE_CACHE, or ~/.cache/incv/compiled by default; None if the user has no home directory.
 
-    Not a recipe key and not in the run directory, which may come from anywhere: cached code is executed.
+    Cached code is executed, so its location is neither a recipe key nor the run directory: both may be untrusted.
     """
     if named := os.environ.get("INCV_COMPILE_CACHE"):
         return Path(named).absolute()
@@ -22,10 +22,10 @@ def default_directory() -> Path | None:
 
 
 def use_compile_cache() -> None:
-    """Point torch's and Triton's caches at `default_directory`; call it before the first compilation.
+    """Point torch's and Triton's caches at `default_directory`; call this before the first compilation.
 
-    torch serves a copy of the directory from any path: it keeps the Triton kernels inside its own cache entries.
-    TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. Without a usable directory torch's default holds.
+    A copy of the directory works at any path, because torch keeps the Triton kernels inside its own cache entries.
+    TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. An unusable directory leaves torch's default.
     """
     directory = default_directory()
     if directory is None:
@@ -34,21 +34,21 @@ def use_compile_cache() -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_private(directory):
             print(
-                f"warning: the compile cache {directory} is not used: other users may write to it, and cached code "
-                "is executed. `chmod 700` it, or set INCV_COMPILE_CACHE to a directory of your own",
+                f"warning: the compile cache {directory} is not used: other users can write to it, and cached code "
+                "is executed. Run `chmod 700` on it, or set INCV_COMPILE_CACHE to a directory that you own",
                 file=sys.stderr,
             )
             return
     except OSError as error:
         print(f"warning: the compile cache {directory} cannot be used ({error})", file=sys.stderr)
         return
-    # `import torch._dynamo` sets the variable to torch's default where the user has not.
+    # `import torch._dynamo` sets the variable to torch's default if the user has not set it.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, os.path.abspath(default_cache_dir())):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ.setdefault("TRITON_CACHE_DIR", str(directory / "triton"))
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether it belongs to this user, and nobody else may write to it."""
+    """Whether the directory belongs to this user and no one else can write to it."""
     found = directory.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

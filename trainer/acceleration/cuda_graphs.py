@@ -1,8 +1,8 @@
-"""How a training step runs: eagerly, or replayed from CUDA graphs.
+"""Run a training step eagerly, or capture it in CUDA graphs and replay them.
 
-A step is a generator with fixed shapes and no host-device sync. Where ranks must add tensors up, it yields a
-SyncPoint. So one program serves every way to run it: eagerly; as one graph on one rank; as several graphs on several
-ranks, with the all-reduces as ordinary calls between the replays.
+A step is a generator with fixed shapes and no host-device sync. It yields a SyncPoint wherever the ranks must
+all-reduce tensors. The same generator can therefore run eagerly, as one graph on a single rank, or as several graphs
+on multiple ranks, with the all-reduces as ordinary calls between the replays.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -14,17 +14,17 @@ import torch
 from trainer.acceleration.streams import CaptureError, ExclusiveStream, capture_graph
 from trainer.distributed.world import World
 
-_WARMUP_STEPS = 3  # cuDNN's search, compilation and lazy allocations happen in these
+_WARMUP_STEPS = 3  # cover cuDNN autotuning, compilation and lazy allocations
 
 Inputs = Mapping[str, torch.Tensor]
 Values = Mapping[str, torch.Tensor]
 StaticSizes = tuple[int, ...]
-"""Sizes that the step depends on besides the shapes of its inputs."""
+"""Sizes that a step depends on, other than its input shapes."""
 
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """A point inside a step where ranks add these tensors up, in place."""
+    """A point inside a step where the ranks all-reduce (sum) `tensors` in place."""
 
     tensors: tuple[torch.Tensor, ...]
 
@@ -33,7 +33,7 @@ StepProgram = Generator[SyncPoint, None, Values]
 
 
 def run_eagerly(program: StepProgram, world: World) -> Values:
-    """Run a step from beginning to end, kernel by kernel."""
+    """Run a step to completion without CUDA graphs, and return its values."""
     while True:
         try:
             sync_point = next(program)
@@ -50,17 +50,17 @@ def _all_reduce(sync_point: SyncPoint, world: World) -> None:
 
 @dataclass(frozen=True)
 class _CapturedStep:
-    """The graphs of one step, replayed in this order, each but the last followed by its sync point."""
+    """The CUDA graphs of one step, in replay order; each except the last is followed by its sync point."""
 
     inputs: Inputs
-    """What the graphs read: each step's values are copied into these."""
+    """Static input tensors of the graphs; each step copies its inputs into them."""
     segments: tuple[tuple[torch.cuda.CUDAGraph, SyncPoint | None], ...]
     values: Values
-    """What the graphs write, overwritten by the next replay."""
+    """Static output tensors of the graphs; the next replay overwrites them."""
 
 
 class GraphedStep:
-    """Captures a step when its shape is new, then replays it. Only the last shape is kept: old ones do not return."""
+    """Captures a step when its shapes change, then replays it; keeps one capture only, as old shapes never recur."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class GraphedStep:
         world: World,
         without_effects: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """without_effects: inside it, steps change no state; warm-up steps run there."""
+        """without_effects: context in which steps leave all state unchanged; used for warm-up and capture."""
         self._program, self._world, self._without_effects = program, world, without_effects
-        # Captured kernels keep the stream's high priority: they go before a decoder's.
+        # Captured kernels keep the stream's high priority and so run before the decoder's kernels.
         self._exclusive = ExclusiveStream(world.device)
         self._known: tuple[object, _CapturedStep] | None = None
 
     def __call__(self, inputs: Inputs, sizes: StaticSizes) -> Values:
         key = (sizes, tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
         if self._known is None or self._known[0] != key:
-            self._known = None  # free its memory first: the new graphs need as much
+            self._known = None  # free the old graphs first: the new ones need as much memory
             self._known = key, self._capture(inputs, sizes)
         captured = self._known[1]
         for name, tensor in inputs.items():
@@ -89,7 +89,7 @@ class GraphedStep:
         return captured.values
 
     def _capture(self, inputs: Inputs, sizes: StaticSizes) -> _CapturedStep:
-        """Warm up on the capture stream, then capture."""
+        """Run warm-up steps on the capture stream, then capture the step."""
         static = {name: tensor.clone() for name, tensor in inputs.items()}
         stream = self._exclusive.stream
         with self._without_effects():
@@ -101,19 +101,22 @@ class GraphedStep:
             return self._capture_on_all_ranks(static, sizes)
 
     def _capture_on_all_ranks(self, static: Inputs, sizes: StaticSizes) -> _CapturedStep:
-        """Capture on all ranks or on none: ranks that capture make more all-reduces than those that do not."""
+        """Capture on all ranks or on none: a rank that captures issues more all-reduces than an eager rank."""
         captured, failure = None, None
         try:
             captured = self._capture_segments(static, sizes)
         except CaptureError as error:
-            failure = str(error)  # not the error itself, which holds on to all the memory of the attempt
+            failure = str(error)  # not the error itself: its traceback would keep the attempt's memory alive
         failed = self._world.all_reduce(torch.tensor(float(failure is not None), device=self._world.device))
         if failed > 0 or captured is None:
-            raise CaptureError(failure or "another rank cannot")
+            raise CaptureError(failure or "capture failed on another rank")
         return captured
 
     def _capture_segments(self, static: Inputs, sizes: StaticSizes) -> _CapturedStep:
-        """Nothing is executed here. The graphs share a pool: one reads what the one before left in memory."""
+        """Capture the step as one graph per segment between sync points, without executing it.
+
+        The graphs share a memory pool, because each reads tensors that the previous ones wrote.
+        """
         program, segments, pool = self._program(static, sizes), [], torch.cuda.graph_pool_handle()
         values: Values | None = None
         while values is None:

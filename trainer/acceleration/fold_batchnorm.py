@@ -1,4 +1,4 @@
-"""Fold BatchNorm in eval mode into the convolution before it."""
+"""Fold each eval-mode BatchNorm into the convolution that precedes it."""
 
 import torch
 import torch.nn.functional as F
@@ -7,15 +7,16 @@ from torch.fx import GraphModule, Node
 from trainer.acceleration.fx_safety import fake_tensor_of, is_safe_to_move
 
 _TRAINING, _EPS = 5, 7
-"""Positions among the eight arguments of batch_norm, as torch.compile writes them."""
+"""Positions of `training` and `eps` among the eight arguments of batch_norm in a graph traced by torch.compile."""
 _BIAS = 2
-"""Position among the seven arguments of a convolution."""
+"""Position of `bias` among the seven arguments of conv2d."""
 
 
 def fold_batchnorms(module: GraphModule) -> int:
-    """In a graph as torch.compile traces it; returns the number of BatchNorms removed.
+    """Fold BatchNorms in a graph traced by torch.compile; return the number removed.
 
-    The weights are scaled in every forward, next to their cast to bf16: they change between passes, and are small.
+    The convolution weights change between passes, so they are scaled in every forward. That is cheap, since they are
+    small and cast to bf16 anyway.
     """
     found = [node for node in module.graph.nodes if _can_fold(node)]
     for node in found:

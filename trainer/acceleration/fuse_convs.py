@@ -1,7 +1,8 @@
-"""Fuse 1x1 convolutions that read the same tensor, as the heads of parallel branches do.
+"""Fuse 1x1 convolutions that read the same tensor, such as the first layers of parallel branches.
 
-The tensor is read once instead of once per branch, forward and backward, its gradients need no sum, and one
-convolution of 96 channels uses a GPU better than three of 32. Results are equal up to rounding.
+In both forward and backward, the tensor is read once instead of once per branch, and the gradients of the branches
+need not be summed. One convolution with 96 channels also uses a GPU better than three with 32. Results are equal up
+to rounding.
 """
 
 import operator
@@ -16,12 +17,12 @@ from torch.fx import Graph, GraphModule, Node
 from trainer.acceleration.fx_safety import fake_tensor_of, is_safe_to_move
 
 _PLAIN = (None, (1, 1), (0, 0), (1, 1), 1)
-"""Bias, stride, padding, dilation and groups, as torch.compile writes them."""
+"""Bias, stride, padding, dilation and groups of a plain 1x1 convolution, as traced by torch.compile."""
 
 
 @dataclass(frozen=True)
 class _Head:
-    """`node` convolves `read` with `weight`."""
+    """A convolution that may be fused: `node` convolves the tensor `read` with `weight`."""
 
     node: Node
     read: Node
@@ -30,7 +31,7 @@ class _Head:
 
 
 def fuse_convolutions(module: GraphModule) -> int:
-    """In a graph as torch.compile traces it, before autograd; returns the number of convolutions removed."""
+    """Fuse convolutions in a graph traced by torch.compile, before autograd; return the number removed."""
     groups: dict[tuple[Node, torch.dtype], list[_Head]] = defaultdict(list)
     for node in module.graph.nodes:
         _add_head(groups, node)
@@ -42,7 +43,10 @@ def fuse_convolutions(module: GraphModule) -> int:
 
 
 def _add_head(groups: dict[tuple[Node, torch.dtype], list[_Head]], node: Node) -> None:
-    """If `node` is a 1x1 convolution with a weight that is a graph input, and feeds nothing but BatchNorm."""
+    """Add `node` to its group if it can be fused.
+
+    It must be a 1x1 convolution whose weight is a graph input and whose output goes to BatchNorms only.
+    """
     if node.target is not torch.conv2d or node.kwargs or tuple(node.args[2:]) != _PLAIN:
         return
     read, weight = node.args[:2]

@@ -1,4 +1,4 @@
-"""Whether an operation in a graph of torch.compile may be moved: it still has in-place writes and mode switches."""
+"""Check whether an operation can be moved safely in a torch.compile graph, past in-place writes and mode switches."""
 
 import operator
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ import torch
 from torch.fx import Node
 
 _READERS = frozenset({torch.conv2d, torch.cat, operator.getitem})
-"""Functions that write to none of their arguments."""
+"""Functions that modify none of their arguments."""
 
 
 def fake_tensor_of(node: object) -> torch.Tensor | None:
-    """The fake tensor of a node's result: its shape, type and storage as torch.compile knows them."""
+    """Return the fake tensor (shape, dtype and storage) that torch.compile recorded for a node's result, or None."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def is_safe_to_move(first: Node, last: Node, tensors: Iterable[Node]) -> bool:
-    """Whether nothing from `first` up to `last` could write to these tensors, or switch gradients or autocast."""
+    """Whether no node from `first` up to `last` may write to `tensors`, or switch gradient mode or autocast."""
     memory = {_storage(tensor) for tensor in tensors} | {None}
     node = first
     while node is not last:
@@ -30,6 +30,6 @@ def is_safe_to_move(first: Node, last: Node, tensors: Iterable[Node]) -> bool:
 
 
 def _storage(node: Node) -> int | None:
-    """None: unknown, so it may alias anything."""
+    """Identify the storage of a node's result; None if unknown, in which case it may alias any tensor."""
     value = fake_tensor_of(node)
     return None if value is None else value.untyped_storage()._cdata

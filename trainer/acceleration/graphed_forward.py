@@ -1,4 +1,4 @@
-"""The forward of a predict pass, replayed from a CUDA graph: one launch instead of hundreds."""
+"""Replay the forward of a predict pass from a CUDA graph: one launch instead of hundreds."""
 
 import sys
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from torch import nn
 from trainer.acceleration.streams import CaptureError, ExclusiveStream, capture_graph
 
 _WARMUP_BATCHES = 2
-"""Eager batches before the capture: cuDNN searches and allocates its workspaces in these."""
+"""Eager batches before the capture, in which cuDNN autotunes and allocates its workspaces."""
 _LARGE, _LARGE_WORTH_CAPTURE = 8_000_000, 32
-"""Elements of a batch that keeps the GPU busy even when launched eagerly, and the number of such batches from which a
-capture pays: it takes as long as one or two of them."""
+"""A batch with more than _LARGE elements keeps the GPU busy even when launched eagerly. A capture takes as long as
+one or two such batches, so it pays off only in a pass of at least _LARGE_WORTH_CAPTURE batches."""
 _SPARED = 4
-"""A graph is kept for the next pass where the GPU has this many times its memory left."""
+"""Keep a graph for the next pass only if the GPU's free memory is at least this many times the graph's."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @cache
 def predict_stream(device: torch.device) -> ExclusiveStream:
-    """The stream on which all predict passes of a GPU run in sequence, and their graphs are captured."""
+    """Return the GPU's stream for predict passes: they run on it in sequence, and their graphs are captured on it."""
     return ExclusiveStream(device)
 
 
 @dataclass(frozen=True)
 class _CapturedForward:
-    """A graph with its static input and output."""
+    """A CUDA graph of a forward pass, with its static input and output tensors."""
 
     graph: torch.cuda.CUDAGraph
     images: torch.Tensor
@@ -43,19 +43,19 @@ class _CapturedForward:
 
 
 _KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _CapturedForward]]" = WeakKeyDictionary()
-"""Graphs kept from pass to pass: weights change in place."""
+"""Graphs that are reused in later passes; they stay valid because weights change in place."""
 
 
 def clear_graph_cache() -> None:
-    """Drop the kept graphs; the next pass captures anew."""
+    """Drop the cached graphs; the next pass captures new ones."""
     _KEPT.clear()
 
 
 class GraphedForward:
-    """`forward(images)` for one pass; the next call overwrites what it returns."""
+    """A network's forward for one predict pass, graphed if that pays off; each call overwrites the last result."""
 
     def __init__(self, network: nn.Module, forward: Forward, mode: tuple[object, ...], batches: int) -> None:
-        """forward: the network's, in the mode and precision of the pass; mode: a key that names both."""
+        """forward: runs the network in the mode and precision of the pass; mode: a cache key that identifies both."""
         self._network, self._forward, self._mode, self._batches = network, forward, mode, batches
         self._captured: _CapturedForward | None = None
         self._key: object = None
@@ -84,7 +84,10 @@ class GraphedForward:
                 logits = self._forward(static)
                 memory = torch.cuda.memory_reserved(images.device) - before
         except CaptureError as error:
-            print(f"warning: the forward cannot be captured and runs eagerly ({error})", file=sys.stderr)
+            print(
+                f"warning: the forward cannot be captured in a CUDA graph and runs eagerly ({error})",
+                file=sys.stderr,
+            )
             return None
         captured = _CapturedForward(graph, static, logits)
         left, _ = torch.cuda.mem_get_info(images.device)

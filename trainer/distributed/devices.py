@@ -6,7 +6,7 @@ import torch
 
 
 def count_visible_gpus() -> int:
-    """Number of GPUs this process sees. Call it before any other use of CUDA, which reads its settings only once."""
+    """Return the number of visible GPUs. Call this before any other use of CUDA, which reads its settings once."""
     # Streams share hardware queues (8 by default), and a stream waits for everything ahead of it in its queue: the
     # decoder would wait for a whole training step. 32 is the maximum.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -15,7 +15,7 @@ def count_visible_gpus() -> int:
 
 def prepare_gpu(device: torch.device, deterministic: bool = False) -> None:
     """Configure the allocator and cuDNN; call it before the first allocation on the device."""
-    # CUDA graphs keep their memory pools: without expandable segments, a seventh of the memory fragments.
+    # CUDA graphs keep their memory pools: without expandable segments, fragmentation wastes a seventh of the memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = not deterministic  # shapes are fixed, so autotuning pays off at once

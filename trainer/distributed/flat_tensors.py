@@ -17,7 +17,7 @@ def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Te
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's raw bytes, for any dtype: uint8 [nbytes]."""
+    """Return the raw bytes of a tensor of any dtype: uint8 [nbytes]."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -27,6 +27,6 @@ def flatten_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unflatten_bytes(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Undo `flatten_bytes`, in the shapes and dtypes of `like`: copies, since a part may start unaligned."""
+    """Undo `flatten_bytes`: copies in the shapes and dtypes of `like`, not views, as a part may be unaligned."""
     parts = flat.split([tensor.nbytes for tensor in like])
     return [part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

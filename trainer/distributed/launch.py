@@ -24,12 +24,12 @@ class Launch:
     local_rank: int = 0
     local_size: int = 1
     master_address: str | None = None
-    """Host of rank 0; None: a single process, with no process group."""
+    """Host of rank 0; None for a single process, which has no process group."""
     master_port: int = 0
 
     @property
     def stop_exits_zero(self) -> bool:
-        """Whether the launcher's agent would restart a worker that exits with a code other than 0."""
+        """Whether a stop must exit with code 0, because the launcher's agent would restart the worker otherwise."""
         return self.launcher in ("torchrun", "accelerate") and self.master_address is not None
 
 
@@ -39,7 +39,7 @@ def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     if "RANK" in environ:
         return _from_torch_env(environ, "accelerate" if by_accelerate else "torchrun")
     if by_accelerate:
-        # accelerate sets MASTER_ADDR only for several processes; a job script may also have set it.
+        # accelerate sets MASTER_ADDR only when launching several processes; a job script may have set it too.
         if "MASTER_ADDR" in environ and not _parent_has_variable("MASTER_ADDR"):
             raise ConfigError(
                 "accelerate was configured for several processes but started one, as `--cpu --num_processes N` does: "
@@ -97,7 +97,7 @@ def _parent_has_variable(name: str) -> bool:
 
 
 def _find_first_host(nodes: str) -> str:
-    """Address of the first node in a Slurm node list such as `n[1-3,7]`, which scontrol expands."""
+    """Return the address of the first node in a Slurm node list such as `n[1-3,7]`, as expanded by scontrol."""
     try:
         first = _run_scontrol("show", "hostnames", nodes).split()[0]
         facts = _run_scontrol("show", "node", "-o", first).split()
@@ -121,7 +121,7 @@ def _read_int(environ: Mapping[str, str], name: str) -> int:
 
 
 def check_world_size(launch: Launch, expected: int | None) -> None:
-    """Raise ConfigError unless the launcher started as many processes as execution.world says."""
+    """Raise ConfigError unless the launcher started `expected` processes (execution.world); None: any number."""
     if expected is not None and launch.size != expected:
         raise ConfigError(
             f"execution.world is {expected}, but the launcher ({launch.launcher}) started {launch.size} processes: "
@@ -130,12 +130,12 @@ def check_world_size(launch: Launch, expected: int | None) -> None:
 
 
 def check_launcher_options(precision: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError if accelerate was given an option that the recipe sets, since it would have no effect."""
+    """Raise ConfigError if accelerate was given an option that belongs in the recipe, as it would have no effect."""
     mixed_precision = environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed_precision not in ("no", _PRECISION_NAMES[precision]):
         raise ConfigError(
-            f"accelerate was started with mixed_precision {mixed_precision}, but the recipe sets precision: "
-            f"{precision}: start accelerate with `--mixed_precision no`, or change the recipe"
+            f"accelerate was started with mixed_precision {mixed_precision}, but the recipe sets `precision: "
+            f"{precision}`: start accelerate with `--mixed_precision no`, or change the recipe"
         )
     dynamo = environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if dynamo != "no":
@@ -148,7 +148,7 @@ def check_launcher_options(precision: str, environ: Mapping[str, str] = os.envir
 
 
 def get_launch_time(environ: Mapping[str, str] = os.environ) -> float:
-    """Unix time at which the launcher (not this worker, which an agent may have restarted) started."""
+    """Return the Unix time at which the launcher started (not this worker, which an agent may have restarted)."""
     if "INCV_LAUNCHED" in environ:
         try:
             return float(environ["INCV_LAUNCHED"])
@@ -159,13 +159,13 @@ def get_launch_time(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def get_launch_id() -> str:
-    """Identify the launcher process: workers that an agent restarts get the same id."""
+    """Return an id of the launcher process, which stays the same when an agent restarts workers."""
     parent = os.getppid()
     return f"{hostname()} {parent} {os.environ.get('INCV_LAUNCHED') or _process_start_time(parent)}"
 
 
 def _process_start_time(process: int) -> float:
-    """Unix time at which a process started, from /proc; the mtime of its /proc entry as a fallback."""
+    """Return the Unix time at which a process started, from /proc, or else the mtime of its /proc entry."""
     try:
         ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
@@ -175,5 +175,5 @@ def _process_start_time(process: int) -> float:
 
 
 def hostname() -> str:
-    """Slurm's name for this node, or else the host name."""
+    """Return Slurm's name for this node, or the host name if Slurm is not used."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -1,4 +1,4 @@
-"""Join the process group of a run and leave it, in order or after a failure."""
+"""Join the process group of a run, and leave it normally or after a failure."""
 
 import json
 import logging
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 _MAX_LEAVE_SECONDS = 20.0
 _MAX_JOIN_SECONDS = 300.0
-"""For all processes to join; one that failed to read its recipe never will."""
+"""Time limit for all processes to join; a process that failed to read its recipe never joins."""
 
 
 def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> World:
-    """Configure torch from the execution keys and join the other processes of the launch.
+    """Configure torch from the execution keys and join the other launched processes.
 
     stop: the stop request of this process; the watchdog shares it with every rank.
     """
@@ -62,10 +62,10 @@ def join_world(execution: ExecutionConfig, stop: StopRequest | None = None) -> W
 
 
 def select_device(execution: ExecutionConfig, local_rank: int = 0) -> torch.device:
-    """The device for the process with this local rank."""
+    """Choose the device of the process with this local rank."""
     gpus = 0 if execution.device == "cpu" else count_visible_gpus()
     if execution.device == "cuda" and gpus == 0:
-        raise ConfigError("execution.device is cuda, but no GPU is visible: set it to auto or cpu")
+        raise ConfigError("execution.device is cuda, but no GPU is visible: set execution.device to auto or cpu")
     return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
 
 
@@ -100,7 +100,7 @@ def _join_ranks(world: World, launch: Launch, execution: ExecutionConfig, stop: 
         ) from error
     if backend != "gloo":
         _require_distinct_gpus(locations)
-    # A connection of its own for the watchdog: a store client serves one request at a time.
+    # The watchdog gets its own connection, since a store client handles only one request at a time.
     watchdog_store = dist.PrefixStore(f"{nonce}/incv", base_store.clone())
     get_stop_reason = stop.local_reason if world.rank == 0 else stop.local_signal
     watchdog = Watchdog(
@@ -118,7 +118,7 @@ def _gpu_uuid(device: torch.device) -> str:
 
 
 def _require_distinct_gpus(locations: list[list[str]]) -> None:
-    """locations: [host, GPU UUID] by rank."""
+    """Raise ConfigError if two ranks use the same GPU. locations: [host, GPU UUID] of each rank."""
     for rank, location in enumerate(locations):
         if location[1] and location in locations[:rank]:
             raise ConfigError(
@@ -128,7 +128,7 @@ def _require_distinct_gpus(locations: list[list[str]]) -> None:
 
 
 def select_backend(execution: ExecutionConfig, device: torch.device) -> str:
-    """torch's backend string: gloo for CPU tensors always, NCCL for CUDA tensors unless the recipe says gloo."""
+    """Return torch's backend string: gloo for CPU tensors, and NCCL for CUDA tensors unless the recipe says gloo."""
     if device.type == "cpu" or execution.backend == "gloo":
         if execution.backend == "nccl":
             raise ConfigError("execution.backend: nccl needs GPUs; set it to auto or gloo")
@@ -137,7 +137,10 @@ def select_backend(execution: ExecutionConfig, device: torch.device) -> str:
 
 
 def _create_fold_group(world: World, store: Any, timeout: timedelta) -> World | None:
-    """The group of this rank's fold, None for odd worlds; every rank must take part in creating both groups."""
+    """Create the process groups of both folds and return this rank's; None if the world size is odd.
+
+    A collective: every rank must take part in creating both groups.
+    """
     if world.size % 2:
         return None
     half = world.size // 2
@@ -149,7 +152,7 @@ def _create_fold_group(world: World, store: Any, timeout: timedelta) -> World | 
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether the error means that another rank no longer responds."""
+    """Whether the error indicates that another rank has stopped responding."""
     words = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "store")
     known = (dist.DistError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
     return isinstance(error, known) or (
@@ -158,10 +161,10 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def leave_world(world: World, code: int = 0, seconds: float = 10.0, destroy_group: bool = True) -> None:
-    """Leave the process group; rank 0, whose process may host the store, waits for the others.
+    """Leave the process group. Rank 0 waits for the others, because its process may host the store.
 
-    code: exit code if the store or the other ranks block this process. seconds: how long rank 0 waits.
-    destroy_group: False if a collective may still be in flight.
+    code: exit code used if the store or other ranks block this process. seconds: how long rank 0 waits.
+    destroy_group: set it to False if a collective may still be in flight.
     """
     rank_group = world.rank_group
     world.watchdog.stop()
@@ -183,15 +186,15 @@ def leave_world(world: World, code: int = 0, seconds: float = 10.0, destroy_grou
 
 
 def abort(world: World, message: str, code: int) -> None:
-    """After a failure: report it to the other ranks and exit, without waiting for any of them."""
+    """Report a failure to the other ranks and exit with `code`; does nothing in a single process."""
     if world.rank_group is None:
         return
     force_exit_after(code, 2 * _MAX_LEAVE_SECONDS)
     try:
         world.watchdog.fail(message, code)
         leave_world(world, code, seconds=3.0, destroy_group=False)
-    except Exception as error:  # secondary: the first failure counts, and it is already reported
-        _log.info("(while leaving the process group: %s)", error)
+    except Exception as error:  # secondary: the original failure is already reported
+        _log.info("ignored error while leaving the process group: %s", error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

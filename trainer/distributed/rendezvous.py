@@ -1,4 +1,4 @@
-"""Agree on a per-attempt nonce: it prefixes all keys of this attempt in a store that may outlive its processes."""
+"""Agree on a nonce that prefixes all store keys of one attempt, since the store may outlive its processes."""
 
 import os
 import time
@@ -12,7 +12,7 @@ def agree_on_nonce(store: Any, rank: int, size: int, seconds: float) -> str:
 
     The store may still hold the keys of an attempt that died. Rank 0 publishes a nonce; each rank registers a token
     under it; rank 0 confirms with the list of tokens it read. A rank accepts the nonce only once its own token is
-    confirmed, which no leftover of an earlier attempt contains.
+    confirmed. Leftovers of an earlier attempt cannot contain that token.
     """
     token = os.urandom(8).hex()
     deadline = time.monotonic() + seconds

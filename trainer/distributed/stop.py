@@ -1,4 +1,4 @@
-"""Stop requests: a signal, a file named STOP or another rank. Loops poll; the signal handler only records."""
+"""Stop requests from a signal, a STOP file or another rank. The signal handler only sets a flag, which loops poll."""
 
 import logging
 import signal
@@ -19,7 +19,7 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: rerun the same command to resume
 
 
 class Stopped(Exception):
-    """Raised by a loop on a stop request, once its progress is durable."""
+    """Raised by a loop that received a stop request, once its progress is durable."""
 
     def __init__(self, where: str, step: int, reason: str) -> None:
         super().__init__(f"stopped in {where} at step {step} ({reason})")
@@ -37,13 +37,13 @@ class StopRequest:
         self._stale: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Install the signal handlers; earlier instances still receive the signals."""
+        """Install the signal handlers; earlier StopRequests continue to receive signals too."""
         _LISTENING.add(self)
         for number in _SIGNALS:
             signal.signal(number, _on_signal)
 
     def attach(self, watchdog: Watchdog) -> None:
-        """From now on `reason` covers the requests of all ranks."""
+        """Attach the watchdog, which makes `reason` cover the stop requests of all ranks."""
         self._watchdog = watchdog
 
     def record_signal(self, name: str) -> None:
@@ -52,11 +52,11 @@ class StopRequest:
     def remove_stale_file(self) -> None:
         """Remove a STOP file that predates this launch; call it while holding the directory's lock."""
         if self._file is not None and self._file.exists() and not self._file_is_current():
-            _log.warning("%s is from before this start; removed", self._file)
+            _log.warning("removed %s, which is older than this start of the run", self._file)
             self._file.unlink()
 
     def local_reason(self) -> str | None:
-        """This process's own reason to stop (signal or STOP file), or None."""
+        """Return this process's own reason to stop (signal or STOP file), or None."""
         if self._signal is not None:
             return self._signal
         return "STOP file" if self._file_is_current() else None
@@ -64,8 +64,9 @@ class StopRequest:
     def _file_is_current(self) -> bool:
         """Whether there is a STOP file that does not predate the launcher.
 
-        Only the file found by the first check is judged by its mtime, since the clocks of file server and node
-        differ. A file that a killed worker did not obey is newer than the launcher, so a restarted worker obeys it.
+        The mtime is compared only in the first check, since the clocks of file server and node may differ. A file
+        that appears later is always current. A STOP file that a killed worker did not obey is newer than the
+        launcher, so the restarted worker obeys it.
         """
         if self._file is None:
             return False
@@ -81,11 +82,11 @@ class StopRequest:
         return identity != self._stale
 
     def local_signal(self) -> str | None:
-        """The signal this process received, or None; only rank 0 polls the disk for the file."""
+        """Return the signal this process received, or None; unlike `local_reason`, does not access the disk."""
         return self._signal
 
     def reason(self) -> str | None:
-        """Why the run should stop, or None; raises WorldError if another rank has failed."""
+        """Return why the run should stop, or None; raise WorldError if another rank has failed."""
         if self._watchdog is None:
             return self.local_reason()
         self._watchdog.raise_if_failed()
@@ -95,7 +96,7 @@ class StopRequest:
         return self.reason() is not None
 
     def wait_for_reason(self) -> str:
-        """The reason of a stop that the ranks have agreed on; another rank's may take a moment to arrive."""
+        """Return the reason for a stop the ranks have agreed on; waits briefly, as another rank's may arrive late."""
         for _ in range(_POLLS):
             if reason := self.reason():
                 return reason
@@ -103,7 +104,7 @@ class StopRequest:
         return "another rank received a stop request"
 
     def mark_obeyed(self) -> None:
-        """Rename the STOP file, after the stop is recorded."""
+        """Rename the STOP file to STOP.obeyed; call this after the stop is recorded."""
         if self._file is not None and self._file.exists():
             self._file.rename(self._file.with_name("STOP.obeyed"))
 

@@ -1,4 +1,4 @@
-"""Watchdog threads: exchange heartbeats over the store, spread stop requests and failures, detect lost ranks."""
+"""Watchdog threads: exchange heartbeats over the store, propagate stop requests and failures, detect lost ranks."""
 
 import json
 import logging
@@ -17,14 +17,14 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.25
 _HEARTBEAT_SECONDS = 5.0
 _GRACE = 5.0
-"""Seconds that ranks have to exit by themselves after a failure; one inside a collective may never return."""
+"""Seconds that ranks have to exit on their own after a failure; a rank inside a collective may never return."""
 
 
 class WorldError(InputError):
     """The ranks of a run cannot continue together."""
 
     def __init__(self, message: str, exit_code: int = 1, from_peer: bool = False) -> None:
-        """from_peer: another rank has failed, and reports the error itself."""
+        """from_peer: whether the error occurred on another rank, which reports it itself."""
         super().__init__(message)
         self.exit_code, self.from_peer = exit_code, from_peer
 
@@ -54,11 +54,11 @@ class Failure:
 
 
 class Watchdog:
-    """Heartbeats between ranks; in a single process it only keeps the heartbeat file fresh.
+    """Exchanges heartbeats between ranks; in a single process, only keeps the heartbeat file up to date.
 
-    Every rank increments a counter in the store; rank 0 reads all counters, the others read rank 0's, so the load on
-    the store is linear in the number of ranks. Three threads, because a store whose node is gone or a shared disk may
-    block for ever: one uses the disk, one the store, and the one that exits the process uses neither.
+    Every rank increments a counter in the store. Rank 0 reads all counters and the others read rank 0's, so the load
+    on the store is linear in the number of ranks. There are three threads, because the disk or the store may block
+    forever: one uses the disk, one uses the store, and the one that exits the process uses neither.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Watchdog:
         lost_after: float = 30.0,
         get_stop_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """get_stop_reason: this rank's own reason to stop, or None; it may access the disk."""
+        """get_stop_reason: returns this rank's own reason to stop, or None; it may access the disk."""
         self._store, self._rank, self._hosts, self._lost_after = store, rank, hosts, lost_after
         self._get_stop_reason = get_stop_reason
         self.on_heartbeat: Callable[[], None] = lambda: None
@@ -77,7 +77,7 @@ class Watchdog:
         self.on_exit: Callable[[], None] = lambda: None
         """Called before a watchdog thread exits the process."""
         self.store_unreachable = False
-        """Whether the store stopped responding: any further request may block for ever."""
+        """Whether the store has stopped responding, so that any further request may block forever."""
         self._last_seen: dict[int, tuple[bytes, float]] = {}
         self._local_reason: str | None = None
         self._stop_reason: str | None = None
@@ -94,7 +94,7 @@ class Watchdog:
         }
 
     def start(self) -> None:
-        """Start the threads; with a store, all ranks call it."""
+        """Start the threads; if there is a store, every rank must call this."""
         self._threads["disk"].start()
         if self._store is not None:
             self._store.set(f"heartbeat/{self._rank}", "0")
@@ -104,7 +104,7 @@ class Watchdog:
             self._threads["watch"].start()
 
     def stop(self) -> None:
-        """Stop the heartbeats: this rank is about to leave, or has reported its failure."""
+        """Stop the threads, because this rank is about to leave or has reported its failure."""
         self._stopping.set()
         for name, thread in self._threads.items():
             if thread.is_alive() and not (name == "store" and self.store_unreachable):
@@ -123,7 +123,7 @@ class Watchdog:
 
     def fail(self, message: str, code: int) -> None:
         """Report this rank's failure to the others; the first report wins."""
-        self._has_failed = True  # it exits by itself
+        self._has_failed = True  # this rank exits on its own
         if self._store is not None and self._failure is None:
             self._publish(Failure(self._rank, self._hosts[self._rank], message, code))
 
@@ -148,14 +148,14 @@ class Watchdog:
             try:
                 self._exchange(self._store)
                 self._responses += 1
-            except Exception as error:  # any store error: rank 0's node does not respond
+            except Exception as error:  # any store error means that rank 0's node does not respond
                 self._last_error = str(error)
             self._stopping.wait(_POLL_SECONDS)
 
     def _watch_store(self) -> None:
         responses, silent = 0, 0.0
         while not self._stopping.wait(_POLL_SECONDS):
-            # Count polls, not wall time: a process that was suspended itself has not missed a response.
+            # Count polls, not wall time: a process that was itself suspended has not missed a response.
             silent = silent + _POLL_SECONDS if responses == self._responses else 0.0
             responses = self._responses
             if self._failure is None and silent > self._lost_after:
@@ -186,11 +186,11 @@ class Watchdog:
                 return
 
     def _exit_process(self, failure: Failure) -> None:
-        """Exit for a main thread that is stuck in a collective; otherwise it raises at its next poll."""
+        """Exit the process after a grace period, in which the main thread exits by itself unless it is blocked."""
         if self._stopping.wait(_GRACE):
             return
-        force_exit_after(failure.code, _GRACE)  # the output below goes to a disk that may block
-        # Goes to this rank's log, and on rank 0 also to the terminal.
+        force_exit_after(failure.code, _GRACE)  # the logging below may block on the disk
+        # This goes to the rank's own log, and on rank 0 also to the terminal.
         _log.error("rank %d (%s): %s", failure.rank, failure.host, failure.message)
         self.on_exit()
         os._exit(failure.code)

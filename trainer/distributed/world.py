@@ -1,4 +1,4 @@
-"""`World`: this process's rank and the collectives over all ranks.
+"""`World`: this process's rank, and the collectives over all ranks.
 
 A single process without a launcher has no `RankGroup`; its collectives return their input.
 """
@@ -25,21 +25,21 @@ _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Process group and store that connect the ranks of a world, or of one fold's group."""
+    """The process group and store that connect the ranks of a world, or the ranks that train one fold."""
 
     group: Any
     store: Store
     name: str
     """Prefix of this group's keys in the store."""
     fold_group: "World | None" = None
-    """This rank's half of the world, for training two folds at once; None if the world cannot be halved."""
+    """This rank's half of the world, for training two folds at once; None if the world size is odd."""
     sequence: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers the store collectives, equal on all ranks because they call them in the same order."""
+    """Numbers the collectives that use the store. All ranks call them in the same order, so the numbers match."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the `size` ranks of a run."""
+    """This process's rank and device among the `size` ranks of a run, and the collectives over those ranks."""
 
     rank: int
     size: int
@@ -48,13 +48,13 @@ class World:
     local_rank: int = 0
     launcher: Launcher = "alone"
     stop_exits_zero: bool = False
-    """Whether a stop must exit with 0, since an agent takes any other code for a crash."""
+    """Whether a stop must exit with code 0, because the launcher's agent treats any other code as a crash."""
     rank_group: RankGroup | None = None
     watchdog: Watchdog = field(default_factory=Watchdog)
 
     @property
     def is_rank0(self) -> bool:
-        """Rank 0 writes the run's files."""
+        """Whether this is rank 0, which writes the run's files."""
         return self.rank == 0
 
     @property
@@ -63,19 +63,19 @@ class World:
         return self.rank_group.group if self.rank_group is not None else None
 
     def fold_group(self) -> "tuple[int, World]":
-        """Index (0 or 1) of the half this rank belongs to, and the group of that half."""
+        """Return the index (0 or 1) of this rank's half of the world, and that half as a World."""
         assert self.rank_group is not None
         assert self.rank_group.fold_group is not None
         return self.rank // (self.size // 2), self.rank_group.fold_group
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, in place."""
+        """Sum the tensor over all ranks, in place, and return it."""
         if self.rank_group is not None:
             dist.all_reduce(tensor, group=self.rank_group.group)
         return tensor
 
     def all_reduce_mean(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Mean over ranks of floating-point tensors; tensors that are equal on all ranks keep their exact bits."""
+        """Return the mean over ranks of floating-point tensors; exact for tensors that are equal on all ranks."""
         if self.rank_group is None or not tensors:
             return [tensor.clone() for tensor in tensors]
         sums = self.all_reduce(flatten([tensor.detach().double() for tensor in tensors]))
@@ -83,17 +83,20 @@ class World:
         return [mean.to(like.dtype) for mean, like in zip(means, tensors, strict=True)]
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, by rank; shape and dtype must be equal on all ranks."""
+        """Return every rank's tensor, ordered by rank; shape and dtype must be equal on all ranks."""
         if self.rank_group is None:
             return [tensor]
-        # All-reduce of a buffer in which each rank fills its own row: works for every backend, device and dtype.
+        # All-reduce a buffer in which each rank fills its own row: this works for every backend, device and dtype.
         rows = torch.zeros(self.size, tensor.numel() * tensor.element_size(), dtype=torch.uint8, device=tensor.device)
         rows[self.rank] = as_bytes(tensor)
         self.all_reduce(rows)
         return [row.view(tensor.dtype).reshape(tensor.shape) for row in rows]
 
     def gather_to_rank0(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Every rank's tensor in host memory, [ranks, ...], on rank 0; None on the others. Shapes must be equal."""
+        """Return the tensors of all ranks, [ranks, ...], on rank 0 and None on the others.
+
+        The tensors must be in host memory and of equal shape.
+        """
         if self.rank_group is None:
             return tensor[None]
         rows = tensor.new_empty(self.size, *tensor.shape) if self.is_rank0 else None
@@ -101,7 +104,7 @@ class World:
         return rows
 
     def broadcast_from_rank0(self, value: Callable[[], Any]) -> Any:
-        """Call `value` on rank 0 alone and return its result, passed through JSON, on every rank."""
+        """Call `value` on rank 0 only, and return its result on every rank, after a round trip through JSON."""
         if self.rank_group is None:
             return value()
         key = f"{self.rank_group.name}/broadcast/{next(self.rank_group.sequence)}"
@@ -113,13 +116,13 @@ class World:
         return json.loads(self.rank_group.store.multi_get([key])[0])
 
     def run_on_rank0(self, work: Callable[[], Result]) -> Result | None:
-        """Run `work` on rank 0 while the other ranks wait; returns its result there, None on the others."""
+        """Run `work` on rank 0 while the other ranks wait; return its result on rank 0 and None on the others."""
         result = work() if self.is_rank0 else None
         self.broadcast_from_rank0(lambda: None)
         return result
 
     def all_gather_strings(self, value: str) -> list[str]:
-        """Every rank's string, by rank."""
+        """Return every rank's string, ordered by rank."""
         if self.rank_group is None:
             return [value]
         key = f"{self.rank_group.name}/gather/{next(self.rank_group.sequence)}"
@@ -129,9 +132,9 @@ class World:
         return [found.decode() for found in self.rank_group.store.multi_get(keys)]
 
     def barrier(self, flag: bool = False) -> bool:
-        """Return once all ranks have arrived: whether any of them set `flag` (a stop request, say).
+        """Wait for all ranks, then return whether any of them set `flag` (for example, for a stop request).
 
-        Polls the store, so there is no timeout: one rank may arrive hours after another.
+        The barrier polls the store and has no timeout, because one rank may arrive hours after another.
         """
         if self.rank_group is None:
             return flag
@@ -142,17 +145,17 @@ class World:
         return self.rank_group.store.add(f"{key}/flags", 0) > 0
 
     def require_equal(self, value: str, what: str) -> None:
-        """Raise WorldError on all ranks unless they hold the same value."""
+        """Raise WorldError on all ranks unless they hold the same value. what: name of the value in the message."""
         every = self.all_gather_strings(value)
         if len(set(every)) > 1:
             raise WorldError(f"{what} differs between ranks: {', '.join(f'{i}: {v}' for i, v in enumerate(every))}")
 
     def stop_consensus(self, stop_reason: Callable[[], object]) -> "StopConsensus":
-        """stop_reason: this rank's, called before each step; None means no stop."""
+        """Create a StopConsensus. stop_reason: called before each step; returns this rank's reason or None."""
         return StopConsensus(self, stop_reason)
 
     def set_timeout(self, seconds: float) -> None:
-        """Set the timeout of collectives: from the first step on, a slow collective means a lost rank."""
+        """Set the timeout of collectives. Used after the first step, when a slow collective means a lost rank."""
         if self.rank_group is not None:
             # torch < 2.12 has only the private name.
             set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -168,13 +171,13 @@ class World:
 
 
 SINGLE_PROCESS = World(0, 1, torch.device("cpu"), 1)
-"""A single process on the CPU."""
+"""The world of a single process on the CPU."""
 
 
 class StopConsensus:
-    """Agree, after the same step on all ranks, on whether any rank wants to stop.
+    """Lets all ranks agree, after the same step, on whether any of them wants to stop.
 
-    The all-reduce is asynchronous: it overlaps with the step.
+    The all-reduce is asynchronous and overlaps with the step.
     """
 
     def __init__(self, world: World, stop_reason: Callable[[], object]) -> None:
@@ -183,13 +186,13 @@ class StopConsensus:
         self._pending: Any = None
 
     def post(self) -> None:
-        """Before the step: start the all-reduce of this rank's flag."""
+        """Start the all-reduce of this rank's stop flag; call this before the step."""
         if self._group is not None:
             self._flag.fill_(int(self._stop_reason() is not None))
             self._pending = dist.all_reduce(self._flag, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def result(self) -> bool:
-        """After the step: whether any rank wants to stop."""
+        """Return whether any rank wants to stop; call this after the step."""
         if self._group is None:
             return self._stop_reason() is not None
         self._pending.wait()

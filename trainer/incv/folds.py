@@ -1,4 +1,4 @@
-"""One fold: train on S and one half of C, then predict the held-out half."""
+"""Train one fold on S and one half of C; its network then predicts the held-out half."""
 
 from collections.abc import Callable
 
@@ -13,19 +13,19 @@ from trainer.training.checkpoint import TrainState, load_module, module_state
 
 
 def split_halves(stream: int, candidates: Ids) -> tuple[Ids, Ids]:
-    """Line 4 of Algorithm 2: split C at random into C_1 and C_2; sizes differ by at most one."""
+    """Split C at random into C_1 and C_2, whose sizes differ by at most one (Algorithm 2, line 4)."""
     shuffled = epoch_order(stream, 0, candidates)
     middle = (len(shuffled) + 1) // 2
     return shuffled[:middle], shuffled[middle:]
 
 
 class FoldTask(StandardTask):
-    """Standard training that can keep the weights of the epoch with the best held-out agreement."""
+    """Standard training that can also keep the weights of the epoch with the best held-out agreement."""
 
     def __init__(
         self, module: nn.Module, setting: TaskSettings, judge: Callable[[nn.Module], Predictions] | None
     ) -> None:
-        """judge: predicts the held-out half after each epoch; None to use the last epoch's network."""
+        """judge: predicts the held-out half after each epoch; None to use the last epoch's network instead."""
         super().__init__(module, setting)
         self._judge = judge
         self.best_agreement = -1.0
@@ -37,12 +37,12 @@ class FoldTask(StandardTask):
         if self._judge is None:
             return
         agreement = self._judge(self.module).agreement()
-        if agreement > self.best_agreement:  # ties: the earliest
+        if agreement > self.best_agreement:  # among ties, keep the earliest epoch
             self.best_agreement, self.best_epoch = agreement, epoch
             self._best = {name: t.clone() for name, t in module_state(self.module, "best.").items()}
 
     def round_network(self) -> nn.Module:
-        """The network that predicts the held-out half."""
+        """Return the network that predicts the held-out half: the best epoch's if there is a judge, else the last."""
         if self._best:
             load_module(self.module, self._best, "best.")
         return self.module

@@ -1,4 +1,4 @@
-"""Gather predictions on every rank: an all-reduce of dense arrays, checked to cover each id exactly once."""
+"""Gather predictions on every rank by all-reducing dense arrays, and check that each id is covered exactly once."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +11,14 @@ from trainer.loading.sample_order import Ids
 
 _FLOATS = ("loss", "given_probability", "predicted_probability")
 _ONCE = 1 << 16
-"""A bit above all of a row's facts: in the all-reduced sum it counts the predictions of that row."""
+"""A bit above those that encode a row: added once per prediction, so that the all-reduced sum counts predictions."""
 
 
 def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predictions:
-    """All ranks' rows, sorted by sample_id; raises unless they cover the expected ids exactly once.
+    """Return the rows of all ranks, sorted by sample_id; raise DataError unless they cover `expected` exactly once.
 
-    Each column is an int32 array over the expected ids, non-zero only at a rank's own rows. Floats are summed as
-    int32 bit patterns: every other rank adds zero, so they arrive bit for bit.
+    Each column is all-reduced as an int32 array over the expected ids, non-zero only in a rank's own rows. Floats are
+    summed as int32 bit patterns; all other ranks add zero, so the bits are preserved.
     """
     if world.rank_group is None:
         return merge_predictions([part], expected)
@@ -27,20 +27,22 @@ def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predic
     known = places < len(ids)
     known[known] = ids[places[known]] == part.sample_id[known]
     facts = np.zeros(len(ids) + 1, np.int32)
-    facts[-1] = np.count_nonzero(~known)  # summed too: a rank raising alone would leave its peers in the all-reduce
-    # add.at, not assignment: an id that one rank has twice must count twice.
+    facts[-1] = np.count_nonzero(~known)  # summed too: if one rank raised alone, its peers would hang
+    # Use add.at instead of assignment: an id that one rank has twice must count twice.
     np.add.at(facts, places[known], _facts(part)[known])
     world.all_reduce(torch.from_numpy(facts))
     if facts[-1]:
         raise DataError(
-            f"{facts[-1]:,} predictions are of samples that were not held out: their files are not of this run"
+            f"{facts[-1]:,} predictions are for samples that were not held out: their files belong to another run. "
+            "Restart the stage with `--redo incv`"
         )
     facts = facts[:-1]
     if not np.array_equal(facts // _ONCE, np.ones_like(facts)):
         given = facts // _ONCE
         raise DataError(
-            f"of {len(ids):,} held-out samples {int((given == 0).sum()):,} were predicted by no rank and "
-            f"{int((given > 1).sum()):,} by more than one: nothing is selected from such predictions"
+            f"of {len(ids):,} held-out samples, {int((given == 0).sum()):,} were not predicted and "
+            f"{int((given > 1).sum()):,} were predicted more than once, but each must be predicted exactly once. "
+            "Restart the stage with `--redo incv`"
         )
     columns: dict[str, npt.NDArray[np.generic]] = {
         "sample_id": ids,

@@ -1,4 +1,4 @@
-"""Measures against the true labels: realised noise, label precision and recall, confusion. Pure functions."""
+"""Measures that compare labels with the true ones: realised noise, label precision and recall, confusion matrix."""
 
 import math
 
@@ -10,18 +10,18 @@ Mask = NDArray[np.bool_]
 
 
 def realised_noise(true: Labels, given: Labels) -> float:
-    """Share of wrong labels; nan for no samples. true, given: integers [n]."""
+    """Return the share of wrong labels; nan if there are no samples. true, given: integers [n]."""
     return _share(np.count_nonzero(true != given), len(true))
 
 
 def class_prior(true: Labels, classes: int) -> NDArray[np.float64]:
-    """P(true = i): float64 [classes]; nan for no samples."""
+    """Return P(true = i) for each class i: float64 [classes]; nan if there are no samples."""
     counts = np.bincount(true, minlength=classes).astype(np.float64)
     return _shares(counts, np.full(classes, counts.sum()))
 
 
 def confusion(true: Labels, labels: Labels, classes: int) -> NDArray[np.float64]:
-    """P(label = j | true = i): float64 [classes, classes]; a row of nan for a class without samples.
+    """Return P(label = j | true = i): float64 [classes, classes]; the row of a class without samples is nan.
 
     With given labels this is the paper's T; with held-out predictions it is M, which equals T by Claim 1.
     """
@@ -30,14 +30,14 @@ def confusion(true: Labels, labels: Labels, classes: int) -> NDArray[np.float64]
 
 
 def confusion_counts(true: Labels, labels: Labels, classes: int) -> NDArray[np.int64]:
-    """Number of samples of class i with label j: int64 [classes, classes]; ignores -1 (unknown)."""
+    """Count the samples of true class i with label j: int64 [classes, classes]; ignores unknown labels (-1)."""
     known = (true >= 0) & (labels >= 0)
     pairs = true[known].astype(np.int64) * classes + labels[known]
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def label_precision(true: Labels, given: Labels, selected: Mask) -> float:
-    """LP of Eq. 6: the share of selected samples whose label is right; nan for an empty selection."""
+    """LP of Eq. 6: the share of selected samples whose label is correct; nan if the selection is empty."""
     right = true == given
     return _share(np.count_nonzero(right & selected), np.count_nonzero(selected))
 
@@ -49,19 +49,19 @@ def label_recall(true: Labels, given: Labels, selected: Mask) -> float:
 
 
 def label_precision_by_class(true: Labels, given: Labels, selected: Mask, classes: int) -> NDArray[np.float64]:
-    """LP_i of Eq. 7, i the true class: float64 [classes]; nan where no sample of the class is selected."""
+    """LP_i of Eq. 7 for each true class i: float64 [classes]; nan if no sample of the class is selected."""
     right = true == given
     return _shares(_count(true, right & selected, classes), _count(true, selected, classes))
 
 
 def label_recall_by_class(true: Labels, given: Labels, selected: Mask, classes: int) -> NDArray[np.float64]:
-    """LR_i of Eq. 7, i the true class: float64 [classes]; nan where no label of the class is right."""
+    """LR_i of Eq. 7 for each true class i: float64 [classes]; nan if no label of the class is correct."""
     right = true == given
     return _shares(_count(true, right & selected, classes), _count(true, right, classes))
 
 
 def or_none(value: float) -> float | None:
-    """The value for a JSON file, which has no nan: None unless finite."""
+    """Return the value, or None if it is not finite, because JSON has no nan."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""Two noise estimates from the same held-out predictions, and the rules that depend on them."""
+"""Estimate the noise in two ways from the same held-out predictions, and apply the rules that depend on it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +18,15 @@ _MOST_CLASSES_KEPT = 100  # a larger matrix does not belong in incv.json
 @dataclass(frozen=True)
 class NoiseEstimates:
     paper: float
-    """ε from the agreement by Eq. 4: exact for a network that memorises, too low for one that generalises."""
+    """ε from the agreement, by Eq. 4: exact for a network that memorises, too low for one that generalises."""
     confident: float
-    """ε from counts of given against confidently predicted labels; does not assume memorisation."""
+    """ε from counts of given versus confidently predicted labels; does not assume memorisation."""
     confident_of_selected: float
-    """ε_S = 1 - LP of Prop. 2, with the confident estimates of T and of the class prior."""
+    """ε_S = 1 - LP by Prop. 2, with the confident estimates of T and of the class prior."""
     prior: npt.NDArray[np.float64]
     """The confident estimate of the class prior."""
     transition: npt.NDArray[np.float64] | None
-    """The confident estimate of T, [true, given]; not kept beyond 100 classes."""
+    """The confident estimate of T, [true, given]; None if there are more than 100 classes."""
 
     def of_rule(self, config: IncvConfig) -> float:
         return self.paper if config.noise_estimate == "paper" else self.confident
@@ -55,7 +55,10 @@ class NoiseEstimates:
 def estimate_noise(
     predictions: Predictions, given: npt.NDArray[np.int64], classes: int, config: IncvConfig
 ) -> NoiseEstimates:
-    """Both estimates from round 1. given: the label of each prediction, int64 [rows]."""
+    """Compute both noise estimates from the predictions of the first round.
+
+    given: the given label of each predicted sample, int64 [rows].
+    """
     # Algorithm 2, line 8: the paper estimates ε from the first half alone.
     agreement = predictions.of_fold(0).agreement()
     # The released code uses Eq. 4 for asymmetric noise too; only ε_S differs.
@@ -86,10 +89,10 @@ def confident_joint(
     predicted_probability: npt.NDArray[np.float32],
     classes: int,
 ) -> npt.NDArray[np.float64]:
-    """Joint distribution of (given, true) labels by confident learning (Northcutt et al. 2021): [classes, classes].
+    """Estimate the joint distribution of given and true labels, [classes, classes], by confident learning.
 
-    A prediction counts if its probability reaches the mean given-label probability of the samples labelled with that
-    class. Each row is then scaled to the number of samples with that given label.
+    A prediction of class j is counted if its probability is at least the mean probability of j over the samples with
+    given label j. Each row is then scaled to the number of samples with that given label (Northcutt et al. 2021).
     """
     held = np.bincount(given, minlength=classes)
     sureness = np.bincount(given, weights=given_probability, minlength=classes)
@@ -104,7 +107,7 @@ def confident_joint(
 
 
 def remove_ratio(config: IncvConfig, noise: float) -> float:
-    """r: samples removed per selected sample."""
+    """Return r, the number of samples removed per selected sample. noise: ε."""
     if config.remove_ratio != "from_noise":
         return config.remove_ratio
     if config.noise_kind == "asymmetric":
@@ -113,9 +116,9 @@ def remove_ratio(config: IncvConfig, noise: float) -> float:
 
 
 def uses_best_epoch(config: IncvConfig, round_: int, noise: float | None) -> bool:
-    """Whether this round predicts with the epoch of best held-out agreement rather than the last.
+    """Whether this round predicts with the network of the epoch with the best held-out agreement, not the last epoch.
 
-    round_ counts from 0; noise is None in round 0, where the released rule does not depend on it.
+    round_ counts from 0. noise: ε; None in round 0, where the released rule does not depend on it.
     """
     if config.round_network != "released_rule":
         return config.round_network == "best"

@@ -24,7 +24,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Predictions:
-    """Columns of equal length, sorted by sample_id."""
+    """A table of predictions: columns of equal length, sorted by sample_id."""
 
     sample_id: Ids
     fold: npt.NDArray[np.int8]
@@ -41,7 +41,7 @@ class Predictions:
         return self.status == Status.OK
 
     def agreement(self) -> float:
-        """Share of usable held-out samples with agreeing prediction: the paper's test accuracy."""
+        """Return the share of usable samples whose prediction agrees with the label: the paper's test accuracy."""
         usable = self.usable()
         return float(self.agrees[usable].mean()) if usable.any() else 0.0
 
@@ -70,11 +70,11 @@ EMPTY_PREDICTIONS = Predictions(
     predicted_probability=np.empty(0, np.float32),
     status=np.empty(0, np.int8),
 )
-"""For a rank without rows to predict."""
+"""The predictions of a rank that has no rows to predict."""
 
 
 def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Predictions:
-    """All folds' rows, sorted; raises unless they cover the expected ids exactly once."""
+    """Merge the rows of all folds, sorted by sample_id; raise DataError unless they cover `expected` exactly once."""
     parts = list(parts)
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in Predictions.__dataclass_fields__
@@ -83,16 +83,16 @@ def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Prediction
     whole = Predictions(**{name: column[order] for name, column in columns.items()})
     if not np.array_equal(whole.sample_id, np.sort(expected)):
         raise DataError(
-            "a round's predictions do not cover its candidates exactly once: its files are not of this run, or were "
-            "changed. Begin the stage again with `--redo incv`"
+            "the predictions of a round do not cover its candidates exactly once: their files belong to another run, "
+            "or were changed. Restart the stage with `--redo incv`"
         )
     return whole
 
 
 def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k: int) -> Predictions:
-    """Turn a predict pass of one network into rows; unreadable and non-finite rows are marked, not dropped.
+    """Convert a predict pass of one network into rows; unreadable and non-finite rows are marked, not dropped.
 
-    Rows stay on the device until the pass ends: no host-device sync between batches.
+    Rows stay on the device until the pass ends, so there is no host-device sync between batches.
     """
     judged = [_judged(batch, logits, top_k) for batch, (logits,) in passes]
     if not judged:
@@ -105,7 +105,7 @@ def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold
 
 
 def _judged(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
-    """The columns of one batch, fill rows included, on its device."""
+    """Compute the prediction columns of one batch, including its fill rows, on the batch's device."""
     log_p = torch.log_softmax(logits, dim=1)
     given = log_p.gather(1, batch.labels[:, None])[:, 0]
     highest, likeliest = log_p.topk(min(top_k, log_p.shape[1]), dim=1)

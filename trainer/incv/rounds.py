@@ -1,4 +1,4 @@
-"""Algorithm 2: rounds of two folds; each round writes its predictions and its selection."""
+"""Algorithm 2: run rounds of two folds each, and write every round's predictions and selection."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,36 +37,39 @@ from trainer.training.loop import RunContext, TrainingJob, iterate_training
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One network of a round: the samples it trains on, and the half it predicts."""
+    """One fold of a round: the samples its network trains on, and the held-out half it predicts."""
 
     round: int
     number: int
     trained_on: Ids
     held_out: Ids
     best: bool
-    """Whether to predict with the epoch of best held-out agreement instead of the last."""
+    """Whether to predict with the epoch of best held-out agreement instead of the last epoch."""
 
 
 def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
-    """Whether each half of the ranks trains one fold."""
+    """Whether each half of the ranks trains one fold, at the same time as the other."""
     if execution.folds == "side_by_side" and world.size % 2 and world.size > 1:
         raise ConfigError(
-            f"execution.folds: side_by_side needs an even number of processes, not {world.size} (or one alone): set "
-            "it to auto"
+            f"`execution.folds: side_by_side` needs a single process or an even number of them, not {world.size}: "
+            "set execution.folds to auto"
         )
     return execution.folds != "in_turn" and world.size % 2 == 0
 
 
 def folds_share_device(execution: ExecutionConfig, world: World, small: bool) -> bool:
-    """Whether one process trains both folds at once. small: the images are resident on the device; such trainings
-    underuse a GPU, while large images saturate it."""
+    """Whether a single process trains both folds at once.
+
+    small: whether the images are small enough to stay on the device. One fold with such images underuses a GPU, while
+    large images saturate it.
+    """
     if world.size > 1 or execution.folds == "in_turn":
         return False
     return execution.folds == "side_by_side" or (small and world.device.type == "cuda")
 
 
 class Incv:
-    """One run of Algorithm 2 over the samples of a training set."""
+    """Runs Algorithm 2 over the samples of a training set."""
 
     def __init__(
         self, recipe: Recipe, data: ImageSet, run: RunDirectory, ctx: RunContext, identity: str | None = None
@@ -107,8 +110,8 @@ class Incv:
         index, filled = fill_classes(index, self._data.labels, self._data.classes, self._config.min_per_class)
         if not len(index.ids(State.SELECTED)):
             raise DataError(
-                "INCV selected no sample: no network agreed with any held-out label. Train the folds longer "
-                "(incv.epochs) or set incv.min_per_class"
+                "INCV selected no samples: the networks agreed with none of the held-out labels. Train the folds "
+                "longer (incv.epochs) or set incv.min_per_class"
             )
         checksum = self._write(index, self._run.selection)
         if self._ctx.world.is_rank0:
@@ -122,7 +125,7 @@ class Incv:
             write_json(self._run.incv, found)
 
     def _write(self, index: SelectionIndex, path: Path) -> str:
-        """Write the index from rank 0 after checking that all ranks agree; returns its checksum."""
+        """Check that all ranks hold the same index, and let rank 0 write it; return its checksum."""
         checksum = index.checksum()
         self._ctx.world.require_equal(checksum, "the selection")
         if self._ctx.world.is_rank0:
@@ -132,12 +135,12 @@ class Incv:
     def _too_few(self, number: int, candidates: int) -> str:
         if number == 0:
             raise DataError(
-                f"the data set has {candidates} usable sample(s): a half would be empty. INCV needs at least 2"
+                f"the data set has {candidates} usable sample(s), but INCV needs at least 2 to split it in halves"
             )
-        return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left to judge"
+        return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left"
 
     def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Steps[Predictions]:
-        """A round's predictions, on every rank: read from its file, or made by training its folds."""
+        """Return a round's predictions on every rank: read from their file, or made by training the round's folds."""
         path, world = self._run.round_predictions(number), self._ctx.world
         candidates = index.ids(State.CANDIDATE)
         if world.broadcast_from_rank0(path.exists):
@@ -162,7 +165,7 @@ class Incv:
         return predictions
 
     def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Steps[Predictions]:
-        """Each half of the ranks runs one fold; a barrier follows when both folds have finished or stopped."""
+        """Run one fold on each half of the ranks, wait for both to finish or stop, and gather the predictions."""
         ctx, world = self._ctx, self._ctx.world
         which, group = world.fold_group()
         mine, stopped = EMPTY_PREDICTIONS, None
@@ -176,7 +179,7 @@ class Incv:
         return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, candidates)
 
     def _predicted(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
-        """One fold's predictions on its held-out half, on every rank of `ctx`."""
+        """Return one fold's predictions on its held-out half, on every rank of `ctx.world`; train it if necessary."""
         done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
         if ctx.world.broadcast_from_rank0(done.exists):
             return Predictions.read(done)
@@ -224,7 +227,7 @@ class Incv:
             return self._judge(network, fold, ctx)
 
     def _judge(self, network: nn.Module, fold: "Fold", ctx: RunContext) -> Predictions:
-        """A predict pass over the held-out half, each id once."""
+        """Predict each sample of the held-out half once, and return the predictions on every rank."""
         part = predict(
             [network],
             self._watched(fold, "predicting"),
@@ -240,8 +243,8 @@ class Incv:
         share = 1.0 - float(predictions.usable().mean())
         if share > self._config.max_unusable:
             raise DataError(
-                f"{share:.1%} of the held-out samples could not be read or gave non-finite outputs, more than "
-                f"incv.max_unusable = {self._config.max_unusable:.1%}: run `incv shards verify` on the shards"
+                f"{share:.1%} of the held-out samples could not be read or had non-finite outputs, more than "
+                f"incv.max_unusable = {self._config.max_unusable:.1%}: check the shards with `incv shards verify`"
             )
 
     def _estimate(self, predictions: Predictions) -> NoiseEstimates:
@@ -250,7 +253,7 @@ class Incv:
 
 
 def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:
-    """Seed of a fold's initial weights: shared by all folds (released code), or one per fold (paper)."""
+    """Return the seed of a fold's initial weights: the same for all folds (released code) or one per fold (paper)."""
     if config.init == "same":
         return derive_stream(seed, "incv.init")
     return derive_stream(seed, "incv.init", number, fold + 1)

@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 without networks: from held-out predictions to selected and removed samples."""
+"""The selection in Algorithms 1 and 2: from held-out predictions to selected and removed samples."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,16 +13,17 @@ from trainer.loading.sample_order import Ids
 
 @dataclass(frozen=True)
 class HalfDecision:
-    """S_f and R_f of one held-out half; a sample in both is selected."""
+    """The selected samples S_f and removed samples R_f of one held-out half; R_f excludes S_f."""
 
     selected: Ids
     removed: Ids
 
 
 def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
-    """Lines 6-7 of Algorithm 2: select where the prediction agrees, remove the n = floor(r |S_f|) largest losses.
+    """Select the samples whose prediction agrees; remove the floor(r |S_f|) largest losses (Algorithm 2, lines 6-7).
 
-    Ties in the loss go to the smaller sample_id; unreadable and non-finite rows are neither selected nor removed.
+    r is `remove_ratio`. Of equal losses, the one with the smaller sample_id is removed first. Unreadable and
+    non-finite rows are neither selected nor removed.
     """
     usable = half.rows(half.usable())
     selected = usable.sample_id[usable.agrees]
@@ -32,7 +33,7 @@ def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
 
 
 def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
-    """Line 14 of Algorithm 2: apply both halves' decisions to the index."""
+    """Return the index after applying the decisions for both halves of a round (Algorithm 2, line 14)."""
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()
     predicted, loss, probability = (
@@ -57,7 +58,7 @@ def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, r
 
 @dataclass(frozen=True)
 class FilledClass:
-    """A class with too few selected samples, and how many were added by smallest loss."""
+    """A class with too few selected samples: how many it had, and how many were added by smallest loss."""
 
     label: int
     selected: int
@@ -67,7 +68,7 @@ class FilledClass:
 def fill_classes(
     index: SelectionIndex, labels: npt.NDArray[np.int64], classes: int, least: int
 ) -> tuple[SelectionIndex, list[FilledClass]]:
-    """Select the smallest losses of each class until it has `least` selected samples, or no more to add."""
+    """Select more samples, by smallest loss, in each class that has fewer than `least`, as far as available."""
     state = index.state.copy()
     filled = []
     inside = np.flatnonzero(index.state != State.OUTSIDE)

@@ -16,7 +16,7 @@ class State(IntEnum):
     """INCV's decision on a sample."""
 
     OUTSIDE = 0
-    """Rejected by packing, or not in this run's subset."""
+    """Rejected when the shards were packed, or not in this run's subset."""
     CANDIDATE = 1
     SELECTED = 2
     REMOVED = 3
@@ -26,7 +26,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class SelectionIndex:
-    """Row i is sample_id i; `round` is the round of the last decision, -1 before the first."""
+    """INCV's decisions: row i is for sample_id i; `round` is the round of its last decision, -1 before the first."""
 
     state: npt.NDArray[np.int8]
     round: npt.NDArray[np.int16]
@@ -36,7 +36,7 @@ class SelectionIndex:
 
     @classmethod
     def of_candidates(cls, samples: int, candidates: npt.NDArray[np.int64]) -> "SelectionIndex":
-        """Before round 1: every id of the run is a candidate (Algorithm 2, line 1)."""
+        """Create the index before the first round: every id of the run is a candidate (Algorithm 2, line 1)."""
         state = np.full(samples, State.OUTSIDE, np.int8)
         state[candidates] = State.CANDIDATE
         return cls(
@@ -48,11 +48,11 @@ class SelectionIndex:
         )
 
     def ids(self, state: State) -> npt.NDArray[np.int64]:
-        """The sample_ids in a state, ascending."""
+        """Return the sample_ids that are in a state, in ascending order."""
         return np.flatnonzero(self.state == state).astype(np.int64)
 
     def checksum(self) -> str:
-        """SHA-256 over sample_id, state, round and predicted label: equal on all ranks and across restarts."""
+        """SHA-256 of sample_id, state, round and predicted label, equal on all ranks and across restarts."""
         digest = hashlib.sha256()
         digest.update(np.arange(len(self.state), dtype="<i8").tobytes())
         digest.update(self.state.astype("<i8").tobytes())

@@ -14,22 +14,22 @@ from trainer.loading.transfer import copy_to_device
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Samples, crop boxes and flips of a batch; a loader only decodes and crops."""
+    """The samples, crop boxes and flips of a batch; the loader only decodes and crops."""
 
     ids: Ids
     """int64 [n]"""
     boxes: npt.NDArray[np.int32]
-    """[n, 4]: left, top, width, height in pixels of the stored image; may extend beyond it (padding)."""
+    """[n, 4]: left, top, width, height in pixels of the stored image; a box may extend into the padding."""
     flips: npt.NDArray[np.bool_]
     """[n]: flip horizontally after the crop."""
     labels: npt.NDArray[np.int64]
     """[n]"""
     rows: int
-    """Fixed number of rows of the batch: rows beyond n are fill rows with weight 0."""
+    """Fixed number of rows of the batch; rows beyond n are fill rows with weight 0."""
     fill_with_images: bool
-    """Whether fill rows repeat real images, as training needs (zeros would distort BatchNorm), or are zero."""
+    """Whether fill rows repeat real images instead of being zero; in training, zeros would distort BatchNorm."""
     real: int = -1
-    """How many of the n rows have weight; -1: all. 0 on a rank that has no sample in this step."""
+    """How many of the n rows have weight 1; -1 for all, 0 on a rank that has no sample in this step."""
     step: StepIds | None = None
     """The ids of the training step over all ranks; None in predict passes."""
 
@@ -45,11 +45,11 @@ class Batch:
     ids: torch.Tensor
     """int64 [rows], -1 in fill rows"""
     images: torch.Tensor
-    """float32 [rows, 3, size, size], normalised"""
+    """[rows, 3, size, size], normalised; float32 or the autocast dtype"""
     labels: torch.Tensor
     """int64 [rows]"""
     weights: torch.Tensor
-    """float32 [rows], 1 in real rows and 0 in fill rows and unreadable ones"""
+    """float32 [rows], 1 for real rows, 0 for fill rows and unreadable rows"""
     request: BatchRequest | None = None
     """The request this batch answers."""
     unreadable: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Batch:
 
 
 Batches = Generator[Batch, None, None]
-"""Threads and decoders may be running behind it: a consumer that stops early must close it."""
+"""A generator of batches. A consumer that stops early must close it, to end background threads and decoders."""
 
 
 class Loader(Protocol):
@@ -76,9 +76,10 @@ def assemble_batch(
     show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
     device: torch.device,
 ) -> Batch:
-    """Build the batch, with fill rows up to its fixed shape; `show` returns the images of the given request rows.
+    """Build a batch from decoded images, padded with fill rows to its fixed shape.
 
-    failed: request rows that could not be decoded; they keep their id and get weight 0.
+    failed: request rows that could not be decoded; they keep their id and get weight 0. show: returns the images of
+    the given request rows.
     """
     real, rows = request.real_rows, request.rows
     source = _shown_rows(request, failed)
@@ -105,14 +106,17 @@ def assemble_batch(
 
 
 def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Index `images` by `rows`; returns the same tensor, without a copy, if rows are all of them in order."""
+    """Return `images[rows]`, without a copy if `rows` lists all rows in order."""
     if np.array_equal(rows, np.arange(len(images))):
         return images
     return images[copy_to_device(images.device, rows)[0]]
 
 
 def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The request row shown in each batch row: row j if real, else row j mod n of the n available."""
+    """Return, for each batch row, the request row whose image it shows; fill rows repeat the request's rows.
+
+    In training, a readable row also replaces each row that could not be decoded.
+    """
     available = len(request.ids)
     index = np.arange(request.rows)
     source = np.where(index < request.real_rows, index, index % max(available, 1))

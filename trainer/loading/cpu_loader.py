@@ -1,4 +1,4 @@
-"""Decodes JPEG and PNG shards of any size in a thread pool (the decoders release the GIL)."""
+"""Decode JPEG and PNG images of any size in a thread pool (the decoders release the GIL)."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -23,7 +23,7 @@ _PREFETCH_FACTOR = 2  # batches per worker, so that one slow image does not stal
 
 
 class CpuLoader:
-    """Each batch is decoded by one thread; batches come out in the order of the requests."""
+    """Decodes each batch in one thread of a pool, and yields the batches in request order."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class CpuLoader:
                 decoding.cancel()
 
     def _decode(self, request: BatchRequest) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-        """Images of the request's rows, [n, size, size, 3], and the indices of rows that cannot be decoded.
+        """Return the images of the request's rows, [n, size, size, 3], and the indices of rows that failed to decode.
 
-        Images for a CPU are normalised here: they are still in the cache, and the threads share the work.
+        For a CPU, the images are normalised here, by several threads and while they are still in the CPU cache.
         """
         encoded = (self._reader.read_or_none(int(sample)) for sample in request.ids)
         normalise = self._normalise if self._normalise.fits_cpu else None
@@ -91,9 +91,10 @@ def decode_rows(
     geometry: Geometry,
     normalise: Normalise | None = None,
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
-    """Decode and crop the request's rows: images [n, size, size, 3] and the indices of rows that failed or are None.
+    """Decode and crop the request's rows; return images [n, size, size, 3] and the indices of failed rows.
 
-    Failed rows are black. Images are uint8, or float32 if `normalise` is given.
+    Images are uint8, or float32 if `normalise` is given. A row fails if its entry in `encoded` is None or cannot be
+    decoded; its image is then black.
     """
     shape = (geometry.size, geometry.size, 3)
     images = np.empty((len(request.ids), *shape), np.uint8 if normalise is None else np.float32)

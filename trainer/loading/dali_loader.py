@@ -1,4 +1,4 @@
-"""Decodes shards with NVIDIA DALI: JPEGs on the GPU's decoders, or on CPU threads without a GPU."""
+"""Decode images with NVIDIA DALI: JPEGs with the GPU's decoders, or on CPU threads if there is no GPU."""
 
 import logging
 import threading
@@ -25,14 +25,14 @@ from trainer.loading.shard_reader import ShardReader
 
 _log = logging.getLogger(__name__)
 
-_MAX_READ_THREADS = 8  # enough for one GPU; more only contend for the GIL
-_REQUESTS_AHEAD = 8  # read from disk before DALI needs them
-_READ_CHUNK = 64  # samples per read task: several threads share the next request
+_MAX_READ_THREADS = 8  # enough for one GPU; more threads only contend for the GIL
+_REQUESTS_AHEAD = 8  # requests read from disk before DALI needs them
+_READ_CHUNK = 64  # samples per read task, so that several threads share a request
 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A request with its encoded images; None for a row that cannot be read."""
+    """A request with its encoded images; an image that cannot be read is None."""
 
     request: BatchRequest
     images: list[bytes | None]
@@ -43,7 +43,7 @@ class _Encoded:
 
 
 class DaliLoader:
-    """A thread pool reads ahead; one prefetch thread feeds DALI and queues batches for the training loop.
+    """Reads ahead in a thread pool; a prefetch thread feeds DALI and queues batches for the training loop.
 
     Crops and flips come from the request, so that every loader crops the same pixels.
     """
@@ -59,7 +59,7 @@ class DaliLoader:
         window: int | None = None,
         exact: bool = False,
     ) -> None:
-        """scales: whether any box must be scaled to the input size; exact: as in DecodingPipeline."""
+        """scales: whether any crop must be scaled to the input size; exact: whether to decode reproducibly."""
         self._reader = ShardReader(index, window)
         self._geometry, self._normalise, self._device = geometry, normalise, device
         self._workers, self._scales, self._exact = workers, scales, exact
@@ -73,13 +73,13 @@ class DaliLoader:
             yield from prefetched
 
     def _decode(self, requests: Iterator[BatchRequest]) -> Generator[Batch, None, None]:
-        """Batches in order; runs in the prefetch thread."""
+        """Yield the batches in request order; runs in the prefetch thread."""
         with closing(self._read_ahead(requests)) as encoded:
             for rows, group in groupby(encoded, key=lambda one: max(one.request.rows, len(one.images))):
                 yield from self._decode_group(rows, group)
 
     def _decode_group(self, rows: int, group: Iterator[_Encoded]) -> Iterator[Batch]:
-        """Decode requests of equal rows in one pipeline; after a decoding error, continue with a new one."""
+        """Decode requests with the same number of rows in one pipeline; replace it after a decoding error."""
         while True:
             pipeline = self._acquire_pipeline(rows)
             decoding: deque[_Encoded] = deque()
@@ -104,7 +104,7 @@ class DaliLoader:
         self._warned = True
 
     def _acquire_pipeline(self, rows: int) -> DecodingPipeline:
-        """An idle pipeline that is large enough, or a new one: a predict pass may run in the middle of a training."""
+        """Return an idle pipeline with enough rows, or create one, as for a predict pass during training."""
         with self._lock:
             for pipeline in self._idle:
                 if pipeline.rows >= rows:
@@ -138,7 +138,7 @@ class DaliLoader:
         return assemble_batch(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
 
     def _decode_on_cpu(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
-        """Fallback for the requests in flight when DALI failed: one image at a time, by the CPU decoder."""
+        """Decode on the CPU, one image at a time, the requests that were in flight when DALI failed."""
         while decoding:
             encoded = decoding.popleft()
             pixels, failed = decode_rows(encoded.request, encoded.images, self._geometry)
@@ -156,7 +156,7 @@ class DaliLoader:
 
 
 def _feed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[EncodedBatch]:
-    """Source of the pipeline; appends what is in flight to `decoding`."""
+    """Yield the encoded batches to the pipeline, and record each request in `decoding` as in flight."""
     for encoded in group:
         decoding.append(encoded)
         yield EncodedBatch(encoded.images, encoded.request.boxes, encoded.request.flips)

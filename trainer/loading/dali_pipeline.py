@@ -1,4 +1,4 @@
-"""One DALI pipeline: takes encoded images, boxes and flips, returns uint8 images of the network's input size."""
+"""A DALI pipeline that turns encoded images, crop boxes and flips into uint8 images of the network's input size."""
 
 import io
 from collections import deque
@@ -15,8 +15,8 @@ from PIL import Image
 from trainer.loading.augment import Geometry
 
 _PREFETCH_DEPTH = 2
-# Share of the JPEGs sent to the GPU's hardware decoder; the rest go to its CUDA decoder. Fastest on an H200 with 8
-# threads, by whether chroma is upsampled smoothly.
+# Share of JPEGs sent to the GPU's hardware decoder, by whether chroma is upsampled smoothly; the rest go to the CUDA
+# decoder. These values were the fastest on an H200 with 8 threads.
 _HARDWARE_SHARE = {False: 0.75, True: 0.68}
 
 
@@ -26,7 +26,7 @@ class DecodingFailed(Exception):
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch to decode; an image that is None becomes grey."""
+    """A batch to decode; an image that is None is decoded as grey."""
 
     images: Sequence[bytes | None]
     boxes: npt.NDArray[np.int32]
@@ -35,28 +35,29 @@ class EncodedBatch:
 
 
 class DecodingPipeline:
-    """Batches of up to `rows` images; a few are in flight at once, on DALI's own threads and streams."""
+    """Decodes batches of up to `rows` images on DALI's own threads and streams, with a few batches in flight."""
 
     def __init__(
         self, rows: int, geometry: Geometry, scales: bool, device: torch.device, threads: int, exact: bool = False
     ) -> None:
-        """exact: bitwise reproducible. The hardware and CUDA decoders of a GPU differ by single grey levels, and DALI
-        splits images between them by load; then the CUDA decoder decodes all of them."""
+        """exact: decode reproducibly, with the GPU's CUDA decoder alone. By default DALI splits images between it and
+        the hardware decoder by load, and the results of the two differ by single grey levels."""
         self.rows, self._exact = rows, exact
         self._geometry, self._scales, self._device = geometry, scales, device
         self._gpu = device.type == "cuda"
         self._placeholder = _grey_jpeg(geometry.size)
         self._source: Iterator[EncodedBatch] = iter(())
-        self._buffers: deque[list[np.ndarray]] = deque(maxlen=_PREFETCH_DEPTH + 2)  # DALI reads them without a copy
+        # Kept alive, because DALI reads them without copying.
+        self._buffers: deque[list[np.ndarray]] = deque(maxlen=_PREFETCH_DEPTH + 2)
         self._source_error: RuntimeError | None = None
         self._pipeline = self._build(threads)
 
     def close(self) -> None:
-        """Free threads and memory now: pipeline and callback form a reference cycle that only the GC breaks."""
+        """Free threads and memory now, instead of leaving a reference cycle to the garbage collector."""
         del self._pipeline
 
     def decode(self, source: Iterator[EncodedBatch]) -> Generator[torch.Tensor, None, None]:
-        """For each batch of `source`, in order: uint8 [n, size, size, 3], ready on the device's current stream."""
+        """Yield the images of each batch in `source`: uint8 [n, size, size, 3], ready on the current CUDA stream."""
         self._source = source
         try:
             while True:
@@ -74,7 +75,7 @@ class DecodingPipeline:
             (images,) = self._pipeline.run(stream)
         except RuntimeError as error:
             if error is self._source_error:
-                raise  # an error of the source, not of DALI: pass it on
+                raise  # the error came from the source, not from DALI
             raise DecodingFailed(str(error)) from error
         return torch.from_dlpack(images.as_tensor())
 
@@ -87,7 +88,10 @@ class DecodingPipeline:
             self._pipeline.reset()
 
     def _next_inputs(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
-        """External-source callback: images, corners (top, left), sides (height, width), flips."""
+        """Return the next batch to DALI: images, corners (top, left), sides (height, width) and flips.
+
+        This is the callback of DALI's external source.
+        """
         try:
             batch = next(self._source)
         except RuntimeError as error:
@@ -108,7 +112,7 @@ class DecodingPipeline:
             exec_dynamic=True,
         )
         with pipeline:
-            # no copy: DALI reads the buffers that the reading threads filled
+            # no_copy: DALI reads directly from the buffers that the reading threads filled
             images, corners, sides, flips = fn.external_source(self._next_inputs, num_outputs=4, no_copy=True)
             crops = self._decode_crops(images, corners, sides)
             if self._scales:
@@ -118,7 +122,7 @@ class DecodingPipeline:
         return pipeline
 
     def _decode_crops(self, images: Any, corners: Any, sides: Any) -> Any:
-        # Packing has applied the EXIF orientation.
+        # Packing has already applied the EXIF orientation.
         decoding: dict[str, Any] = {"output_type": types.RGB, "adjust_orientation": False}
         box = {"start": corners, "shape": sides, "axes": (0, 1)}
         if self._gpu:
@@ -128,14 +132,14 @@ class DecodingPipeline:
                 "hw_decoder_load": 0.0 if self._exact else _HARDWARE_SHARE[smooth],
                 "jpeg_fancy_upsampling": smooth,
             }
-        elif self._geometry.pad == 0:  # libjpeg can skip what is outside the box
+        elif self._geometry.pad == 0:  # libjpeg can skip pixels outside the box
             return fn.decoders.image_slice(images, **box, **decoding)
         padding: dict[str, Any] = {"out_of_bounds_policy": "pad", "fill_values": 0} if self._geometry.pad else {}
         return fn.slice(fn.decoders.image(images, **decoding), **box, **padding)
 
 
 def _grey_jpeg(size: int) -> bytes:
-    """Placeholder that DALI decodes instead of an image that could not be read."""
+    """Create the placeholder that DALI decodes in place of an image that could not be read."""
     stream = io.BytesIO()
     Image.new("RGB", (size, size), (128, 128, 128)).save(stream, format="JPEG")
     return stream.getvalue()

@@ -22,13 +22,13 @@ from trainer.loading.sample_order import Ids, TrainingPlan, mix64
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Samples of one split, ready for training and predict passes."""
+    """The samples of one split, ready for training and predict passes."""
 
     index: SampleIndex
     ids: Ids
     """sample_ids of this run, ascending."""
     labels: npt.NDArray[np.int64]
-    """Dense, by sample_id."""
+    """Label of each sample, indexed by sample_id."""
     geometry: Geometry
     loader: Loader
 
@@ -62,7 +62,7 @@ def open_image_set(
     dtype: torch.dtype = torch.float32,
     window: int | None = None,
 ) -> ImageSet:
-    """Choose the loader and open it. dtype: of the images; window: as in ShardReader."""
+    """Open the samples `ids` with a suitable loader. dtype: dtype of the images; window: see ShardReader."""
     geometry = _build_geometry(image)
     normalise = Normalise(image.mean, image.std, device, dtype)
     kind = choose_loader(index, ids, image, execution, device)
@@ -85,7 +85,8 @@ def open_image_set(
 def choose_loader(
     index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig, device: torch.device
 ) -> str:
-    """`resident`, `dali` or `cpu`; auto picks resident for small sets, then DALI if there is a GPU, then cpu."""
+    """Return `resident`, `dali` or `cpu`. With execution.loader: auto, small sets are resident; others use DALI if
+    there is a GPU and DALI is usable, else cpu."""
     check_loader(index, ids, image, execution)
     if execution.loader != "auto":
         return execution.loader
@@ -98,13 +99,16 @@ def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: Ex
     """Raise ConfigError if the loader named in the recipe cannot load these images."""
     if execution.loader == "resident" and not can_be_resident(index, ids, _build_geometry(image)):
         raise ConfigError(
-            "execution.loader: resident needs images of one size, no scaling, and at most 2 GiB of pixels; "
-            "set it to auto or cpu"
+            "`execution.loader: resident` needs images of one size, no scaling, and at most 2 GiB of pixels: set "
+            "execution.loader to auto or cpu"
         )
     if execution.loader == "dali" and not _dali_supports_padding(image):
-        raise ConfigError("execution.loader: dali cannot pad with image.fill: edge; set it to auto, cpu or resident")
+        raise ConfigError(
+            "execution.loader is dali, which does not support `image.fill: edge`: set execution.loader to auto, cpu "
+            "or resident"
+        )
     if execution.loader == "dali" and not _is_dali_installed():
-        raise ConfigError("execution.loader is dali, but DALI is not installed: pip install 'incv[dali]'")
+        raise ConfigError("execution.loader is dali, but DALI is not installed: run pip install 'incv[dali]'")
 
 
 def _dali_supports_padding(image: ImageConfig) -> bool:
@@ -120,7 +124,7 @@ def _build_geometry(image: ImageConfig) -> Geometry:
 
 
 def limit_ids(index: SampleIndex, limit: int | None) -> Ids:
-    """The usable ids, or `limit` of them spread evenly over the source's classes, in hash order within a class."""
+    """Return the usable ids, or `limit` of them: spread evenly over the classes, in hash order within a class."""
     ids = index.usable_ids()
     if limit is None or limit >= len(ids):
         return ids

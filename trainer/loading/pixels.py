@@ -1,4 +1,4 @@
-"""Decode and crop on the CPU, normalise on any device."""
+"""Decode and crop images on the CPU; normalise them on any device."""
 
 import warnings
 
@@ -13,27 +13,27 @@ from shards.image_check import decode_rgb
 Pixels = npt.NDArray[np.uint8]
 
 _JPEG = b"\xff\xd8"
-# TorchCodec, its announced successor, has no release for the oldest torch we support
+# torchvision announces TorchCodec as its successor, which has no release for the oldest torch we support.
 warnings.filterwarnings("ignore", "The image decoding and encoding capabilities", DeprecationWarning)
 
 
 def decode(data: bytes) -> Pixels:
-    """uint8 [height, width, 3] of a packed image; raises UndecodableImage.
+    """Decode a packed image to uint8 [height, width, 3]; raise UndecodableImage if that fails.
 
-    Packing has applied the EXIF orientation, so it is ignored here. JPEGs are decoded by torchvision's libjpeg-turbo,
-    with the same inverse DCT and smooth chroma upsampling as Pillow, which checked them when they were packed.
+    Packing has already applied the EXIF orientation, so it is ignored here. JPEGs are decoded by torchvision's
+    libjpeg-turbo, with the same inverse DCT and smooth chroma upsampling as in Pillow, which checked them at packing.
     """
     if data.startswith(_JPEG):
         try:
             planes = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
             return planes.permute(1, 2, 0).numpy()
         except RuntimeError:
-            pass  # Pillow supports more variants, or raises a clear error
+            pass  # Pillow supports more JPEG variants, or raises a clear error
     return decode_rgb(data)
 
 
 def crop(image: Pixels, box: npt.NDArray[np.int32], flip: bool, size: int, fill: str) -> Pixels:
-    """Crop `box` from uint8 [H, W, 3], scale it to `size` if needed, flip: uint8 [size, size, 3]."""
+    """Crop `box` from uint8 [H, W, 3], scale it to `size` if needed, and flip it if `flip`: uint8 [size, size, 3]."""
     left, top, width, height = (int(value) for value in box)
     rows, columns = image.shape[:2]
     pad = max(-left, -top, left + width - columns, top + height - rows, 0)
@@ -47,16 +47,16 @@ def crop(image: Pixels, box: npt.NDArray[np.int32], flip: bool, size: int, fill:
 
 
 def _resize(image: Pixels, size: int) -> Pixels:
-    """Bilinear, with antialiasing when downscaling."""
+    """Resize to size x size with bilinear interpolation, antialiased when downscaling."""
     planes = torch.from_numpy(image).permute(2, 0, 1)[None]
     scaled = F.interpolate(planes, (size, size), mode="bilinear", antialias=True)
     return scaled[0].permute(1, 2, 0).numpy()
 
 
 class Normalise:
-    """uint8 [n, size, size, 3] to `dtype` [n, 3, size, size] = (x / 255 - mean) / std, channels last.
+    """Normalises uint8 [n, size, size, 3] to (x / 255 - mean) / std: `dtype` [n, 3, size, size], channels last.
 
-    Computed in float32 for every `dtype`.
+    Computes in float32 for every `dtype`.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Normalise:
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        if pixels.is_cuda:  # one fused pass: it competes with the network for memory bandwidth
+        if pixels.is_cuda:  # one fused pass, because this competes with the network for memory bandwidth
             out = torch.empty(pixels.shape, dtype=self.dtype, device=pixels.device)
             return torch.addcmul(self.shift, pixels, self.scale, out=out).permute(0, 3, 1, 2)
         count, height, width, channels = pixels.shape
-        lines = pixels.reshape(count, height, width * channels).float()  # long rows: 3-channel broadcasts are slow
+        lines = pixels.reshape(count, height, width * channels).float()  # broadcasting over 3 channels is slow
         lines.mul_(self.scale.repeat(width)).add_(self.shift.repeat(width))
         return lines.to(self.dtype).view(count, height, width, channels).permute(0, 3, 1, 2)
 
     def write(self, pixels: Pixels, out: npt.NDArray[np.float32]) -> None:
-        """Normalise one image into `out`, both [size, size, 3]: bitwise equal to `__call__`.
+        """Normalise one image into `out`, both [size, size, 3]; the result is bitwise equal to that of `__call__`.
 
-        In NumPy, which starts no threads: the caller is one of many decoding threads.
+        Uses NumPy, which starts no threads, because the caller is one of many decoding threads.
         """
         lines, width = out.reshape(len(out), -1), out.shape[1]
         lines[...] = pixels.reshape(lines.shape)

@@ -1,4 +1,4 @@
-"""Overlap loading with compute: on a side CUDA stream, and in a background thread for loaders that take host time."""
+"""Overlap loading with compute: on a side CUDA stream, and in a background thread for loaders that need host time."""
 
 import queue
 import sys
@@ -12,15 +12,15 @@ import torch
 
 from trainer.loading.batch import Batch, Batches
 
-_PREFETCHED_BATCHES = 2  # ready ahead of the consumer
+_PREFETCHED_BATCHES = 2  # batches ready ahead of the consumer
 _SWITCH_INTERVAL = 0.0005  # seconds
-_MAX_IN_FLIGHT = 4  # batches handed to the consumer that the GPU has not finished
+_MAX_IN_FLIGHT = 4  # batches handed to the consumer that the GPU has not finished processing
 
 Request = TypeVar("Request")
 
 
 def make_batches(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Batches:
-    """Make each batch on demand, on a side stream while the GPU still computes; for `make` with little host time."""
+    """Make each batch on demand, on a side stream while the GPU still computes; `make` must need little host time."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     back_pressure = _BackPressure()
     for request in requests:
@@ -37,23 +37,23 @@ def make_batches(make: Callable[[Request], Batch], requests: Iterable[Request], 
 
 
 class _BackPressure:
-    """Bounds the batches in flight (handed over, not yet finished by the GPU), and so their memory."""
+    """Limits how many batches are in flight (handed over, but not yet finished by the GPU), and so their memory."""
 
     def __init__(self) -> None:
         self._finished: deque[torch.cuda.Event] = deque()
 
     def record_launched(self, device: torch.device) -> None:
-        """Call it when the consumer asks for the next batch: it has launched all work on the previous one."""
+        """Record that the consumer has launched all work on a batch; call this when it asks for the next one."""
         self._finished.append(torch.cuda.current_stream(device).record_event())
 
     def wait(self) -> None:
-        """Block while too many batches are in flight; the GPU has several batches of work queued meanwhile."""
+        """Block while too many batches are in flight; the GPU stays busy with the work already queued."""
         while len(self._finished) > _MAX_IN_FLIGHT:
             self._finished.popleft().synchronize()
 
 
 def _hand_over(batch: Batch, ready: torch.cuda.Event) -> None:
-    """Make the consumer's stream wait for the batch, and keep its memory until that stream has finished with it."""
+    """Make the consumer's stream wait for the batch, and keep the batch's memory until that stream is done."""
     stream = torch.cuda.current_stream(batch.images.device)
     stream.wait_event(ready)
     for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
@@ -61,13 +61,13 @@ def _hand_over(batch: Batch, ready: torch.cuda.Event) -> None:
 
 
 def _shorten_gil_switch_interval() -> None:
-    """By default a thread holds the GIL for up to 5 ms; the training loop, which needs it back after every kernel
-    launch, would lose a step's time to the reading threads."""
+    """Make Python threads hand over the GIL sooner than after the default 5 ms. The training loop needs the GIL back
+    after every kernel launch, and would otherwise lose a step's time to the reading threads."""
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
 
 
 class PrefetchThread:
-    """Iterates over `batches` in a background thread and on its own CUDA stream, a few batches ahead."""
+    """Iterates over `batches` in a background thread, on its own CUDA stream, a few batches ahead of the consumer."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
         _shorten_gil_switch_interval()
@@ -107,7 +107,7 @@ class PrefetchThread:
             self._batches.close()
 
     def _put(self, item: tuple[Batch, torch.cuda.Event | None] | BaseException | None) -> bool:
-        """Enqueue for the consumer; False once it has closed this."""
+        """Enqueue an item for the consumer; return False if the consumer has called `close`."""
         while not self._closed.is_set():
             try:
                 self._queue.put(item, timeout=0.1)

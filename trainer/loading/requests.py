@@ -20,15 +20,15 @@ def training_requests(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[BatchRequest]:
-    """One request per step from `first_step` on: rows of S first, then rows of C, then fill rows.
+    """Yield one request per step from `first_step` on, with rows of S first, then rows of C, then fill rows.
 
-    labels: dense int64 [samples], by sample_id.
+    labels: int64 [samples], indexed by sample_id.
     """
     for step in plan.steps(first_step):
         own = np.concatenate(
             [slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)]
         )
-        # A rank without a sample in this step still feeds real images to BatchNorm, at weight 0.
+        # A rank without samples in this step still needs real images for BatchNorm; they get weight 0.
         ids = own if len(own) else np.concatenate([step.selected, step.candidates])
         boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
         yield BatchRequest(
@@ -52,7 +52,10 @@ def predict_requests(
     rank: int = 0,
     world: int = 1,
 ) -> Iterable[BatchRequest]:
-    """Every id exactly once over all ranks, in shard order, with the centre crop."""
+    """Yield this rank's requests of a predict pass, with centre crops in shard order.
+
+    Over all ranks, every id occurs exactly once.
+    """
     ids = np.sort(ids)
     ids = slice_for_rank(ids[np.argsort(index.shard[ids], kind="stable")], rank, world)
     for first in range(0, len(ids), batch):

@@ -1,4 +1,4 @@
-"""Keeps a small set of equal-sized images on the device as uint8: decoded once, augmented there."""
+"""Decode a small set of equal-sized images once, keep them on the device as uint8, and augment them there."""
 
 import hashlib
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _DecodedImages:
-    """Decoded images on the device."""
+    """All decoded images, on the device."""
 
     pixels: torch.Tensor
     """uint8 [n, height, width, 3]"""
@@ -45,7 +45,7 @@ class _DecodedImages:
 
 
 _SHARED: "WeakValueDictionary[tuple[str, bytes, torch.device], _DecodedImages]" = WeakValueDictionary()
-"""Concurrent runs share the decoded images."""
+"""Decoded images that concurrent runs share."""
 
 
 def _load_shared(index: SampleIndex, ids: Ids, device: torch.device) -> _DecodedImages:
@@ -70,7 +70,7 @@ def _decode(index: SampleIndex, ids: Ids, device: torch.device) -> _DecodedImage
 
 
 class ResidentLoader:
-    """Its batches are bitwise equal to those of CpuLoader."""
+    """Makes batches from images kept on the device; the batches are bitwise equal to those of CpuLoader."""
 
     def __init__(
         self, index: SampleIndex, ids: Ids, geometry: Geometry, normalise: Normalise, device: torch.device

@@ -1,6 +1,6 @@
-"""Which samples a step sees: pure functions of (stream, epoch, ids), the same at any world size.
+"""Which samples each step sees: pure functions of (stream, epoch, ids), which do not depend on the world size.
 
-Uses no library's random generator: those change between versions, `mix64` does not.
+Randomness comes from `mix64`, not from a library's generator, which may change between versions.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _MAX_CANDIDATE_SHARE = 0.5  # |B_C| / |B_S| = min(0.5, |C| / |S|), paper section
 
 
 def _scramble(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64-bit words in which every input bit affects every output bit (SplitMix64's finaliser)."""
+    """Apply SplitMix64's finaliser, a bijection of 64-bit words in which every input bit affects every output bit."""
     value = value + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _FIRST
     value = (value ^ (value >> np.uint64(27))) * _SECOND
@@ -33,14 +33,14 @@ def _scramble(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _unscramble(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The inverse of _scramble."""
+    """Invert `_scramble`."""
     value = (value ^ (value >> np.uint64(31)) ^ (value >> np.uint64(62))) * _SECOND_INVERSE
     value = (value ^ (value >> np.uint64(27)) ^ (value >> np.uint64(54))) * _FIRST_INVERSE
     return (value ^ (value >> np.uint64(30)) ^ (value >> np.uint64(60))) - _GOLDEN
 
 
 def mix64(*words: int | npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Hash integers, or arrays of them, into uint64; the result has the words' broadcast shape."""
+    """Hash integers, or arrays of integers, into uint64; the result has the broadcast shape of the words."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         state = np.zeros((), np.uint64)
         for word in words:
@@ -60,20 +60,23 @@ def _word(name: str) -> int:
 
 
 def derive_stream(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
-    """Derive the random key of one training; different stages, rounds and folds get different keys."""
+    """Derive the random key of one training job; different stages, rounds and folds get different keys."""
     return int(mix64(seed, _word(stage), round_, fold))
 
 
 def draw_uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
-    """One uniform number in [0, 1) per sample for the purpose `what`: float64 [len(ids)]."""
+    """Draw one uniform number in [0, 1) per sample: float64 [len(ids)].
+
+    what: name of the purpose; draws for different purposes are independent.
+    """
     return (mix64(stream, epoch, _word(what), ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
-    """Shuffle: the ids sorted by mix64(stream, epoch, sample_id), independent of their input order.
+    """Shuffle the ids by sorting them by mix64(stream, epoch, sample_id); their input order does not matter.
 
     mix64 is a bijection of its last word, so there are no ties and the ids can be recovered from the sorted hashes.
-    That is seven times faster than an argsort by hash, and needs no memory beyond the result.
+    This is seven times faster than an argsort by hash, and needs no memory beyond the result.
     """
     state = mix64(stream, epoch)
     words = np.empty(len(ids), np.uint64)
@@ -88,10 +91,10 @@ def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
 
 
 def windowed_order(stream: int, epoch: int, ids: Ids, shards: npt.NDArray[np.integer], window: int) -> Ids:
-    """Shuffle the shards, take `window` of them at a time, and order the ids of each window by epoch_order.
+    """Shuffle the shards, take `window` of them at a time, and shuffle the ids of each window with `epoch_order`.
 
-    shards: [len(ids)], the shard of each id. A reader has the shards of one window open, or of two where a step
-    crosses the boundary; a window of all shards is epoch_order.
+    shards: [len(ids)], the shard of each id. A reader needs the shards of only one window at a time, or of two in a
+    step that crosses a boundary. If one window holds all shards, the result equals `epoch_order`.
     """
     present = np.flatnonzero(np.bincount(shards))
     shuffled = present[np.argsort(mix64(stream, epoch, _word("shard"), present))]
@@ -106,12 +109,15 @@ def windowed_order(stream: int, epoch: int, ids: Ids, shards: npt.NDArray[np.int
 
 
 def slice_for_rank(ids: Ids, rank: int, world: int) -> Ids:
-    """This rank's contiguous slice of a step's global ids; slice lengths differ by at most one."""
+    """Return this rank's contiguous slice of a step's global ids; slice lengths differ by at most one."""
     return ids[rank * len(ids) // world : (rank + 1) * len(ids) // world]
 
 
 def candidate_rows(selected_rows: int, selected: int, candidates: int) -> int:
-    """|B_C| = floor(b * min(0.5, |C| / |S|)) for a step with b ids of S."""
+    """Return the number of ids of C in a step with b ids of S: |B_C| = floor(b * min(0.5, |C| / |S|)).
+
+    b is `selected_rows`, |S| is `selected` and |C| is `candidates`.
+    """
     if candidates == 0:
         return 0
     if 2 * candidates >= selected:
@@ -131,22 +137,22 @@ class StepIds:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Windowed shuffling, for storage on which random access over all shards is slow."""
+    """Parameters of windowed shuffling, for storage on which random access over all shards is slow."""
 
     shards: npt.NDArray[np.integer]
-    """Dense, by sample_id."""
+    """Shard of each sample, indexed by sample_id."""
     window: int
     """Number of shards read together."""
 
 
 def build_windows(order: OrderConfig, shards: npt.NDArray[np.integer]) -> Windows | None:
-    """The recipe's windows, None for a full shuffle. shards: dense, by sample_id."""
+    """Return the recipe's windows, or None for a full shuffle. shards: shard of each sample, indexed by sample_id."""
     return Windows(shards, order.window) if order.kind == "windowed" else None
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """Every step of one training: an epoch visits each id of S once and each id of C at most once."""
+    """All steps of one training job; an epoch visits each id of S once and each id of C at most once."""
 
     stream: int
     selected: Ids
@@ -156,7 +162,7 @@ class TrainingPlan:
     candidates_from: int = 0
     """First epoch that samples from C (after the warm-up E0 of Algorithm 3)."""
     windows: Windows | None = None
-    """None: every epoch is a full shuffle."""
+    """Windowed shuffling; None: every epoch is a full shuffle."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -167,17 +173,17 @@ class TrainingPlan:
         return self.steps_per_epoch * self.epochs
 
     def rows_at(self, epoch: int) -> tuple[int, int]:
-        """Rows of S and of C in a full step of that epoch: the fixed shape that fill rows pad its batches to."""
+        """Return the rows of S and of C in a full step of that epoch; fill rows pad its batches to this shape."""
         if epoch < self.candidates_from:
             return self.batch, 0
         return self.batch, candidate_rows(self.batch, len(self.selected), len(self.candidates))
 
     def step(self, step: int) -> StepIds:
-        """One step; iterate `steps` for many, which sorts each epoch once."""
+        """Return the ids of one step. For consecutive steps, iterate `steps`, which sorts each epoch only once."""
         return next(self.steps(step))
 
     def steps(self, first: int = 0) -> Iterator[StepIds]:
-        """All steps from `first` on."""
+        """Yield the ids of all steps from `first` on."""
         for epoch in range(first // self.steps_per_epoch, self.epochs):
             selected = self._order(self.selected, epoch)
             _, full = self.rows_at(epoch)

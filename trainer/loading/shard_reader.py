@@ -1,4 +1,4 @@
-"""Random access to encoded samples: reads them from the shards by offset."""
+"""Random access to encoded samples, which are read from the shards by offset."""
 
 import os
 import threading
@@ -18,22 +18,23 @@ class CorruptSample(ValueError):
 
 
 class ShardReader:
-    """Thread-safe reads with pread, not through a memory map.
+    """Reads samples with pread; thread-safe. With a memory map, a truncated shard or failing storage would kill the
+    process (SIGBUS) instead of failing one sample.
 
-    With a map, a truncated shard or failing storage would kill the process (SIGBUS) instead of failing one sample.
-    window: number of shards of the windowed order, which soon reads all samples of a shard: the first read of a shard
-    prefetches all of it. None: only the requested samples are read.
+    window: number of shards per window of the windowed order, which soon reads every sample of a shard, so the first
+    read of a shard prefetches all of it. None: read only the requested samples.
     """
 
     def __init__(self, index: SampleIndex, window: int | None = None) -> None:
         self._index, self._window = index, window
-        # Closed early enough for the next epoch to prefetch again: a step may touch two windows of S and two of C.
+        # Close shards early enough for the next epoch to prefetch them again, but keep the four windows that a step
+        # may touch: two of S and two of C.
         self._max_open = _MAX_OPEN_SHARDS if window is None else min(_MAX_OPEN_SHARDS, 4 * window)
         self._files: OrderedDict[int, FileIO] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, sample_id: int) -> bytes:
-        """The encoded image; raises CorruptSample if its length or CRC differs from the index."""
+        """Return the encoded image; raise CorruptSample if it is unreadable or its length or CRC is wrong."""
         data = self.read_or_none(sample_id)
         if data is None:
             path = self._index.shard_path(int(self._index.shard[sample_id]))
@@ -43,7 +44,7 @@ class ShardReader:
         return data
 
     def read_or_none(self, sample_id: int) -> bytes | None:
-        """The encoded image, or None if its length or CRC differs from the index."""
+        """Return the encoded image, or None if it is unreadable or its length or CRC is wrong."""
         file = self._file(int(self._index.shard[sample_id]))
         nbytes = int(self._index.nbytes[sample_id])
         try:
@@ -54,7 +55,7 @@ class ShardReader:
         return data if intact else None
 
     def _file(self, shard: int) -> FileIO:
-        """The open shard, from an LRU cache; an evicted file is closed once no thread references it."""
+        """Return the open shard from an LRU cache; an evicted file is closed once no thread references it."""
         with self._lock:
             file = self._files.get(shard)
             if file is not None:

@@ -8,7 +8,7 @@ _ALIGNMENT = 16
 
 
 def copy_to_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> list[torch.Tensor]:
-    """The arrays as tensors on `device`: for a GPU, one non-blocking copy from pinned memory."""
+    """Return the arrays as tensors on `device`; for a GPU, with one non-blocking copy from pinned memory."""
     if device.type == "cpu":
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     starts = np.cumsum([0] + [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])

@@ -6,4 +6,4 @@
 """
 
 BUILT_IN = ("standard", "coteaching", "coteaching_incv")
-"""In training order. Each name is also the name of the method's module."""
+"""Built-in methods, in training order. Each is defined in the module of the same name."""

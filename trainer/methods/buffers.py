@@ -1,4 +1,4 @@
-"""BatchNorm statistics: saved with the weights, and rolled back after a skipped step."""
+"""Save and load BatchNorm statistics, and roll them back after a skipped step."""
 
 from collections.abc import Sequence
 
@@ -10,28 +10,28 @@ from trainer.distributed.flat_tensors import flatten, unflatten, unflatten_bytes
 
 
 def batchnorm_statistics(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that a step may change, sorted by name so that checkpoints do not depend on registration order.
+    """Return the buffers that a step may change, sorted by name so that registration order does not matter.
 
-    Non-persistent buffers are left out: they are tables that the network computes when it is built.
+    Non-persistent buffers are excluded: they are constant tables, computed when the network is built.
     """
     saved = module.state_dict().keys()
     return {name: b for name, b in sorted(module.named_buffers()) if b.is_floating_point() and name in saved}
 
 
 def load_statistics(live: Sequence[torch.Tensor], saved: torch.Tensor) -> None:
-    """saved: `flatten_bytes` of the same buffers."""
+    """Copy saved statistics into the live buffers. saved: `flatten_bytes` of the same buffers."""
     expected = sum(buffer.nbytes for buffer in live)
     if saved.numel() != expected:
         raise DataError(
-            f"the checkpoint has {saved.numel()} bytes of BatchNorm's statistics for each rank, and this network "
-            f"{expected}: it was written by another one. Put the right checkpoint back, or begin the stage again "
-            "with --redo"
+            f"the checkpoint has {saved.numel()} bytes of BatchNorm statistics per rank, but this network has "
+            f"{expected}: the checkpoint belongs to another network. Restore the right checkpoint, or restart the "
+            "stage with --redo"
         )
     torch._foreach_copy_(list(live), unflatten_bytes(saved.to(live[0].device), live))
 
 
 class BufferSnapshot:
-    """The buffers of a module (BatchNorm statistics) before a step, for rollback when the step is skipped."""
+    """A snapshot of a module's buffers (BatchNorm statistics) before a step, restored if the step is skipped."""
 
     def __init__(self, module: nn.Module) -> None:
         every = list(module.buffers())
@@ -43,6 +43,6 @@ class BufferSnapshot:
         self._before = [flatten(kind) for kind in self._kinds]
 
     def restore_unless(self, ok: torch.Tensor) -> None:
-        """Restore the snapshot where `ok` (bool []) is false. Fused over all buffers, of which there are hundreds."""
+        """Restore the snapshot if `ok` (bool []) is false; one fused operation handles the hundreds of buffers."""
         for kind, before in zip(self._kinds, self._before, strict=True):
             torch._foreach_copy_(kind, unflatten(torch.where(ok, flatten(kind), before), kind))

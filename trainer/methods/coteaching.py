@@ -23,33 +23,37 @@ from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
 
 Rank = Literal["one_pass", "eval_first"]
-"""Which losses drive the small-loss selection.
+"""Which losses the small-loss selection uses.
 
-one_pass: those of the training forward. eval_first (released code): those of a separate forward in eval mode.
+one_pass: losses of the training forward. eval_first (released code): losses of a separate forward in eval mode.
 """
 
 
 class CoteachingConfig(TrainingConfig):
-    """Co-teaching on all samples; also the defaults of keys that `coteaching_incv` leaves unset."""
+    """Co-teaching on all samples; also supplies the defaults for keys that `coteaching_incv` leaves unset."""
 
     rank: Rank = "one_pass"
     """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
     forget_rate: Literal["estimate", "true_ratio"] | Ratio = "estimate"
-    """τ. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic noise only."""
+    """τ, the final share of dropped rows. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic
+    noise only; or a number."""
     ramp_epochs: Positive = 10
     """Epochs over which the share of dropped rows ramps up to τ."""
 
 
 def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
-    """n(e) = round(|B_S| (1 - ε_S min(e / 10, 1))), e from 0; at least one row."""
+    """Number of small-loss rows kept in epoch e: n(e) = round(|B_S| (1 - ε_S min(e / ramp_epochs, 1))), at least 1.
+
+    e counts from 0; |B_S| is `selected_rows` and ε_S is `forget_rate`.
+    """
     kept = selected_rows * (1.0 - forget_rate * min(epoch / ramp_epochs, 1.0))
     return max(1, math.floor(kept + 0.5))
 
 
 def loss_ranks(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Rank of each row by loss, 0 the smallest, ties by row; rows of weight 0 come last: int64 [rows].
+    """Rank the rows by loss: int64 [rows], 0 for the smallest loss. Ties are broken by row number.
 
-    losses: float32 [rows]; weights: float32 [rows], 0 in rows that must not be chosen.
+    losses: float32 [rows]; weights: float32 [rows], 0 for rows that must not be chosen, which rank last.
     """
     worst = torch.finfo(losses.dtype).max
     ranked = torch.where(weights > 0, losses.nan_to_num(nan=worst, posinf=worst), torch.inf)
@@ -59,11 +63,11 @@ def loss_ranks(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ForgetSchedule:
-    """The number of rows kept in a step, n(e)."""
+    """The schedule n(e): how many rows each network keeps in a step of epoch e."""
 
     batch: int
     rate: float
-    """ε_S in Algorithm 3, τ in plain Co-teaching."""
+    """Final share of dropped rows: ε_S in Algorithm 3, τ in plain Co-teaching."""
     ramp_epochs: int
 
     def kept(self, selected_rows: int, epoch: int) -> int:
@@ -72,28 +76,29 @@ class ForgetSchedule:
 
 @dataclass(frozen=True)
 class Choice:
-    """Each network's small-loss rows of a step, chosen from the global batch."""
+    """The small-loss rows that each network chose from the global batch in one step."""
 
     of_a: torch.Tensor
-    """float [rows]: 1 for this rank's rows that network a chose."""
+    """float [rows]: 1 for those of this rank's rows that network a chose, else 0."""
     of_b: torch.Tensor
     rows_a: torch.Tensor
-    """int64 [rows]: indices of the same rows, smallest loss first, padded with -1."""
+    """int64 [rows]: indices of this rank's rows that network a chose, smallest loss first, padded with -1."""
     rows_b: torch.Tensor
     kept: torch.Tensor
-    """[]: rows each network keeps, over all ranks."""
+    """[]: number of rows each network keeps, over all ranks."""
     real: torch.Tensor
-    """[]: rows of non-zero weight, over all ranks."""
+    """[]: number of rows with non-zero weight, over all ranks."""
     poison: torch.Tensor
-    """0, or NaN if a real row's loss is not finite: such a batch says nothing about its labels and is skipped."""
+    """[]: added to the loss. 0, or NaN if any real row's loss is not finite, which makes `update` skip the step."""
 
 
 _Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
-"""The choice, this rank's share of both networks' losses, and its number of rows with the label predicted."""
+"""A generator that returns the choice, this rank's share of the loss of both networks, and the number of its rows
+whose label is predicted."""
 
 
 class CoteachingTask(BaseTask):
-    """A TwinModel whose networks exchange their small-loss rows; `rank` names the losses that select them."""
+    """Trains a TwinModel: each network learns from the rows on which its peer has a small loss."""
 
     module: TwinModel
 
@@ -104,25 +109,26 @@ class CoteachingTask(BaseTask):
         forget_schedule: ForgetSchedule,
         rank: Rank,
     ) -> None:
-        """setting.micro: `eval_first` only; `one_pass` needs the losses of all rows before the first backward."""
+        """rank: which losses select the rows. setting.micro applies to `eval_first` only, because `one_pass` needs
+        the losses of all rows before the first backward."""
         super().__init__(module, setting)
         self._forget_schedule, self._rank = forget_schedule, rank
         self._places: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         inputs, _ = super().inputs(batch, at)
-        # n(e) counts rows of S only, even where rows of C compete with them.
+        # n(e) depends on the number of rows of S only, even if the kept rows may also come from C.
         keep = self._forget_schedule.kept(len(at.selected), at.epoch)
         places = self._places_of(len(at.selected), len(at.candidates), len(batch.ids))
         inputs = {**inputs, "places": places, "keep": torch.full((), keep, device=self.device)}
         if self._rank == "one_pass":
             return inputs, ()
-        # The fixed shape of the second forward. With several ranks, any number of a rank's rows may be chosen.
+        # Fixed number of rows of the second forward. With several ranks, any number of a rank's rows may be chosen.
         alone = self._forget_schedule.kept(self._forget_schedule.batch, at.epoch)
         return inputs, (alone if self.world.size == 1 else len(batch.ids),)
 
     def has_transient_shape(self, at: StepIds) -> bool:
-        """While n(e) decreases, the second forward of eval_first changes shape every epoch."""
+        """Whether the step's shape lasts for one epoch only: with eval_first on one rank, while n(e) decreases."""
         forget_schedule = self._forget_schedule
         rows, last = (
             forget_schedule.kept(forget_schedule.batch, epoch) for epoch in (at.epoch, forget_schedule.ramp_epochs)
@@ -130,7 +136,7 @@ class CoteachingTask(BaseTask):
         return self._rank == "eval_first" and self.world.size == 1 and rows != last
 
     def _places_of(self, selected: int, candidates: int, rows: int) -> torch.Tensor:
-        """Positions of this rank's rows among the step's ids, S before C, fill rows last: int64 [rows]."""
+        """Positions of this rank's rows in the global array of the step (S, then C, then fill rows): int64 [rows]."""
         key = selected, candidates, rows
         if key not in self._places:
             world = self.world
@@ -161,10 +167,10 @@ class CoteachingTask(BaseTask):
     def _choose(
         self, inputs: Inputs, losses_a: torch.Tensor, losses_b: torch.Tensor
     ) -> Generator[SyncPoint, None, Choice]:
-        """Small-loss selection over the global batch, identical on every rank.
+        """Select the small-loss rows of the global batch; the selection is the same on every rank.
 
-        losses: [rows] of a and of b. They are all-reduced in an array over the step's ids, S before C. Each row is
-        non-zero on one rank only, so the sum is bitwise the array of a single process.
+        losses_a, losses_b: this rank's losses, [rows]. They are all-reduced in an array over all ids of the step, S
+        before C. Each entry is non-zero on one rank only, so the sum is bitwise equal to a single process's array.
         """
         places, rows = inputs["places"], len(inputs["places"])
         stacked = torch.stack([losses_a, losses_b, inputs["weights"].to(losses_a.dtype)]).detach()
@@ -184,7 +190,7 @@ class CoteachingTask(BaseTask):
         )
 
     def _one_pass(self, inputs: Inputs) -> _Learned:
-        """Select by the losses of the training forward."""
+        """Run a step with `rank: one_pass`: select rows by the losses of the training forward."""
         self.module.train()
         logits_a, logits_b = self.forward(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
@@ -195,7 +201,7 @@ class CoteachingTask(BaseTask):
         return choice, share.detach(), _agreed(logits_a, logits_b, inputs)
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
-        """Rank in eval mode without gradients, then train each network on its peer's choice only."""
+        """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
         logits_a, logits_b = self._ranking_logits(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
@@ -203,7 +209,7 @@ class CoteachingTask(BaseTask):
         return choice, loss, _agreed(logits_a, logits_b, inputs)
 
     def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of both networks for every row, in eval mode: [rows, classes] each."""
+        """Compute the logits of both networks for every row, in eval mode: [rows, classes] each."""
         self.module.eval()
         with torch.no_grad(), autocast(self.device, self.precision):
             outputs = [self.module(images[part]) for part in self.parts(len(images))]
@@ -211,9 +217,10 @@ class CoteachingTask(BaseTask):
         return torch.cat(logits_a), torch.cat(logits_b)
 
     def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> torch.Tensor:
-        """Accumulate gradients of each network's mean loss on its peer's rows; returns the sum of both losses.
+        """Accumulate gradients of each network's mean loss on the rows its peer chose; return the sum of both losses.
 
-        rows: shorter choices are padded with repeats of their rows at weight 0, which only BatchNorm sees.
+        rows: fixed number of rows of the forward. A smaller choice is padded by repeating its rows with weight 0, so
+        that the padding affects only BatchNorm.
         """
         images, labels = inputs["images"], inputs["labels"]
         (for_a, real_a), (for_b, real_b) = (_filled(each, rows) for each in (choice.rows_b, choice.rows_a))
@@ -232,15 +239,15 @@ class CoteachingTask(BaseTask):
 
 
 def _rows(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
-    """Indices of the `easy` rows in the order of `places`, padded with -1: int64 [rows]."""
+    """Return the indices of the rows where `easy` is true, ordered by `places` and padded with -1: int64 [rows]."""
     order = torch.argsort(torch.where(easy, places, torch.iinfo(places.dtype).max), stable=True)
     return torch.where(torch.arange(len(order), device=order.device) < easy.sum(), order, -1)
 
 
 def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chosen rows (padded with -1), repeated up to `rows`, and a mask that is 1 at first occurrences.
+    """Repeat the chosen rows up to length `rows`; return them and a mask that is 1 for first occurrences, else 0.
 
-    A rank with no chosen row uses its first rows, all masked.
+    chosen: row indices, padded with -1. A rank without a chosen row returns its first rows, with the mask all 0.
     """
     place = torch.arange(rows, device=chosen.device)
     count = (chosen >= 0).sum()
@@ -249,7 +256,7 @@ def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Number of real rows whose given label is predicted, averaged over both networks."""
+    """Count the real rows whose given label is predicted, averaged over both networks."""
     labels = inputs["labels"]
     agreed = (logits_a.argmax(1) == labels).float() + (logits_b.argmax(1) == labels).float()
     return (agreed * inputs["weights"]).sum() / 2
@@ -258,7 +265,7 @@ def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> t
 def build_pair(
     inputs: MethodInputs, plan: TrainingPlan, forget_rate: float, rank: Rank, ramp_epochs: int
 ) -> MethodTraining:
-    """Two networks trained by `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
+    """Build the Co-teaching task for `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
     module = inputs.module()
     assert isinstance(module, TwinModel)
     schedule = ForgetSchedule(plan.batch, forget_rate, ramp_epochs)
@@ -267,7 +274,7 @@ def build_pair(
 
 
 def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | None) -> float:
-    """τ, the share of rows dropped at the end of the ramp."""
+    """Return τ, the share of rows dropped once the ramp has ended."""
     if config.forget_rate == "true_ratio":
         return recipe.labels.ratio
     if config.forget_rate == "estimate":
@@ -277,9 +284,9 @@ def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | No
 
 
 def require_rows_fit(recipe: Recipe, section: str, rank: Rank, candidates: int, ranks: int) -> None:
-    """Reject micro-batches with one_pass, which selects among all rows before the first backward.
+    """Raise ConfigError if batch.micro is too small for one_pass, which selects among all rows before any backward.
 
-    candidates: maximum number of rows of C in a step.
+    candidates: maximum number of rows of C in a step; ranks: number of processes.
     """
     micro, batch = recipe.batch.micro, recipe.batch.global_
     if micro is None or rank != "one_pass":
@@ -287,8 +294,8 @@ def require_rows_fit(recipe: Recipe, section: str, rank: Rank, candidates: int, 
     rows = -(-batch // ranks) + -(-candidates // ranks)
     if micro < rows:
         raise ConfigError(
-            f"batch.micro = {micro}, and {section}.rank: one_pass holds up to {rows} rows of a step on a GPU at "
-            f"once: set {section}.rank: eval_first, or batch.micro to null or at least {rows}"
+            f"batch.micro is {micro}, but `{section}.rank: one_pass` needs up to {rows} rows of a step on a GPU at "
+            f"once: set {section}.rank to eval_first, or batch.micro to null or at least {rows}"
         )
 
 
@@ -301,7 +308,7 @@ def _inputs(recipe: Recipe) -> frozenset[Input]:
 def _validate(recipe: Recipe) -> None:
     if METHOD.config(recipe).forget_rate == "true_ratio" and not recipe.labels.ratio:
         raise ValueError(
-            f"{METHOD.name}.forget_rate: true_ratio is the ratio of synthetic label noise, and this recipe has none "
+            f"{METHOD.name}.forget_rate is true_ratio, the ratio of synthetic label noise, but this recipe has none "
             "(labels.ratio = 0): set it to estimate, or to a number"
         )
 

@@ -1,4 +1,4 @@
-"""Algorithm 3: Co-teaching on INCV's selection S, plus the candidates C after E0 epochs."""
+"""Algorithm 3: Co-teaching on INCV's selected samples S, joined by the candidates C after E0 epochs."""
 
 from typing import Annotated, Literal
 
@@ -14,23 +14,24 @@ _LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 is 80 or 40 of 200 epochs (released
 
 
 class CoteachingIncvConfig(TrainingConfig):
-    """Co-teaching on S and C. Keys unset here default to those of `coteaching:`."""
+    """Co-teaching on S and C. Keys that are unset here default to those of the `coteaching` section."""
 
     rank: Rank = "one_pass"
     """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
     noise_of_selected: Literal["formula", "formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
         "formula_symmetric"
     )
-    """ε_S of n(e). formula: the paper's, for the noise of `incv.noise_kind`; confident: Prop. 2 with the estimated
-    T."""
+    """ε_S in n(e). formula: the paper's formula for the noise in `incv.noise_kind`; confident: Prop. 2 with the
+    estimated T; or a number."""
     warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
-    """E0: epochs on S alone; from_noise: 40 % of the epochs if asymmetric or ε > 0.6, else 20 %."""
+    """E0: number of epochs on S alone. from_noise: 40 % of the epochs if the noise is asymmetric or ε > 0.6, else
+    20 %."""
     ramp_epochs: Positive = 10
     """Epochs over which the share of dropped rows ramps up to ε_S."""
 
 
 def warmup_epochs(config: CoteachingIncvConfig, incv: IncvConfig, noise: float) -> int:
-    """E0: epochs of Algorithm 3 on S alone."""
+    """Return E0, the number of epochs that Algorithm 3 trains on S alone. noise: ε."""
     if config.warmup_epochs != "from_noise":
         return config.warmup_epochs
     late = incv.noise_kind == "asymmetric" or noise > _HIGH_NOISE
@@ -38,7 +39,7 @@ def warmup_epochs(config: CoteachingIncvConfig, incv: IncvConfig, noise: float) 
 
 
 def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: NoiseFacts, classes: int) -> float:
-    """ε_S: the share of wrong labels that n(e) expects in S."""
+    """Return ε_S, the estimated share of wrong labels in S, which n(e) uses."""
     rule = config.noise_of_selected
     if rule == "confident":
         return noise.selected_confident
@@ -70,7 +71,7 @@ def _passes(config: CoteachingIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:
 
 
 def _validate_rows(recipe: Recipe, ranks: int) -> None:
-    # |C| is not known yet; C adds at most half as many rows as S.
+    # |C| is not known yet, but a step has at most half as many rows of C as of S.
     require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, recipe.batch.global_ // 2, ranks)
 
 

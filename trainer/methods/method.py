@@ -20,10 +20,10 @@ Input = Literal["labels", "selection", "noise_estimate"]
 
 @dataclass(frozen=True)
 class NoiseFacts:
-    """INCV's noise estimates."""
+    """INCV's noise estimates that methods may use."""
 
     ratio: float
-    """ε, by the estimator named in `incv.noise_estimate`."""
+    """ε, from the estimator named in `incv.noise_estimate`."""
     selected_confident: float
     """ε_S, the noise ratio of the selected samples, from the confident estimate of T (Prop. 2)."""
 
@@ -33,7 +33,7 @@ class MethodInputs:
     """Everything a method may read when it builds its task."""
 
     name: str
-    """Of the method."""
+    """Name of the method."""
     recipe: Recipe
     config: Any
     """The method's own recipe section."""
@@ -45,13 +45,14 @@ class MethodInputs:
     """The shard of each sample, indexed by sample_id."""
     world: World
     selected: Ids | None = None
-    """None unless the method's inputs include `selection`; likewise `candidates`."""
+    """S, the selected samples; None unless the method's inputs include `selection`."""
     candidates: Ids | None = None
+    """C, the remaining candidates; None unless the method's inputs include `selection`."""
     noise: NoiseFacts | None = None
-    """None unless the method's inputs include `selection` or `noise_estimate`."""
+    """INCV's noise estimates; None unless the method's inputs include `selection` or `noise_estimate`."""
 
     def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
-        """The training plan: `config.epochs` epochs over `selected`, joined by C from epoch `candidates_from`."""
+        """Build a plan of `config.epochs` epochs over `selected`; `candidates` join at epoch `candidates_from`."""
         plan = TrainingPlan(
             stream=derive_stream(self.recipe.seed, self.name),
             selected=selected,
@@ -64,18 +65,18 @@ class MethodInputs:
         return replace(plan, candidates=candidates, candidates_from=candidates_from)
 
     def module(self) -> nn.Module:
-        """The method's networks with their initial weights: one network, or a TwinModel."""
+        """Build the method's networks with initial weights: one network, or a TwinModel."""
         return build_module(self.recipe, self.name, self.networks, self.classes)
 
     def settings(self, plan: TrainingPlan) -> TaskSettings:
-        """Optimiser and execution settings from the recipe."""
+        """Build the optimiser and execution settings for `plan` from the recipe."""
         optimizer = self.config.optimizer
         return build_task_settings(self.recipe, optimizer, plan, self.world, allow_accelerate=True)
 
 
 @dataclass(frozen=True, eq=False)
 class MethodTraining:
-    """A method ready to train."""
+    """A method's task and plan, ready to train."""
 
     task: BaseTask
     plan: TrainingPlan
@@ -85,7 +86,7 @@ class MethodTraining:
 
 @dataclass(frozen=True)
 class ExpectedSizes:
-    """Expected data sizes and noise, for an estimate before any training."""
+    """Expected data sizes and noise, for the cost estimate before any training."""
 
     samples: int
     selected: int
@@ -96,51 +97,51 @@ class ExpectedSizes:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs of equal shape, for the cost estimate."""
+    """A sequence of epochs with equal step sizes, for the cost estimate."""
 
     count: int
     selected: int
-    """Samples per epoch."""
+    """Samples of S per epoch."""
     candidates: int = 0
     ranks_first: bool = False
     """Whether each step first runs an eval-mode forward of all rows through all networks."""
 
 
 def epochs_over_all(config: Any, sizes: ExpectedSizes) -> list[Epochs]:
-    """All epochs run over all samples."""
+    """Return the epochs of a method that trains on all samples in every epoch."""
     return [Epochs(config.epochs, sizes.samples)]
 
 
 @dataclass(frozen=True)
 class Method:
-    """What stages, dry run, estimate, evaluation, report and export know about a training method."""
+    """Describes a training method to the stages, dry run, estimate, evaluation, report and export."""
 
     name: str
-    """Its name in recipes, as a stage and as a folder of the run directory."""
+    """Name of the method in recipes, of its stage, and of its folder in the run directory."""
     title: str
-    """Its name in the report."""
+    """Name of the method in the report."""
     section: type[TrainingConfig]
-    """Type of its recipe section, whose key is `name`."""
+    """Type of the method's recipe section, whose key is `name`."""
     build: Callable[[MethodInputs], MethodTraining]
     networks: int = 1
-    """1, or 2 for a TwinModel."""
+    """Number of networks: 1, or 2 for a TwinModel."""
     inputs: Callable[[Recipe], frozenset[Input]] = lambda recipe: frozenset({"labels"})
-    """Its inputs under a recipe."""
+    """Returns the inputs that the method needs under a recipe."""
     passes: Callable[[Any, ExpectedSizes], Sequence[Epochs]] = epochs_over_all
-    """(section, sizes): its epochs, for the estimate."""
+    """Called with (section, sizes); returns the method's epochs for the cost estimate."""
     inherits: str | None = None
-    """Another section that supplies the values of keys unset in this one."""
+    """Name of another recipe section that supplies the values of keys that are unset in this one."""
     validate: Callable[[Recipe], None] = lambda recipe: None
     """Raises ValueError, naming the keys, if the recipe contradicts itself."""
     validate_rows: Callable[[Recipe, int], None] = lambda recipe, ranks: None
-    """(recipe, ranks): raises ConfigError if a rank's rows of a step do not fit in one micro-batch."""
+    """Called with (recipe, ranks); raises ConfigError if batch.micro is too small for a rank's rows of a step."""
     is_reference: bool = False
     """Whether this is the report's baseline."""
     is_headline: bool = False
     """Whether the report's headline is about this method, if the run trained it."""
 
     def config(self, recipe: Recipe) -> Any:
-        """Its section of a recipe that lists it."""
+        """Return the method's section of a recipe that lists the method."""
         return recipe.section(self.name)
 
     def reads_incv(self, recipe: Recipe) -> bool:

@@ -1,4 +1,4 @@
-"""Build the networks of a method, and load them from a finished training."""
+"""Build the networks of a method, and load them from a finished training job."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from trainer.training.checkpoint import find_newest_checkpoint, load_module
 
 
 def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.Module:
-    """One network, or a TwinModel of two with different initial weights.
+    """Build one network, or a TwinModel of two networks with different initial weights.
 
-    name: the method's; it and the run's seed determine the initial weights.
+    name: name of the method, which determines the initial weights together with the run's seed.
     """
 
     def network(number: int) -> nn.Module:
@@ -28,7 +28,7 @@ def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.M
 
 
 def seed_rng(stream: int, rank: int) -> None:
-    """Seed torch's generator for training (dropout), differently on each rank."""
+    """Seed torch's generator, which training uses for dropout, differently on each rank."""
     torch.manual_seed(stream if rank == 0 else int(mix64(stream, rank)))
 
 
@@ -37,19 +37,19 @@ def list_networks(module: nn.Module) -> list[nn.Module]:
 
 
 def to_device(module: nn.Module, device: torch.device) -> nn.Module:
-    """Channels last on a GPU: the layout that tensor cores read and DALI writes."""
+    """Move the module to the device; on a GPU, in channels-last layout, which tensor cores read and DALI writes."""
     module = module.to(device)
     return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module
 
 
 def load_trained_networks(recipe: Recipe, name: str, networks: int, folder: Path, classes: int) -> list[nn.Module]:
-    """The networks of a finished training, on the CPU, in eval mode."""
+    """Load the networks of a finished training job, on the CPU, in eval mode."""
     module = build_module(recipe, name, networks, classes)
     last = read_json(folder / "training.json")["steps"]
     found = find_newest_checkpoint(folder / "checkpoints")
     if found is None or found[0] != last:
         raise DataError(
-            f"{folder / 'checkpoints'} holds no readable checkpoint of {name}'s last step, {last}: train it again "
+            f"{folder / 'checkpoints'} holds no readable checkpoint of {name}'s last step ({last}): train it again "
             f"with `--redo {name}`"
         )
     load_module(module, found[1].tensors, "model.")

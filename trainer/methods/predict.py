@@ -1,4 +1,4 @@
-"""Predict passes: each id of a subset exactly once, in eval mode, split over the ranks."""
+"""Predict passes: run networks in eval mode over each id of a subset exactly once, split over the ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -21,9 +21,9 @@ Passes = Iterator[tuple[Batch, list[torch.Tensor]]]
 Result = TypeVar("Result")
 
 WORTH_COMPILING = 100_000
-"""Images per rank from which blocks compiled for training are also compiled for prediction. Compilation takes 25 s
-once and saves 0.05 ms per image on Inception-ResNet-v2: it pays off after five such passes, and many runs do one per
-epoch."""
+"""In a pass with at least this many images per rank, blocks that are compiled for training are compiled for
+prediction too. Compilation takes 25 s once and saves 0.05 ms per image on Inception-ResNet-v2, so it pays off after
+five such passes, and many runs do one pass per epoch."""
 
 
 def predict(
@@ -35,9 +35,10 @@ def predict(
     name: str,
     read: Callable[[Passes], Result],
 ) -> Result:
-    """Apply `read` to this rank's share of a pass over `ids` and return its result.
+    """Run this rank's share of a predict pass over `ids`, and return the result of `read`.
 
-    No collective runs inside the pass; a barrier at its end stops all ranks if one has stopped.
+    read: consumes the pass, which yields each batch with the logits of every network. No collective runs inside the
+    pass; at the barrier after it, all ranks stop if one has stopped.
     """
     world, device = ctx.world, ctx.world.device
     requests = data.predict_requests(ids, ctx.execution.predict_batch, world)
@@ -59,7 +60,7 @@ def predict(
 
 @contextmanager
 def on_priority_stream(device: torch.device) -> Iterator[None]:
-    """Run a pass at higher priority than the decoding of its next batches on the same GPU."""
+    """Run the body on a high-priority stream, ahead of the decoding of the next batches on the same GPU."""
     if device.type != "cuda":
         yield
         return
@@ -86,7 +87,7 @@ def iterate_forward(
     name: str,
     graphs: bool = True,
 ) -> Passes:
-    """Each batch with every network's float32 logits [rows, classes], valid until the next batch is requested."""
+    """Yield each batch with every network's float32 logits [rows, classes], which the next batch overwrites."""
     were_training = [network.training for network in networks]
     try:
         for network in networks:
@@ -111,7 +112,7 @@ def iterate_forward(
                 yield batch, [forward(batch.images) for forward in forwards]
                 progress.advance(request.real_rows)
     finally:
-        if device.type == "cuda":  # graphs that are not kept are freed now, with the memory of their replays
+        if device.type == "cuda":  # finish replays before the graphs that are not cached, and their memory, are freed
             torch.cuda.current_stream(device).synchronize()
         for network, training in zip(networks, were_training, strict=True):
             network.train(training)

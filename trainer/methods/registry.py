@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 def method_names() -> tuple[str, ...]:
-    """All registered names, in training order."""
+    """Return the names of all registered methods, in training order."""
     return (*BUILT_IN, *(name for name in PLUGINS.names() if name not in BUILT_IN))
 
 
 @cache
 def get_method(name: str) -> "Method":
-    """The method of that name; raises ConfigError if it is unknown or unusable."""
+    """Return the method with this name; raise ConfigError if it is unknown or unusable."""
     from trainer.methods.method import Method  # deferred: it imports torch
 
     entry = PLUGINS.find(name, BUILT_IN)

@@ -1,4 +1,4 @@
-"""Cross-entropy on the given labels: the baseline, and the training of INCV's folds."""
+"""Cross-entropy on the given labels: the baseline method, also used to train INCV's folds."""
 
 import torch
 

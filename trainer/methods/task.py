@@ -1,4 +1,4 @@
-"""Base of all Tasks: a module with its engine, learning-rate schedule, mixed precision and finite guard."""
+"""Base class of all Tasks: a module with its engine, learning-rate schedule, mixed precision and finite guard."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -50,45 +50,46 @@ _log = logging.getLogger(__name__)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALLEST_SCALE = 1.0
 _BUFFERS = "buffers"
-"""Checkpoint key of each rank's own buffers, where there are several ranks."""
+"""Checkpoint key of the per-rank buffers, used if there are several ranks."""
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
-    """Autocast without its weight cache: a cast captured in one CUDA graph is not valid in another."""
+    """Return an autocast context with no weight cache: a cast captured in one CUDA graph is invalid in another."""
     return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST, cache_enabled=False)
 
 
 def image_type(precision: Precision) -> torch.dtype:
-    """The dtype of loaded images: the one autocast would cast them to for the first layer."""
+    """Return the dtype in which to load images: the one that autocast would cast them to in the first layer."""
     return _AUTOCAST.get(precision, torch.float32)
 
 
 def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of each row, in fp32 at any precision (fp64 for fp64 logits): [rows]."""
+    """Return the cross-entropy of each row: [rows], in fp32 at any precision (fp64 for fp64 logits)."""
     return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="none")
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Device and execution settings of a training."""
+    """Optimiser and execution settings of a training job."""
 
     optimizer: OptimizerConfig
     steps_per_epoch: int
     world: World
     precision: Precision = "fp32"
     micro: int | None = None
-    """Maximum rows of a forward with gradients (micro-batch); None: the whole batch."""
+    """Maximum rows of a micro-batch, that is, of one forward with gradients; None: the whole batch."""
     exact: bool = True
-    """Whether resuming must be bit-for-bit exact (on CPUs, and with `execution.deterministic`)."""
+    """Whether resuming must be bit-for-bit exact, as on CPUs and with `execution.deterministic`."""
     allow_accelerate: bool = False
-    """Whether accelerate may drive the module if it is the launcher; not in a fold's group, unknown to accelerate."""
+    """Whether accelerate, if it is the launcher, may wrap the module. Not for INCV's folds: accelerate does not
+    support process subgroups."""
     sync_batchnorm: bool = False
     graphs: bool = False
-    """Capture the step in CUDA graphs and replay them."""
+    """Whether to capture the step in CUDA graphs and replay them."""
     require_graphs: bool = False
-    """Raise if a step cannot be captured, instead of falling back to eager."""
+    """Whether to raise an error if a step cannot be captured, instead of running it eagerly."""
     compile: bool = False
-    """Compile the networks' blocks."""
+    """Whether to compile the networks' blocks with torch.compile."""
 
 
 def build_task_settings(
@@ -98,7 +99,7 @@ def build_task_settings(
     world: World,
     allow_accelerate: bool = False,
 ) -> TaskSettings:
-    """Settings for a training by `plan` in `world`, from the recipe."""
+    """Build the settings of a training job that follows `plan` in `world`, from the recipe."""
     acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
     return TaskSettings(
         optimizer,
@@ -116,7 +117,7 @@ def build_task_settings(
 
 
 class BaseTask(ABC):
-    """A module under training; subclasses define what a step reads (`inputs`) and computes (`compute_step`).
+    """Trains a module; subclasses define what a step reads (`inputs`) and computes (`compute_step`).
 
     A step is `begin_step`, `forward` and `backward` for each micro-batch, `reduce_gradients`, then `update`. It runs
     with no host-device sync, so that CUDA graphs can capture and replay it.
@@ -125,7 +126,7 @@ class BaseTask(ABC):
     def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
         self.world, self.device, self.precision = setting.world, setting.world.device, setting.precision
         self.module = _placed(module, setting)
-        # Held while the module uses it, so that no other training gets the same stream.
+        # Held while the module uses it, so that no other training job gets the same stream.
         self._side_stream: ExclusiveStream | None = None
         if isinstance(self.module, TwinModel) and setting.graphs:
             self._side_stream = ExclusiveStream(self.device)
@@ -158,15 +159,15 @@ class BaseTask(ABC):
         self._last: tuple[torch.Tensor, Values] | None = None
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
-        """The input tensors of a step, on the device with fixed shapes, and the static sizes of its computation."""
+        """Return a step's input tensors, on the device with fixed shapes, and the static sizes of its computation."""
         return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}, ()
 
     @abstractmethod
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
-        """One step; returns scalars that are averaged into the metrics, COUNTED among them."""
+        """Compute one step; returns scalars for the metrics, including COUNTED (1 if the step has any real row)."""
 
     def step(self, batch: Batch, at: StepIds) -> Values:
-        """Run one step; the next one overwrites the returned values."""
+        """Run one step and return its scalars, which the next step overwrites."""
         schedule = self._schedule
         self.learning_rate = learning_rate_at(
             at.step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
@@ -179,7 +180,7 @@ class BaseTask(ABC):
         return {name: value for name, value in values.items() if value.dim() == 0}
 
     def has_transient_shape(self, at: StepIds) -> bool:
-        """Whether this step's shape lasts for one epoch only and is not worth compiling."""
+        """Whether this step's shape is used for one epoch only and is therefore not worth compiling."""
         return False
 
     def _compile_context(self, at: StepIds) -> AbstractContextManager[None]:
@@ -194,8 +195,8 @@ class BaseTask(ABC):
             except CaptureError as error:
                 if self._require_graphs:
                     raise ConfigError(
-                        f"execution.graphs is true, and this network's step cannot be captured ({error}): set it to "
-                        "auto"
+                        f"execution.graphs is true, but this network's step cannot be captured ({error}): set "
+                        "execution.graphs to auto"
                     ) from error
                 _log.warning("the step cannot be captured in a CUDA graph and runs eagerly (%s)", error)
                 self._graphed_step = None
@@ -203,7 +204,8 @@ class BaseTask(ABC):
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """This rank's small-loss sample_ids of the last step, by network a and by b; None for single networks."""
+        """This rank's sample_ids that networks a and b chose in the last step for their small loss; None if there is
+        only one network."""
         if self._last is None or "chosen_a" not in self._last[1]:
             return None
         ids, values = self._last
@@ -214,30 +216,30 @@ class BaseTask(ABC):
         return micro_batches(rows, self._micro)
 
     def begin_step(self) -> None:
-        """Zero the gradients and snapshot BatchNorm statistics, which `update` restores after a non-finite batch."""
+        """Clear the gradients and snapshot the BatchNorm statistics, which `update` restores if it skips the step."""
         self._memory.keep()
         self._engine.zero_grad()
 
     def forward(self, *images: torch.Tensor, last: bool = True) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Logits of a forward with gradients."""
+        """Run a forward with gradients and return the logits. last: whether this is the last micro-batch."""
         with autocast(self.device, self.precision):
             logits: torch.Tensor | tuple[torch.Tensor, ...] = self._engine.forward(*images, last=last)
         return logits
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
-        """Accumulate the gradients of one micro-batch. share: its share of the loss over all ranks."""
+        """Accumulate the gradients of one micro-batch. share: the micro-batch's share of the global loss."""
         self._engine.backward(self._scaler.scale(share), last)
 
     def reduce_gradients(self, *totals: torch.Tensor) -> Generator[SyncPoint, None, torch.Tensor]:
-        """All-reduce the gradients and `totals`; returns the summed totals: [scalars]."""
+        """All-reduce the gradients and the scalars in `totals`; return the sums: [len(totals)]."""
         sums = torch.stack([total.to(totals[0].dtype) for total in totals])
         yield SyncPoint((*self._engine.unreduced_gradients(), sums))
         return sums
 
     def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
-        """One optimiser step, skipped if the loss or a gradient is not finite or no row counts.
+        """Take an optimiser step, unless the loss or a gradient is not finite, or the step has no real rows.
 
-        loss: over all ranks, so that all ranks take the same decision; counted: bool [].
+        loss: summed over all ranks, so that they all decide alike; counted: bool [], whether there are real rows.
         """
         if self._scaler.is_enabled():
             self._scaler.unscale_(self._engine.optimizer)
@@ -254,7 +256,7 @@ class BaseTask(ABC):
 
     @contextmanager
     def without_effects(self) -> Iterator[None]:
-        """Steps inside change no weights, moments, statistics, counters or random state."""
+        """Context in which steps leave weights, moments, statistics, counters and random state unchanged."""
         draws = random_state(self.device)
         self._for_real.fill_(False)
         try:
@@ -264,7 +266,7 @@ class BaseTask(ABC):
             load_random_state(draws, self.device)
 
     def close(self) -> None:
-        """Release the memory and streams of captured steps; the module stays."""
+        """Release the memory and streams of captured steps; the module remains usable."""
         self._graphed_step = None
         if isinstance(self.module, TwinModel):
             self.module.side_stream = self._side_stream = None
@@ -275,12 +277,13 @@ class BaseTask(ABC):
         self._guard.require_finite()
 
     def end_epoch(self, epoch: int) -> None:
-        """Average BatchNorm statistics over the ranks."""
+        """Average the BatchNorm statistics over the ranks."""
         if self.world.rank_group is not None and self._live:
             torch._foreach_copy_(self._live, self.world.all_reduce_mean(self._live))
 
     def state(self) -> TrainState:
-        """Weights with BatchNorm statistics averaged over ranks, and each rank's own statistics for resuming."""
+        """Return the state to save: weights, BatchNorm statistics (averaged over ranks, and per rank for resuming),
+        moments and counters."""
         tensors = module_state(self.module, "model.")
         if self.world.size > 1 and self._buffers:
             tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
@@ -290,10 +293,10 @@ class BaseTask(ABC):
         return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
 
     def load(self, state: TrainState) -> None:
-        """Load in place: captured CUDA graphs keep the addresses of the tensors."""
+        """Load the state in place, because captured CUDA graphs refer to the existing tensors."""
         load_module(self.module, state.tensors, "model.")
         own = local_rank_state(self.world, _BUFFERS, state.tensors)
-        if own is not None:  # at another world size the averaged statistics of the model stay
+        if own is not None:  # otherwise the world size has changed, and the averaged statistics are used
             load_statistics(self._live, own)
         self._engine.sync_weights()
         self._engine.load_moments(state.tensors)
@@ -303,7 +306,7 @@ class BaseTask(ABC):
 
 
 def _placed(module: nn.Module, setting: TaskSettings) -> nn.Module:
-    """The module on its device, in its memory layout, with SyncBatchNorm and compiled blocks where set."""
+    """Move the module to its device and memory layout, with SyncBatchNorm and compiled blocks if set."""
     world = setting.world
     if setting.sync_batchnorm and world.rank_group is not None:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)

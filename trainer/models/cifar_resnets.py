@@ -6,13 +6,13 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Keras's defaults, as in the released code; Keras's momentum of 0.99 is 0.01 in torch.
+# Keras's defaults, as in the released code; Keras's momentum of 0.99 corresponds to 0.01 in torch.
 BATCH_NORM_MOMENTUM = 0.01
 BATCH_NORM_EPS = 1e-3
 
 
 class _Classifier(nn.Module):
-    """timm's classifier interface: convolutional body, global average pool, linear layer."""
+    """A convolutional body, global average pooling and a linear layer, with timm's classifier interface."""
 
     body: nn.Module
     fc: nn.Module
@@ -22,18 +22,18 @@ class _Classifier(nn.Module):
         self.num_features = num_features
         self.num_classes = num_classes
         self.body = body
-        # As in timm, 0 classes: return the pooled features.
+        # As in timm, a network with 0 classes returns the pooled features.
         self.fc = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
 
     def get_classifier(self) -> nn.Module:
         return self.fc
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[rows, in_chans, height, width] -> [rows, num_features, height', width']."""
+        """Map images [rows, in_chans, height, width] to feature maps [rows, num_features, height', width']."""
         return self.body(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Feature maps -> logits [rows, classes], or the penultimate features [rows, num_features]."""
+        """Map feature maps to logits [rows, classes], or to pooled features [rows, num_features] if `pre_logits`."""
         pooled = x.mean(dim=(2, 3))
         return pooled if pre_logits else self.fc(pooled)
 
@@ -42,7 +42,7 @@ class _Classifier(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    # No bias: a BatchNorm follows, directly or after the residual sum, and has its own.
+    # No bias: a BatchNorm with its own bias follows, directly or after the residual sum.
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
@@ -51,7 +51,7 @@ def _keras_norm(width: int) -> nn.BatchNorm2d:
 
 
 class ResidualBlock(nn.Module):
-    """Residual branch plus shortcut; `weight_decay_groups` finds the decayed convolutions by this class."""
+    """The sum of a residual branch and a shortcut; `weight_decay_groups` uses this class to find residual blocks."""
 
     def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,10 @@ class ResidualBlock(nn.Module):
 
 
 class BasicBlock(ResidualBlock):
-    """v1: two 3x3 convolutions, ReLU after the sum; 1x1 convolution and BatchNorm where the width changes."""
+    """ResNet v1 block: two 3x3 convolutions, and a ReLU after the sum.
+
+    If the width changes, the shortcut is a 1x1 convolution with BatchNorm.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         residual = nn.Sequential(
@@ -83,10 +86,10 @@ class BasicBlock(ResidualBlock):
 
 
 class BottleneckBlock(ResidualBlock):
-    """v2: BatchNorm and ReLU before each of 1x1, 3x3, 1x1; nothing after the sum."""
+    """ResNet v2 block: 1x1, 3x3 and 1x1 convolutions, each preceded by BatchNorm and ReLU; no ReLU after the sum."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, activated: bool) -> None:
-        # The first block's input has already passed the stem's BatchNorm and ReLU.
+        # activated: the input has already passed through BatchNorm and ReLU, as after the stem.
         residual = nn.Sequential(
             *([] if activated else [_keras_norm(inputs), nn.ReLU()]),
             _convolution(inputs, width, 1, stride),
@@ -102,7 +105,8 @@ class BottleneckBlock(ResidualBlock):
 
 
 class CifarResNetV1(_Classifier):
-    """He et al. 2016a for 32x32 images: 6n+2 layers, widths 16, 32, 64; initialised as in Keras's examples."""
+    """ResNet v1 of He et al. 2016a for 32x32 images: 6n+2 layers, widths 16, 32 and 64, initialised as in Keras's
+    examples."""
 
     def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3) -> None:
         blocks = (depth - 2) // 6
@@ -122,7 +126,8 @@ class CifarResNetV1(_Classifier):
 
 
 class CifarResNetV2(_Classifier):
-    """He et al. 2016b (pre-activation) with bottlenecks: 9n+2 layers, as the paper's theory figures use."""
+    """ResNet v2 (pre-activation) of He et al. 2016b with bottlenecks and 9n+2 layers, used in the paper's theory
+    figures."""
 
     def __init__(self, depth: int, num_classes: int = 10, in_chans: int = 3) -> None:
         blocks = (depth - 2) // 9
@@ -144,7 +149,7 @@ class CifarResNetV2(_Classifier):
 
 
 def _he_normal(weight: Tensor) -> None:
-    """Keras's he_normal: variance 2/fan_in, truncated at two standard deviations of the underlying normal."""
+    """Initialise as Keras's he_normal: variance 2/fan_in, truncated at two standard deviations."""
     fan_in = weight[0].numel()
     # 0.8796 is the standard deviation of a unit normal truncated at ±2.
     deviation = math.sqrt(2.0 / fan_in) / 0.87962566103423978
@@ -152,7 +157,7 @@ def _he_normal(weight: Tensor) -> None:
 
 
 class DigitsCnn(_Classifier):
-    """Four convolutions for 8x8 digits: 132 thousand weights, fast to train on a CPU."""
+    """A CNN of four convolutions for 8x8 digits: 132,000 weights, fast to train on a CPU."""
 
     def __init__(self, num_classes: int = 10, in_chans: int = 3) -> None:
         layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Create networks by name (timm's and ours) and group their parameters for weight decay."""
+"""Create networks by name (timm's and our own) and group their parameters for weight decay."""
 
 import difflib
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from trainer.models.cifar_resnets import SMALL_NETWORKS, ResidualBlock
 
 DecayScope = Literal["all", "residual_convs"]
 
-# Options of timm.create_model that would download weights or unpickle a file. Recipes may be untrusted and training
-# starts from scratch, so a recipe cannot set them.
+# Options of timm.create_model that would download weights or unpickle a file. A recipe cannot set them, because
+# recipes may be untrusted and training starts from scratch.
 WEIGHT_OPTIONS = frozenset({"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"})
 
 
 def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.Module:
-    """Build the network on the CPU with random weights that depend on the arguments alone.
+    """Build a network on the CPU with random weights that depend only on the arguments.
 
     name: any timm model, or cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn.
     options: passed to the architecture (`in_chans`, ...). The global random state is neither read nor changed.
@@ -29,7 +29,7 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
     build = SMALL_NETWORKS.get(name) or _timm_builder(name)
     if refused := sorted(WEIGHT_OPTIONS & options.keys()):
         raise ConfigError(f"model option {refused[0]!r} loads weights, but training starts from scratch: remove it")
-    # Seed the CPU generator only: torch.manual_seed would also reseed every GPU, outside this fork.
+    # Seed the CPU generator only: torch.manual_seed would also reseed every GPU, which fork_rng does not undo here.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         try:
@@ -41,7 +41,7 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
 
 
 def require_known_model(name: str) -> None:
-    """Raise ConfigError, with near matches, unless `name` is a model of ours or of timm."""
+    """Raise ConfigError, with near matches, unless `name` is a timm model or one of our own."""
     if name in SMALL_NETWORKS:
         return
     timm = import_timm()
@@ -57,7 +57,7 @@ def _timm_builder(name: str) -> Callable[..., nn.Module]:
 
 @cache
 def import_timm() -> ModuleType:
-    """Import timm and register our networks with it. Deferred, because the import takes seconds."""
+    """Import timm and register our networks with it. Called only when needed, because the import takes seconds."""
     import timm
     from timm.models import register_model
 

@@ -12,10 +12,10 @@ class TwinModel(nn.Module):
         self.a = a
         self.b = b
         self.side_stream: torch.cuda.Stream | None = None
-        """CUDA stream for b: at small batches, the kernels of one network do not fill the GPU."""
+        """CUDA stream on which b runs concurrently with a: with small batches, one network does not fill the GPU."""
 
     def forward(self, x_a: Tensor, x_b: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits of both, each [rows, classes]; b gets x_b if given (the rows its peer selected), else x_a."""
+        """Return the logits of a and b, each [rows, classes]; b gets x_b (the rows its peer selected) or else x_a."""
         x_b = x_a if x_b is None else x_b
         if self.side_stream is None:
             return self.a(x_a), self.b(x_b)

@@ -1,10 +1,10 @@
-"""Checkpoints that are complete or absent, written in the background.
+"""Atomic checkpoints, written in the background.
 
 checkpoints/
-  latest                    the newest step folder's name, for people and scripts
+  latest                    name of the newest step folder, for people and scripts
   step-0000000120/
-    tensors.safetensors     weights, optimiser moments, random states; what differs between ranks as `ranks.<name>`
-    state.json              everything else the next step depends on
+    tensors.safetensors     weights, optimiser moments, random states; per-rank tensors are named `ranks.<name>`
+    state.json              all other state that the next step depends on
 """
 
 import hashlib
@@ -31,14 +31,14 @@ _KEPT = 2
 
 @dataclass
 class TrainState:
-    """What a training needs to resume as if it had never stopped."""
+    """All state that a training job needs to resume as if it had never stopped."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
 
 class Checkpointer:
-    """One folder of checkpoints; at most one write is in flight."""
+    """Writes checkpoints to one folder; at most one write is in flight."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Checkpointer:
         self._in_flight: Future[None] | None = None
 
     def save(self, step: int, state: TrainState, wait: bool = False) -> None:
-        """Snapshot now, write in the background; `wait` returns once it is durable."""
+        """Snapshot the state now and write it in the background. wait: return only once the checkpoint is durable."""
         self.wait()
         snapshot = TrainState(_snapshot(state.tensors), json.loads(json.dumps(state.values)))
         taken = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
@@ -55,7 +55,7 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Return once the write in flight is durable; raises its error."""
+        """Block until the write in flight is durable; raise its error if it failed."""
         if self._in_flight is not None:
             in_flight, self._in_flight = self._in_flight, None
             in_flight.result()
@@ -78,22 +78,25 @@ class Checkpointer:
 
 
 def _snapshot(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the tensors' own device, which a GPU makes between two steps with no host-device sync."""
+    """Copy the tensors on their own device; on a GPU the copies run between two steps, with no host-device sync."""
     try:
         return {
             name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
         }
-    except torch.OutOfMemoryError:  # no room for a second state on the GPU: copy to the host, which blocks
+    except torch.OutOfMemoryError:  # no GPU memory for a second copy: copy to the host instead, which blocks
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def _copy_to_host(tensors: dict[str, torch.Tensor], taken: torch.cuda.Event | None) -> dict[str, torch.Tensor]:
-    """The snapshot in host memory, copied on a separate stream while training continues."""
+    """Copy a snapshot to host memory on a separate stream, while training continues.
+
+    taken: event recorded after the snapshot.
+    """
     there = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
     if taken is None or there is None:
         return tensors
     taken.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream(there)):  # the device is explicit: the default in this thread is GPU 0
+    with torch.cuda.stream(torch.cuda.Stream(there)):  # explicit device: this thread's default would be GPU 0
         return {name: tensor.to("cpu") for name, tensor in tensors.items()}
 
 
@@ -102,7 +105,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def find_newest_checkpoint(folder: Path) -> tuple[int, TrainState] | None:
-    """The newest readable checkpoint, with its step; skips damaged ones with a warning."""
+    """Return the step and state of the newest readable checkpoint, or None; skip damaged ones with a warning."""
     for candidate in reversed(_step_folders(folder)):
         try:
             return int(candidate.name.removeprefix("step-")), read_checkpoint(candidate)
@@ -116,16 +119,16 @@ def _step_folders(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> TrainState:
-    """The state in a step folder; raises ValueError where its checksum differs."""
+    """Read the state from a step folder; raise ValueError if its checksum does not match."""
     record = json.loads((folder / "state.json").read_text())
     content = (folder / "tensors.safetensors").read_bytes()
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
-        raise ValueError("its checksum has changed")
+        raise ValueError("checksum mismatch")
     return TrainState(load(content), record["values"])
 
 
 def module_state(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
-    """Weights and buffers under names that start with `prefix`."""
+    """Return the module's weights and buffers, with `prefix` prepended to their names."""
     return {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
 
 
@@ -135,9 +138,10 @@ def load_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def gather_rank_state(world: World, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A tensor that differs between ranks, as one entry `ranks.<name>`: [ranks, ...]; in a world of one, `name`.
+    """Gather a tensor that differs between ranks into one checkpoint entry, `ranks.<name>`: [ranks, ...].
 
-    A collective: all ranks call it, with tensors of equal shape and type. Only rank 0, which writes, gets the entry.
+    A collective: all ranks call it, with tensors of equal shape and dtype. Only rank 0, which writes the checkpoint,
+    gets the entry; other ranks get an empty dict. In a world of one, the entry is the tensor itself, under `name`.
     """
     if world.size == 1:
         return {name: tensor}
@@ -146,7 +150,7 @@ def gather_rank_state(world: World, name: str, tensor: torch.Tensor) -> dict[str
 
 
 def local_rank_state(world: World, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """What `gather_rank_state` saved of this rank; None where the saved world had another size."""
+    """Return what `gather_rank_state` saved for this rank; None if the world size has changed since."""
     if world.size == 1:
         return tensors.get(name)
     rows = tensors.get(f"ranks.{name}")
@@ -161,7 +165,7 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def load_random_state(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Restore what `random_state` returned."""
+    """Restore the random generators from the result of `random_state`."""
     torch.set_rng_state(tensors["random.cpu"])
     if device.type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"], device)

@@ -1,4 +1,4 @@
-"""Never step on a non-finite loss or gradient: NaN must not be read as "noisy label"."""
+"""Count steps skipped for a non-finite loss or gradient: NaN must not be mistaken for a noisy label."""
 
 import torch
 
@@ -8,34 +8,37 @@ _MOST_IN_A_ROW = 10
 
 
 class NonFiniteError(InputError):
-    """Training has diverged."""
+    """Raised when training has diverged."""
 
 
 class FiniteGuard:
-    """Counts steps that were skipped because a number was not finite; ten in a row are an error.
+    """Counts steps skipped because the loss or a gradient was not finite; ten in a row are an error.
 
-    It counts on the device, with no host-device sync except in `require_finite`.
+    Counts on the device; only `require_finite` and `state` sync with the host.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._counts = torch.zeros(3, dtype=torch.int64, device=device)
-        """Steps skipped in all, skipped in a row up to now, and most skipped in a row."""
+        """Total skipped steps, current streak of skipped steps, longest streak."""
 
     def note(self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: bool = False) -> None:
-        """finite: bool [], of this step; counted: whether the step counts at all; searching: the loss scale is still
-        being lowered, which is not divergence."""
+        """Record one step.
+
+        finite: bool [], whether its loss and gradients are finite. counted: False for a warm-up step or one without
+        rows. searching: fp16 is still lowering its loss scale, so a non-finite step does not mean divergence.
+        """
         skipped, in_a_row, most = self._counts.unbind()
         bad = (~finite & counted).long()
         now = torch.where(finite & counted, 0, in_a_row + (0 if searching else bad))
         self._counts.copy_(torch.stack([skipped + bad, now, torch.maximum(most, now)]))
 
     def require_finite(self) -> None:
-        """Raise after ten in a row; syncs with the device."""
+        """Raise NonFiniteError after ten skipped steps in a row; syncs with the device."""
         most = int(self._counts[2])
         if most >= _MOST_IN_A_ROW:
             raise NonFiniteError(
-                f"the loss or its gradient was not finite in {most} steps in a row: training has "
-                "diverged. Lower optimizer.learning_rate (or lengthen optimizer.warmup_epochs) and redo the stage"
+                f"the loss or its gradient was not finite in {most} steps in a row: training has diverged. Lower "
+                "optimizer.learning_rate (or increase optimizer.warmup_epochs) and restart the stage with --redo"
             )
 
     def state(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Interleave several trainings in one process, one step of each in turn: small networks do not fill a GPU."""
+"""Interleave several training jobs in one process, one step of each in turn: one small network underuses a GPU."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -13,11 +13,11 @@ from trainer.records.logs import LogTarget, current_target, set_target
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
-"""A training as a generator of steps that returns its result."""
+"""A training job as a generator: yields after each step, and returns the job's result."""
 
 
 def run_to_end(steps: Steps[Result]) -> Result:
-    """Run all steps; returns the result."""
+    """Run all steps of a training job and return its result."""
     while True:
         try:
             next(steps)
@@ -28,11 +28,12 @@ def run_to_end(steps: Steps[Result]) -> Result:
 
 @dataclass(frozen=True)
 class _ProcessState:
-    """Process-wide state that each training owns during its turn: random generators, log output."""
+    """Process-wide state that is swapped when another training job takes its turn: random state and log target."""
 
     draws: torch.Tensor
+    """State of torch's CPU generator."""
     gpu_draws: torch.Generator | None
-    """The state itself, not a copy: a CUDA graph reads the state it was captured with, while other lanes draw."""
+    """State of the GPU's default generator; None on a CPU. Not a copy: captured CUDA graphs refer to this object."""
     log_target: LogTarget
 
     @classmethod
@@ -53,7 +54,7 @@ class _ProcessState:
 
 
 def _generator_of(device: torch.device) -> torch.Generator | None:
-    """The default generator of a GPU."""
+    """Return torch's default generator for a GPU, or None for a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.init()  # creates the generators
@@ -62,7 +63,7 @@ def _generator_of(device: torch.device) -> torch.Generator | None:
 
 @dataclass
 class _Lane(Generic[Result]):
-    """One training: its stream, its process state, and how it ended."""
+    """One training job with its CUDA stream, its process-wide state, and its result or the Stopped that ended it."""
 
     steps: Steps[Result]
     device: torch.device
@@ -103,10 +104,10 @@ class _Lane(Generic[Result]):
 def interleave(
     trainings: Sequence[Steps[Result]], device: torch.device, at_once: int | None = None
 ) -> Steps[list[Result]]:
-    """The results of all trainings, each the same as if run alone; on a GPU every training has its own stream.
+    """Run training jobs in turn, one step each, and return their results, each the same as if the job had run alone.
 
-    at_once: largest number of trainings in progress; None: all. A stop reaches all of them: each saves a checkpoint,
-    then the first Stopped is raised.
+    On a GPU every job has its own stream. at_once: maximum number of jobs in progress; None: all. A stop request
+    reaches all jobs: each saves a checkpoint, then the first Stopped is raised.
     """
     streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in trainings]
     process_state = _ProcessState.now(device)

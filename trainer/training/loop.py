@@ -1,4 +1,4 @@
-"""The training loop: fetch, task step, log, checkpoint, stop."""
+"""The training loop: fetch a batch, run a step, log, save a checkpoint, obey stop requests."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -35,22 +35,23 @@ from trainer.training.checkpoint import (
 
 _log = logging.getLogger(__name__)
 
-_SHARE_AT_STAKE = 5  # a checkpoint at least every fifth of a training
+_SHARE_AT_STAKE = 5  # save a checkpoint at least every fifth of a training job
 
 
 class Task(Protocol):
-    """A training method as the loop sees it: networks, loss, optimiser and state."""
+    """The loop's interface to a training method: its networks, loss, optimiser and state."""
 
     learning_rate: float
-    """Of the last step."""
+    """Learning rate of the last step."""
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """For two networks: this rank's sample_ids of the last step that had a small loss in each; else None."""
+        """This rank's sample_ids that each of two networks chose in the last step for their small loss; None if there
+        is only one network."""
         ...
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
-        """One update, non-blocking; returns scalars for the metrics, which the next step overwrites."""
+        """Run one update, non-blocking; return scalars for the metrics, which the next step overwrites."""
         ...
 
     def require_finite(self) -> None:
@@ -60,7 +61,7 @@ class Task(Protocol):
     def end_epoch(self, epoch: int) -> None: ...
 
     def close(self) -> None:
-        """Release resources at the end of the training."""
+        """Release resources at the end of the training job."""
         ...
 
     def state(self) -> TrainState: ...
@@ -70,14 +71,14 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training's place in the run: its stage, folder, round and fold."""
+    """A training job of the run: its stage, folder, round and fold."""
 
     stage: str
     folder: Path
     round: int | None = None
     fold: int | None = None
     identity: str | None = None
-    """Hash of the result keys it depends on; a checkpoint with another hash is refused."""
+    """Hash of the recipe keys that affect the job's result; a checkpoint with a different hash is rejected."""
 
     @property
     def name(self) -> str:
@@ -90,7 +91,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all trainings of a start share."""
+    """The context that all training jobs share within one start of the run."""
 
     world: World
     """All ranks, or the ranks of one fold."""
@@ -102,11 +103,11 @@ class RunContext:
     profile: Profile | None = None
 
     def watch(self, training: str) -> Stopwatch | None:
-        """The training's stopwatch; None without --profile."""
+        """Return the stopwatch of the training job; None without --profile."""
         return None if self.profile is None else self.profile.of(training)
 
     def time_phase(self, phase: str, training: str) -> AbstractContextManager[None]:
-        """Count the training's time inside as `phase`, if it is profiled."""
+        """Return a context whose duration the profile counts as `phase` of the job; a no-op if not profiling."""
         watch = self.watch(training)
         return nullcontext() if watch is None else watch.within(phase)
 
@@ -122,7 +123,7 @@ def train(
     batches_from: Callable[[int], Batches],
     ctx: RunContext,
 ) -> None:
-    """Train `task` to the end of the plan, from its newest checkpoint if it has one. Called on all ranks."""
+    """Train `task` to the end of the plan, resuming from its newest checkpoint if it has one. All ranks call this."""
     for _ in iterate_training(training, task, plan, batches_from, ctx):
         pass
 
@@ -134,7 +135,7 @@ def iterate_training(
     batches_from: Callable[[int], Batches],
     ctx: RunContext,
 ) -> Generator[None, None, None]:
-    """`train` as a generator that yields after every step, so that trainings can be interleaved."""
+    """Like `train`, but as a generator that yields after every step, so that jobs can be interleaved."""
     records = _TrainingRecords(training, task, plan, ctx)
     interval = checkpoint_interval(plan.total_steps, ctx.execution.checkpoint_every)
     stop_consensus = ctx.world.stop_consensus(ctx.stop.reason)
@@ -149,8 +150,8 @@ def iterate_training(
         ):
             for expected, batch in zip(range(first, plan.total_steps), time_data_wait(batches, watch), strict=True):
                 at = batch.step
-                assert at is not None, "a batch of a training names its step"
-                assert at.step == expected, f"the loader gave step {at.step} for step {expected}"
+                assert at is not None, "a training batch must have its step set"
+                assert at.step == expected, f"the loader returned step {at.step} instead of step {expected}"
                 ctx.heartbeat.update(training.name, at.step, plan.total_steps)
                 stop_consensus.post()
                 records.metrics.add(task.step(batch, at))
@@ -161,7 +162,7 @@ def iterate_training(
                 done = at.step + 1
                 records.count(at.step == first)
                 finished = done == plan.total_steps
-                # The first step too: metrics without a checkpoint then prove that progress was lost.
+                # Log the first step too: metrics without any checkpoint then prove that progress was lost.
                 due = done == 1 or finished or done % ctx.execution.log_every == 0
                 note = records.log(done) if due else ""
                 progress.advance(1, note)
@@ -181,7 +182,7 @@ def iterate_training(
 
 
 class _TrainingRecords:
-    """Checkpoints and metrics of a training; rank 0 writes them."""
+    """Checkpoints and metrics of a training job; only rank 0 writes them."""
 
     def __init__(self, training: TrainingJob, task: Task, plan: TrainingPlan, ctx: RunContext) -> None:
         self._training, self._task, self._plan, self._ctx = training, task, plan, ctx
@@ -191,7 +192,7 @@ class _TrainingRecords:
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
 
     def begin(self) -> int:
-        """Load the newest checkpoint, or save that of step 0; returns the step to continue from."""
+        """Load the newest checkpoint, or save one for step 0 if there is none; return the step to continue from."""
         with self._for_checkpoints():
             resumed = self._loaded()
         if resumed is None:
@@ -208,7 +209,7 @@ class _TrainingRecords:
         return step
 
     def _loaded(self) -> tuple[int, bool] | None:
-        """Restore the newest checkpoint; returns its step and whether `end_epoch` had run."""
+        """Restore the newest checkpoint, if any; return its step and whether `end_epoch` had run before the save."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
         step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
@@ -232,13 +233,13 @@ class _TrainingRecords:
         saved, own = state.values.get("identity"), self._training.identity
         if saved is not None and own is not None and saved != own:
             raise DataError(
-                f"{step_folder(self._training.checkpoints, step)} is a checkpoint of another recipe than the one "
-                f"that trains {self._training.name} here: put the right one back, choose another --run-dir, or begin "
-                f"the stage again with `--redo {self._training.stage}`"
+                f"{step_folder(self._training.checkpoints, step)} was written by another recipe, not the one that "
+                f"trains {self._training.name} now: restore the right checkpoint, choose another --run-dir, or "
+                f"restart the stage with `--redo {self._training.stage}`"
             )
 
     def _load_random(self, step: int, state: TrainState) -> None:
-        """Restore each rank's random state; if the world size has changed, seed it from the step and the rank."""
+        """Restore this rank's random state; if the world size has changed, seed it from the step and the rank."""
         world = self._ctx.world
         own = {name: local_rank_state(world, name, state.tensors) for name in random_state(world.device)}
         saved = {name: tensor for name, tensor in own.items() if tensor is not None}
@@ -252,12 +253,12 @@ class _TrainingRecords:
             folder, checkpoints = self._training.folder, self._training.checkpoints
             raise DataError(
                 f"{self._training.name} has logged progress in {folder / 'metrics.jsonl'}, but {checkpoints} holds "
-                "no readable checkpoint: its progress is lost. Put the checkpoints back, or begin the stage again "
-                f"with `--redo {self._training.stage}`"
+                "no readable checkpoint: its progress is lost. Restore the checkpoints, or restart the stage with "
+                f"`--redo {self._training.stage}`"
             )
 
     def count(self, is_first_step: bool) -> None:
-        """Count a step; after the first step of this start, `execution.timeout` applies between ranks."""
+        """Count a step; after the first one since the start, set the collectives' timeout to `execution.timeout`."""
         if self._counter is not None:
             self._counter.add()
         if is_first_step:
@@ -269,7 +270,7 @@ class _TrainingRecords:
         return self.metrics.write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
 
     def end_epoch(self, done: int) -> None:
-        """End the epoch. A stop during it saves a checkpoint, and the next start ends the epoch first."""
+        """Run the task's `end_epoch`. If a stop interrupts it, save a checkpoint and let the next start repeat it."""
         try:
             self._task.end_epoch(done // self._plan.steps_per_epoch - 1)
         except Stopped as stopped:
@@ -277,7 +278,7 @@ class _TrainingRecords:
             raise Stopped(self._training.name, done, stopped.reason) from None
 
     def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
-        """Save a checkpoint: gather the per-rank state on all ranks; rank 0 writes."""
+        """Save a checkpoint: all ranks take part in gathering the per-rank state, and rank 0 writes it."""
         world = self._ctx.world
         with self._for_checkpoints():
             state = self._task.state()
@@ -291,13 +292,13 @@ class _TrainingRecords:
             if self._writes:
                 self._checkpoints.save(step, state, wait)
         if self._writes:
-            self._tell_profile()
+            self._write_profile()
 
     def _for_checkpoints(self) -> AbstractContextManager[None]:
         return self._ctx.time_phase("checkpoint", self._training.name)
 
-    def _tell_profile(self) -> None:
-        """Write the profile; done with every checkpoint, so that a kill loses no more of it than of the training."""
+    def _write_profile(self) -> None:
+        """Write the profile. Called with every checkpoint, so that after a kill both cover the same steps."""
         training = self._training
         watch = self._ctx.watch(training.name)
         if watch is not None:
@@ -312,4 +313,4 @@ class _TrainingRecords:
             self._counter.close()
         self._checkpoints.close()
         if self._writes:
-            self._tell_profile()
+            self._write_profile()

@@ -1,4 +1,4 @@
-"""Learning rates as a pure function of the step, and the paper's two optimisers."""
+"""The learning rate as a pure function of the step, and the paper's two optimisers."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,14 +18,14 @@ def learning_rate_at(
     milestones: Sequence[tuple[int, float]],
     warmup_epochs: float = 0.0,
 ) -> float:
-    """Learning rate of the optimiser step number `step`, counted from 0.
+    """Return the learning rate of optimiser step `step`, counted from 0.
 
-    A milestone (epoch, rate) holds from step epoch * steps_per_epoch on; its rate is absolute, not a factor.
-    A warm-up of w steps climbs linearly: step s < w runs at (s+1)/w of the rate it would have without.
+    A milestone (epoch, rate) applies from step epoch * steps_per_epoch on; its rate is absolute, not a factor.
+    A warm-up of w steps is linear: step s < w uses (s+1)/w of the rate it would otherwise have.
     """
     if step < 0 or steps_per_epoch < 1:
         raise ValueError(
-            f"step is {step} and steps_per_epoch {steps_per_epoch}: need step >= 0 and steps_per_epoch >= 1"
+            f"step is {step} (must be at least 0) and steps_per_epoch is {steps_per_epoch} (must be at least 1)"
         )
     rate = base
     for epoch, milestone_rate in sorted(milestones):
@@ -43,17 +43,17 @@ def make_optimizer(
     decay_scope: DecayScope = "all",
     lr: float = 1e-3,
 ) -> torch.optim.Optimizer:
-    """Adam or SGD with momentum; in both, weight decay is an L2 term in the gradient, g + weight_decay * w.
+    """Create Adam or SGD with momentum. In both, weight decay is an L2 term in the gradient, g + weight_decay * w.
 
-    So never AdamW: the paper's l2 regulariser passes through Adam's moments. `momentum` is SGD's alone.
-    `lr` is the rate until the first `set_learning_rate`; on a GPU it is kept there, where a CUDA graph can read it.
+    This is not AdamW: the paper's l2 regulariser passes through Adam's moments. `momentum` applies to SGD only.
+    `lr` is the rate until the first `set_learning_rate`; on a GPU it is a device tensor that a CUDA graph can read.
     """
     groups = weight_decay_groups(model, weight_decay, decay_scope)
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     rate = torch.tensor(lr, device=device) if on_gpu else lr
-    # Fused: one kernel for many weights, and the only form that can skip a step with no host-device sync. Not on a
-    # CPU: there the result depends on a weight's position in the tensor, and ZeRO lays weights out differently.
+    # Fused optimisers update many weights in one kernel, and only they can skip a step with no host-device sync. They
+    # are not used on a CPU, where their result depends on a weight's position in memory, which differs under ZeRO.
     if kind == "adam":
         return torch.optim.Adam(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
     if kind == "sgd":
@@ -62,9 +62,9 @@ def make_optimizer(
 
 
 def step_if(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
-    """Step if `ok` (bool []) is true; otherwise weights and moments keep every bit."""
+    """Take an optimiser step if `ok` (bool []) is true; otherwise leave weights and moments bitwise unchanged."""
     if optimizer.defaults["fused"]:
-        # The interface between torch's loss scaler and its fused optimisers.
+        # These are the attributes through which torch's GradScaler controls fused optimisers.
         optimizer.grad_scale, optimizer.found_inf = None, (~ok).float()  # type: ignore[attr-defined]
         optimizer.step()
     elif bool(ok):
@@ -72,7 +72,7 @@ def step_if(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
 
 
 def init_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Create the moments of a first step, at zero: a CUDA graph needs their addresses before its capture."""
+    """Create zero moments before the first step, because capturing a CUDA graph needs their addresses."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -86,7 +86,7 @@ def init_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every parameter group; in place if it is a tensor, whose address a CUDA graph has captured."""
+    """Set the rate of every parameter group; a tensor is filled in place, because CUDA graphs refer to it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)
@@ -95,7 +95,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def moments_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's moments as `optimizer.<parameter>.<name>`; rates are a function of the step."""
+    """Return the optimiser's moments as `optimizer.<parameter>.<name>`; rates are not saved."""
     return {
         f"optimizer.{parameter}.{name}": torch.as_tensor(value)
         for parameter, moments in optimizer.state_dict()["state"].items()
@@ -105,7 +105,7 @@ def moments_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Load in place; moments that were not saved (before a first step) become zero."""
+    """Load moments in place; those missing from `tensors` (saved before the first step) become zero."""
     if not optimizer.state:
         init_moments(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,4 +1,4 @@
-"""Tensors as a safetensors file, written with the interpreter lock released."""
+"""Write tensors to a safetensors file, with the GIL released."""
 
 import hashlib
 import os
@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> str:
-    """Write tensors that are in host memory; returns the SHA-256 of the file.
+    """Write tensors that are in host memory; return the SHA-256 of the file.
 
-    The same tensors make the same bytes, in any order; so does metadata of one entry.
+    The file's bytes do not depend on the order of the tensors, provided that `metadata` has at most one entry.
     """
     path.touch()
-    mode = path.stat().st_mode  # safetensors would leave 0600, whatever the umask
+    mode = path.stat().st_mode  # safetensors would set it to 0600, whatever the umask
     try:
         save_file(_separate(tensors), path, metadata)
     except SafetensorError as error:
@@ -28,7 +28,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
 
 
 def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous, and each in memory of its own (tied weights are not): safetensors refuses all others."""
+    """Make every tensor contiguous and give it its own memory, as safetensors requires; tied weights are copied."""
     separate: dict[str, torch.Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -40,6 +40,6 @@ def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    """safetensors names the cause, a full disk for one, only in its text."""
+    """Convert a safetensors error to an OSError if its text contains an OS error number, as for a full disk."""
     found = re.search(r"\(os error (\d+)\)", str(error))
     return error if found is None else OSError(int(found[1]), os.strerror(int(found[1])), str(path))

@@ -1,4 +1,4 @@
-"""What drives a module through a step on one rank or many: forward, gradients, optimiser, moments; one interface."""
+"""Engines run a module's forward, backward and optimiser step on one or more ranks, behind one interface."""
 
 import os
 from collections.abc import Sequence
@@ -13,27 +13,31 @@ from trainer.training.engines.plain import PlainEngine, wrap_with_ddp
 
 
 class Engine(Protocol):
-    """A step is `zero_grad`, `forward` and `backward` for each part of the batch, then `step`.
+    """Runs the steps of a module: `zero_grad`, `forward` and `backward` for each micro-batch, then `step`.
 
     The caller all-reduces the `unreduced_gradients` before `step`.
     """
 
     module: nn.Module
-    """Unwrapped, on the device: what is saved, and what predicts."""
+    """The unwrapped module on its device, used for saving and for prediction."""
     optimizer: torch.optim.Optimizer
 
     def forward(self, *inputs: torch.Tensor, last: bool = True) -> Any:
-        """The forward whose gradients the ranks exchange; `last`: this is the last part of the batch."""
+        """Run the forward of one micro-batch. last: whether it is the step's last micro-batch."""
         ...
 
     def zero_grad(self) -> None: ...
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
-        """Add the gradients of one part's share of the global loss; after the last, they are those of all ranks."""
+        """Accumulate the gradients of one micro-batch.
+
+        share: the micro-batch's share of the global loss. last: whether it is the step's last micro-batch; its
+        backward sums the gradients over all ranks, except the `unreduced_gradients`.
+        """
         ...
 
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
-        """After the last backward: what the caller must all-reduce; empty where backward did it."""
+        """Return the tensors the caller must all-reduce after the last backward; empty if backward has done so."""
         ...
 
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
@@ -41,23 +45,26 @@ class Engine(Protocol):
         ...
 
     def gradients_finite(self) -> torch.Tensor:
-        """bool [], the same on every rank."""
+        """Whether all gradients are finite: bool [], the same on every rank."""
         ...
 
     def set_rate(self, rate: float) -> None: ...
 
     def step(self, ok: torch.Tensor) -> None:
-        """The optimiser's, where `ok` (bool [], the same on every rank) is true."""
+        """Take an optimiser step if `ok` (bool [], the same on every rank) is true."""
         ...
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """The optimiser's, whole, as `optimizer.<parameter>.<name>`; all ranks call it together."""
+        """Return the optimiser's full (unsharded) moments as `optimizer.<parameter>.<name>`.
+
+        A collective: all ranks must call it.
+        """
         ...
 
     def load_moments(self, tensors: dict[str, torch.Tensor]) -> None: ...
 
     def sync_weights(self) -> None:
-        """After weights were loaded into the bare module."""
+        """Update the engine's own copy of the weights, if any, after weights were loaded into `module`."""
         ...
 
 
@@ -69,21 +76,21 @@ def make_engine(
     allow_accelerate: bool,
     graphs: bool = False,
 ) -> Engine:
-    """The engine for a module that is on the world's device.
+    """Create the engine for a module that is already on the world's device.
 
-    exact: a resumed run must equal the uninterrupted one bit for bit; allow_accelerate: accelerate, where it launched
-    us, prepares the module (whole-world trainings only: it knows no groups); graphs: ranks communicate only at the
-    step's sync points.
+    exact: whether a resumed run must equal an uninterrupted one bit for bit. allow_accelerate: whether accelerate, if
+    it is the launcher, wraps the module; only for training on the whole world, as accelerate does not support process
+    subgroups. graphs: whether CUDA graphs restrict communication to the step's sync points.
     """
     if graphs:
         return PlainEngine(module, optimizer, world, None)
-    keeps_buckets = exact and world.size > 2  # of two numbers, either order has the same sum
+    keeps_buckets = exact and world.size > 2  # the sum of two numbers does not depend on their order
     if allow_accelerate and world.launcher == "accelerate" and world.rank_group is not None:
         stage = deepspeed_stage(os.environ)
         if stage is not None:
             return DeepSpeedEngine(module, optimizer, world, stage)
         from trainer.training.engines.accelerated import (
-            wrap_with_accelerate,  # here: accelerate takes seconds to import
+            wrap_with_accelerate,  # deferred: accelerate takes seconds to import
         )
 
         return PlainEngine(module, optimizer, world, wrap_with_accelerate(module, world, find_unused=keeps_buckets))

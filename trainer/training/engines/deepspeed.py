@@ -1,6 +1,7 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2 as an engine, and the settings that `accelerate launch` passes for them.
+"""An engine for DeepSpeed's ZeRO-1 and ZeRO-2, and the settings that `accelerate launch` passes for them.
 
-Weights stay fp32 and whole on every rank; ZeRO divides the moments, and ZeRO-2 the gradients too.
+Every rank holds all weights in fp32. ZeRO-1 shards the optimiser's moments over the ranks; ZeRO-2 also shards the
+gradients.
 """
 
 import importlib
@@ -18,17 +19,17 @@ from trainer.distributed.world import World
 from trainer.training.optim import set_learning_rate
 
 _LARGEST_BUCKET = 25_000_000
-"""Elements of a gradient bucket: 100 MB. DeepSpeed allocates that much whatever the model's size."""
+"""Maximum elements of a gradient bucket (100 MB). DeepSpeed allocates a whole bucket even for a small model."""
 
 
 def deepspeed_stage(environ: Mapping[str, str]) -> int | None:
-    """The ZeRO stage that `accelerate launch` asks for, None without DeepSpeed; ConfigError if unsupported."""
+    """Return the ZeRO stage set by `accelerate launch`, None without DeepSpeed; raise ConfigError if unsupported."""
     if environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
         return None
     file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file != "none":
         raise ConfigError(
-            f"accelerate's deepspeed_config_file ({file}) is not read here: remove it and give zero_stage, 1 or 2, "
+            f"accelerate's deepspeed_config_file ({file}) is not supported: remove it and set zero_stage to 1 or 2 "
             "instead, as recipes/accelerate/deepspeed_zero2.yaml does"
         )
     stage = environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")  # accelerate's own default
@@ -47,8 +48,8 @@ def deepspeed_stage(environ: Mapping[str, str]) -> int | None:
     if not _no_clipping(clipping):
         raise ConfigError(
             f"accelerate's gradient_clipping is {clipping}, which DeepSpeed applies to both networks of a pair "
-            "together: set gradient_clipping to 0.0 (for clipping by network, optimizer.clip in the recipe, start "
-            "accelerate without DeepSpeed)"
+            "together: set gradient_clipping to 0.0 (to clip each network separately, set optimizer.clip in the "
+            "recipe and start accelerate without DeepSpeed)"
         )
     return int(stage)
 
@@ -63,10 +64,10 @@ def _no_clipping(clipping: str) -> bool:
 
 
 class DeepSpeedEngine:
-    """ZeRO over the whole world, in its existing process group.
+    """Runs steps with ZeRO over all ranks, in the existing process group.
 
-    Our own optimiser stays in use: ZeRO gives each of its parameter groups one flat parameter, this rank's part of
-    the group's concatenated weights, padded with zeros at the end.
+    ZeRO uses our own optimiser, but replaces the parameters of each group with a single flat parameter: this rank's
+    part of the group's concatenated weights, padded with zeros at the end.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, world: World, stage: int) -> None:
@@ -74,7 +75,7 @@ class DeepSpeedEngine:
         self.module, self.optimizer, self._world = module, optimizer, world
         self._groups: list[list[nn.Parameter]] = [list(group["params"]) for group in optimizer.param_groups]
         for parameter in module.parameters():
-            parameter.data = parameter.data.contiguous()  # it fails on channels_last weights
+            parameter.data = parameter.data.contiguous()  # ZeRO fails on channels_last weights
         self._inside = _CallersAutocast(module, world.device.type)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=world.device.index or 0),
@@ -84,7 +85,7 @@ class DeepSpeedEngine:
             mpu=_DataParallel(world),
         )
         ranks = (self._engine.world_size, self._engine.dp_world_size)
-        assert ranks == (world.size, world.size), f"DeepSpeed sees {ranks} ranks, and there are {world.size}"
+        assert ranks == (world.size, world.size), f"DeepSpeed sees {ranks} ranks, but there are {world.size}"
         self._require_layout()
 
     def forward(self, *inputs: torch.Tensor, last: bool = True) -> Any:
@@ -92,7 +93,7 @@ class DeepSpeedEngine:
         return self._engine(*inputs)
 
     def zero_grad(self) -> None:
-        """Also drops the gradients that ZeRO holds, which a skipped step leaves behind."""
+        """Clear the gradients, including those that ZeRO still holds after a skipped step."""
         self._zero.zero_grad(set_to_none=True)
         for held in (self._zero.averaged_gradients, self._zero.all_grad_tensors):
             for group in held:
@@ -100,14 +101,14 @@ class DeepSpeedEngine:
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(share * self._world.size)  # ZeRO averages over ranks; shares are summed
+        self._engine.backward(share * self._world.size)  # ZeRO averages over ranks, but shares must be summed
 
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
         return ()
 
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         raise ConfigError(
-            "optimizer.clip and DeepSpeed do not go together (no rank holds a network's whole gradient): set "
+            "optimizer.clip is not supported with DeepSpeed, where no rank holds a network's whole gradient: set "
             "optimizer.clip to null, or start accelerate without DeepSpeed"
         )
 
@@ -120,10 +121,10 @@ class DeepSpeedEngine:
         set_learning_rate(self.optimizer, rate)
 
     def step(self, ok: torch.Tensor) -> None:
-        if not bool(ok):  # ZeRO's own step syncs with the host too
+        if not bool(ok):  # this host-device sync is acceptable: ZeRO's step has one anyway
             return
         self._engine.step()
-        assert self._engine.was_step_applied(), "DeepSpeed left out a step whose gradients are finite"
+        assert self._engine.was_step_applied(), "DeepSpeed skipped a step whose gradients are finite"
 
     def moments(self) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
@@ -145,7 +146,7 @@ class DeepSpeedEngine:
             missing = [f"optimizer.{i}.{n}" for i in numbers for n in names if f"optimizer.{i}.{n}" not in tensors]
             if missing:
                 raise DataError(
-                    f"the checkpoint has no {missing[0]}, which DeepSpeed needs: resume without DeepSpeed"
+                    f"the checkpoint does not contain {missing[0]}, which DeepSpeed needs: resume without DeepSpeed"
                 )
             state = {name: [tensors[f"optimizer.{i}.{name}"] for i in numbers] for name in names}
             self.optimizer.state[own] = {
@@ -159,11 +160,11 @@ class DeepSpeedEngine:
             own.data.copy_(self._own_part(parameters, own))
 
     def _own_parts(self) -> list[torch.Tensor]:
-        """The flat parameter of each group: float32 [padded numbers of the group / ranks]."""
+        """Return this rank's flat parameter of each group: float32 [padded size of the group / ranks]."""
         return [group["params"][0] for group in self.optimizer.param_groups]
 
     def _own_part(self, tensors: Sequence[torch.Tensor], own: torch.Tensor) -> torch.Tensor:
-        """This rank's part of whole tensors, one for each parameter of a group."""
+        """Extract this rank's part from full tensors, of which there is one per parameter of a group."""
         whole = torch.zeros(own.numel() * self._world.size, dtype=own.dtype, device=own.device)
         end = 0
         for tensor in tensors:
@@ -173,21 +174,24 @@ class DeepSpeedEngine:
         return whole[start : start + own.numel()].clone()
 
     def _whole(self, part: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        """The other way round, from the parts of all ranks; in host memory, since all ranks of a node hold it."""
+        """Gather the parts of all ranks and split them into one full tensor per parameter.
+
+        The result is in host memory, because every rank of a node holds a copy.
+        """
         whole = torch.cat(self._world.all_gather(part)).cpu()
         numbers = [parameter.numel() for parameter in parameters]
         pieces = whole[: sum(numbers)].split(numbers)
         return [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]
 
     def _require_layout(self) -> None:
-        """Verify the layout of ZeRO that saving and loading of moments relies on."""
+        """Verify that ZeRO lays out the weights as saving and loading of moments assumes."""
         for parameters, own in zip(self._groups, self._own_parts(), strict=True):
             if not torch.equal(own.detach(), self._own_part(parameters, own)):
-                raise RuntimeError("this version of DeepSpeed lays weights out in an unknown order: install 0.19.8")
+                raise RuntimeError("this version of DeepSpeed lays out weights in an unknown order: install 0.19.8")
 
 
 class _CallersAutocast(nn.Module):
-    """The module in the caller's autocast, which DeepSpeed's forward switches off."""
+    """Runs the module under the caller's autocast setting, which DeepSpeed's forward would switch off."""
 
     def __init__(self, module: nn.Module, kind: str) -> None:
         super().__init__()
@@ -204,7 +208,8 @@ class _CallersAutocast(nn.Module):
 
 
 class _DataParallel:
-    """The world in DeepSpeed's words. Without it, DeepSpeed makes a group of its own, with a timeout of its own."""
+    """Presents the world through the `mpu` interface of DeepSpeed, which would otherwise create its own process group
+    with its own timeout."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -232,26 +237,26 @@ class _DataParallel:
 
 
 def _import_deepspeed(device: torch.device) -> ModuleType:
-    # Read only at import; without it DeepSpeed would use a GPU although the recipe says cpu.
+    # DeepSpeed reads this at import only. Without it, DeepSpeed would use a GPU even if the recipe says cpu.
     os.environ["DS_ACCELERATOR"] = device.type
     try:
         deepspeed = importlib.import_module("deepspeed")
     except ImportError as error:
         raise ConfigError(
-            f"accelerate was started with DeepSpeed, and deepspeed cannot be imported ({error}): "
+            f"accelerate was started with DeepSpeed, but deepspeed cannot be imported ({error}): run "
             "pip install 'incv[deepspeed]', or start accelerate without DeepSpeed"
         ) from error
-    # It warns of our optimiser, which is tested, and of the caller's autocast, which _CallersAutocast keeps.
+    # Hides warnings about our optimiser, which is tested, and about autocast, which _CallersAutocast handles.
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if device.type == "cpu":
-        # Its all-reduce over shared memory is for inference, and would be compiled now, in 45 s.
+        # DeepSpeed's shared-memory all-reduce is for inference only, and compiling it now would take 45 s.
         vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
     return deepspeed
 
 
 def _settings(stage: int, numbers: int) -> dict[str, Any]:
     return {
-        "train_micro_batch_size_per_gpu": 1,  # used for its own speed figures alone
+        "train_micro_batch_size_per_gpu": 1,  # only used for DeepSpeed's own throughput figures
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
@@ -261,6 +266,6 @@ def _settings(stage: int, numbers: int) -> dict[str, Any]:
             "reduce_bucket_size": min(numbers, _LARGEST_BUCKET),
             "overlap_comm": False,
             "round_robin_gradients": False,
-            "compute_grad_norm": False,  # ours is looked at before the step, and its would leave steps out silently
+            "compute_grad_norm": False,  # we check the norm before the step; ZeRO's check would skip steps silently
         },
     }

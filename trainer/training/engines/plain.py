@@ -1,4 +1,4 @@
-"""One process; DistributedDataParallel over a world or a group; or all-reduces at the step's sync points."""
+"""Engine for a single process, for DistributedDataParallel, and for all-reduces at the step's sync points."""
 
 import inspect
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ OWN_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else 
 
 
 def wrap_with_ddp(module: nn.Module, world: World, find_unused: bool) -> nn.Module:
-    """The module in DDP; itself in a world of one.
+    """Return the module wrapped in DDP; the module itself in a world of one.
 
-    Each rank keeps its own buffers until the end of an epoch. find_unused: DDP then keeps its first buckets.
-    Otherwise it rebuilds them after its first step, so with more than two ranks a resumed run would sum some
-    gradients in another order than the uninterrupted one.
+    Each rank keeps its own buffers until the end of an epoch. find_unused: makes DDP keep its initial gradient
+    buckets. Otherwise DDP rebuilds them after its first step, and with more than two ranks a resumed run would sum
+    some gradients in a different order from an uninterrupted one.
     """
     if world.rank_group is None:
         return module
@@ -34,8 +34,8 @@ class PlainEngine:
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, world: World, exchanging: nn.Module | None
     ) -> None:
-        """exchanging: the module, wrapped so that ranks average their gradients; None: `unreduced_gradients` hands
-        them to the caller, who all-reduces them between two CUDA graphs."""
+        """exchanging: the module, wrapped so that the ranks average their gradients. None: the caller all-reduces the
+        `unreduced_gradients` itself, between two CUDA graphs."""
         self.module, self.optimizer = module, optimizer
         self._exchanging = module if exchanging is None else exchanging
         has_company = world.rank_group is not None
@@ -48,14 +48,14 @@ class PlainEngine:
 
     def forward(self, *inputs: torch.Tensor, last: bool = True) -> Any:
         if isinstance(self._exchanging, DistributedDataParallel):
-            self._exchanging.require_backward_grad_sync = last  # what its no_sync() sets, for forward and backward
+            self._exchanging.require_backward_grad_sync = last  # the flag behind DDP's no_sync()
         return self._exchanging(*inputs)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, share: torch.Tensor, last: bool = True) -> None:
-        (share * self._ranks).backward()  # DDP averages over ranks; shares are summed
+        (share * self._ranks).backward()  # DDP averages over ranks, but shares must be summed
 
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
         return () if self._flat is None else (self._flat.fill(),)
@@ -81,11 +81,11 @@ class PlainEngine:
         load_moments(self.optimizer, tensors)
 
     def sync_weights(self) -> None:
-        """Nothing to do: the module's weights are the ones that are trained."""
+        """Nothing to do: this engine trains the module's weights directly and keeps no copy."""
 
 
 def _broadcast_weights(module: nn.Module, world: World) -> None:
-    """From rank 0, as DDP does: machines of different kinds may draw different bits from one seed."""
+    """Broadcast rank 0's weights, as DDP does: different machine types may draw different bits from the same seed."""
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     with torch.no_grad():
         whole = flatten(tensors)
@@ -95,21 +95,21 @@ def _broadcast_weights(module: nn.Module, world: World) -> None:
 
 
 class _FlatGradients:
-    """All gradients of a module in one flat tensor, for one all-reduce."""
+    """All gradients of a module in one flat tensor, so that a single all-reduce suffices."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         first = self._parameters[0]
         numbers = [parameter.numel() for parameter in self._parameters]
         self._flat = torch.zeros(sum(numbers), dtype=first.dtype, device=first.device)
-        # Each has the strides of its weight, so that one foreach call copies them.
+        # Each view has the strides of its weight, so that one foreach call can copy all gradients.
         self._views = [
             part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
             for part, parameter in zip(self._flat.split(numbers), self._parameters, strict=True)
         ]
 
     def fill(self) -> torch.Tensor:
-        """Copy the gradients in; afterwards they are views of the flat tensor."""
+        """Copy all gradients into the flat tensor and return it; each parameter's `grad` becomes a view of it."""
         missing = [view for p, view in zip(self._parameters, self._views, strict=True) if p.grad is None]
         if missing:
             torch._foreach_zero_(missing)
