@@ -1,8 +1,8 @@
-"""The errors a user can cause, each with its exit code."""
+"""Errors that the user can correct, each with its exit code."""
 
 
 class InputError(Exception):
-    """Wrong input. The message says what is wrong, why, and what to do next."""
+    """Invalid input. The message says what is wrong, why, and what to do next."""
 
     exit_code = 1
 
