@@ -16,7 +16,7 @@ _IMAGE = rf"(?is)[^/]({'|'.join(suffix.replace('.', '[.]') for suffix in SUFFIXE
 
 
 class FileList:
-    """The rows of a file list; row i is line i + 1. A pickle holds only the location; unpickling reads the file again."""
+    """The rows of a list; row i is line i + 1. Pickling stores only the location; unpickling rereads the file."""
 
     def __init__(self, text: TextFile) -> None:
         self._text = text

@@ -142,7 +142,8 @@ def open_tar(tar: Path) -> IO[bytes]:
             file.close()
             raise DataError(
                 f"{tar} is compressed, so images cannot be read at random positions. "
-                f"Decompress it ({program} -dc {tar} > {tar.with_suffix('.plain.tar')}) and rename the result"
+                f"Decompress it ({program} -dc {tar} > {tar.with_suffix('.plain.tar')}) "
+                "and rename the result to the original name"
             )
     return file
 
