@@ -62,7 +62,7 @@ class LabelsConfig(Section):
     seed: int | None = None
     """Seed of the label noise; null: the run's seed."""
     file: str | None = execution(None)
-    """A label file that replaces the source's labels: CSV with columns key,label, or one label per line in source order.
+    """Labels to use instead of the source's: a CSV with columns key,label, or one label per line in source order.
 
     Its checksum counts as a result key; its path does not.
     """
@@ -102,7 +102,7 @@ class ImageConfig(Section):
         if min(self.std) <= 0:
             raise ValueError("image.std must be above 0 for each channel: pixels are divided by it")
         if self.pad and self.resize is not None:
-            raise ValueError("image.pad and image.resize cannot both be set: set image.resize to null or image.pad to 0")
+            raise ValueError("image.pad and image.resize cannot both be set: make image.resize null or image.pad 0")
         if self.resize is not None and self.resize < self.size:
             raise ValueError("image.resize is smaller than image.size: no crop of that size would fit")
         return self
@@ -155,7 +155,7 @@ class OptimizerConfig(Section):
     def _check_consistency(self) -> "OptimizerConfig":
         epochs = [epoch for epoch, _ in self.milestones]
         if epochs != sorted(set(epochs)) or any(epoch < 0 or rate <= 0 for epoch, rate in self.milestones):
-            raise ValueError("optimizer.milestones must be [epoch, learning rate] pairs, epochs increasing, rates above 0")
+            raise ValueError("optimizer.milestones must be [epoch, learning rate]: epochs increasing, rates above 0")
         return self
 
 

@@ -53,7 +53,7 @@ class Heartbeat:
         self.write()
 
     def _replace(self, path: Path, content: bytes) -> None:
-        """Replace the file by rename, so that readers see the old or the new one. Durability is not needed: no fsync."""
+        """Replace the file atomically. No fsync: heartbeats need not survive a power failure."""
         # Unique to this process. If the process is killed, the next start removes the file (shards/durable.py).
         temporary = path.with_name(f".{path.name}.tmp{self._identity['pid']}")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ class Manifest:
 
 
 class StartLog:
-    """Executed steps and resume points of one start. Each training has its own file: several ranks may write at once."""
+    """Executed steps and resume points of one start, in one file per training: several ranks may write at once."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:
         self.number = number
@@ -130,7 +130,7 @@ class StartLog:
         return folder
 
     def read(self) -> dict[str, Any]:
-        """Return this start's manifest entries: executed steps and resume points by training, and the first resume."""
+        """Return manifest entries: executed steps and resume points by training, and the first resume point."""
         steps = {file.name.replace(".", "/"): int(file.read_text() or 0) for file in self._files("steps")}
         notes = {file.name.replace(".", "/"): read_json(file) for file in self._files("resumed")}
         first = min(notes.values(), key=lambda note: note["at"])["point"] if notes else None

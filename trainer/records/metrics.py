@@ -40,7 +40,7 @@ class MetricsLog:
         write_bytes(self._path, "".join(kept).encode())
 
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Add the metrics of a step. values: scalars; all are 0 if COUNTED is 0, which excludes the step from means."""
+        """Add the metrics of a step. values: scalars; COUNTED = 0 excludes the step from the means."""
         if COUNTED not in values:
             values = {**values, COUNTED: torch.ones_like(next(iter(values.values())))}
         # Only two operations, however many values; a new tensor, because the next step overwrites the values.
