@@ -142,7 +142,7 @@ def _summary(index: SampleIndex) -> str:
         + f"{len(dataset.shards):,} shards ({megabytes:,.1f} MB), {rejected:,} rejected"
         + (" (listed in rejected.parquet)" if rejected else "")
         + (f", converted: {converted}" if converted else "")
-        + (f", {dataset.repeated:,} duplicates (listed in duplicates.parquet)" if dataset.repeated else "")
+        + (f", duplicates: {dataset.repeated:,} (listed in duplicates.parquet)" if dataset.repeated else "")
         + f", index {index.checksum[:12]}"
     )
 

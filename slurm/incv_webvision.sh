@@ -176,12 +176,11 @@ train() {
 }
 
 # shellcheck disable=SC2317  # the traps above call it
-# Create the STOP file, which cannot get lost, then send the signal, which is faster and also works before there is a run
-# directory.
+# Create the STOP file, which cannot get lost, then send the signal, which is faster and needs no run directory.
 stop() {
   [[ -z $asked ]] || return 0
   asked=$1
-  echo "$(date +%FT%T) received $1: asking the run to save and stop" >&2
+  echo "$(date +%FT%T) got $1: asking the run to save and stop" >&2
   leave_stop_file
   # If Slurm ends the job, it has already signalled the steps; on a third signal torchrun would abandon its workers.
   [[ $(job_state) != RUNNING ]] || scancel --signal=USR2 "$SLURM_JOB_ID" || true

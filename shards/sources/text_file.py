@@ -36,13 +36,13 @@ class TextFile:
         place = self.root / self.path
         with open_inside(self.root, self.path, self.name) if self.name == self.path else open_tar(place) as file:
             if FileState.of(file) != self.state:
-                raise DataError(f"{place} changed while it was being read; run the same command again")
+                raise DataError(f"{place} has changed since this command started; run the same command again")
             try:
                 data = os.pread(file.fileno(), self.nbytes, self.offset)
             except OSError as error:
                 raise DataError(f"{place} cannot be read: {error.strerror}") from error
         if len(data) != self.nbytes:
-            raise DataError(f"{place} became shorter while it was being read; run the same command again")
+            raise DataError(f"{place} is shorter than when this command started; run the same command again")
         return data
 
 

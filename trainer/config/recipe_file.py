@@ -55,9 +55,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     seen = set()
     for key, _ in node.value:
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key.value!r} occurs twice", key.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} occurs twice", key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 

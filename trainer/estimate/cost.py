@@ -161,7 +161,7 @@ class CostModel:
         return sizes
 
     def scale_rates(self, compiled: bool) -> tuple[float, float, float]:
-        """Return seconds per row and fixed seconds of a step, and the relative time of a forward pass (one network)."""
+        """Return, for one network, a step's seconds per row and fixed seconds, and a forward pass's share of it."""
         reference, network = self.reference, self.network
         rates = reference.compiled if compiled else reference.eager
         slowdown = measured.FP32_SLOWDOWN if self.recipe.precision == "fp32" else 1.0

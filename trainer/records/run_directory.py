@@ -114,9 +114,7 @@ class RunDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = (self.root / ".lock").open("w")
         except OSError as error:
-            raise ConfigError(
-                f"cannot create or write to {self.root}: {error}; choose another --run-dir"
-            ) from None
+            raise ConfigError(f"cannot create or write to {self.root}: {error}; choose another --run-dir") from None
         if not self._try_lock(self._lock):
             raise ConfigError(
                 f"another process is using {self.root}: wait for it, stop it "
