@@ -360,7 +360,7 @@ def test_a_recipe_that_nests_for_ever_is_refused(recipe, text):
 
 def test_a_key_written_twice_is_refused(recipe):
     recipe.write_text(RECIPE + "seed: 7\n")
-    assert "'seed' is written twice" in refused(recipe)
+    assert "'seed' occurs twice" in refused(recipe)
 
 
 @pytest.mark.parametrize(

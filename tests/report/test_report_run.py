@@ -175,7 +175,7 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     assert report["confusion"]["confident"] is not None
     assert all(suspect["true"] is None for suspect in report["suspicious"])
     page, _ = parsed(run_dir)
-    assert "true labels of this data set are not known" in page
+    assert "true labels of this data set are unknown" in page
     assert verdict(report).startswith("An estimated 42.1 % of the 597 labels are wrong; INCV kept 356; ")
 
 

@@ -173,7 +173,7 @@ class CostModel:
         """Return the cost of all trainings and predict passes; raises ConfigError if the run would be refused."""
         recipe, methods = self.recipe, methods_of(self.recipe)
         if gpus > recipe.batch.global_:
-            raise ConfigError(f"batch.global = {recipe.batch.global_} is less than one row per GPU")
+            raise ConfigError(f"batch.global = {recipe.batch.global_} rows are fewer than one per GPU")
         check_rows(recipe, gpus)
         phases = list(self._cost_incv(recipe.incv, gpus)) if recipe.incv else []
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
