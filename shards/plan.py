@@ -103,7 +103,7 @@ def _require_possible(samples_per_shard: int, resize: int | None, quality: int) 
     if resize is not None and not 1 <= resize <= _LARGEST_RESIZE:
         raise ConfigError(f"resize, the shorter side in pixels, must be 1 to {_LARGEST_RESIZE}, not {resize}")
     if not 1 <= quality <= 100:
-        raise ConfigError(f"quality, of re-encoded JPEGs, must be 1 to 100, not {quality}")
+        raise ConfigError(f"the JPEG quality must be 1 to 100, not {quality}")
 
 
 def _list_rows(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:

@@ -365,9 +365,7 @@ def test_a_tar_that_lacks_images_is_refused_when_opened(root, tmp_path):
     path, _ = listed(root, GOOGLE)[3]
     (root / path).unlink()
     tars = as_tars(root, tmp_path / "tars")
-    with pytest.raises(
-        DataError, match=rf"lacks 1 of the 12 listed images; the first is {path} \(info/\S+ line 4\)"
-    ):
+    with pytest.raises(DataError, match=rf"lacks 1 of the 12 listed images; the first is {path} \(info/\S+ line 4\)"):
         open_source("webvision", tars, "train")
     assert len(open_source("webvision", tars, "train", "flickr")) == 6
 

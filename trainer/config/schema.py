@@ -155,7 +155,9 @@ class OptimizerConfig(Section):
     def _check_consistency(self) -> "OptimizerConfig":
         epochs = [epoch for epoch, _ in self.milestones]
         if epochs != sorted(set(epochs)) or any(epoch < 0 or rate <= 0 for epoch, rate in self.milestones):
-            raise ValueError("optimizer.milestones must be [epoch, learning rate]: epochs increasing, rates above 0")
+            raise ValueError(
+                "optimizer.milestones must be [epoch, learning rate] pairs with increasing epochs and rates above 0"
+            )
         return self
 
 

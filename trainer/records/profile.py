@@ -156,7 +156,7 @@ class Stopwatch:
 
 
 def time_data_wait(batches: Iterator[Item], watch: Stopwatch | None) -> Iterator[Item]:
-    """Yield the batches and measure the wait for each as `data_wait`; on a GPU only the time that it is idle."""
+    """Yield the batches and measure the wait for each as `data_wait`; on a GPU, only its idle time counts."""
     return batches if watch is None else _time_each(batches, watch)
 
 

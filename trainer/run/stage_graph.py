@@ -95,7 +95,7 @@ class StageStatus:
 
 
 class StageLedger:
-    """Knows the state of each stage, by comparing the manifest with the current recipe."""
+    """Tracks the state of each stage by comparing the manifest with the current recipe."""
 
     def __init__(self, recipe: Recipe, facts: Keys, run: RunDirectory, manifest: Manifest) -> None:
         self._recipe, self._run, self._manifest = recipe, run, manifest
