@@ -16,7 +16,7 @@ def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
     try:
         real = os.path.realpath(place, strict=True)
         if not real.startswith(f"{str(root).rstrip('/')}/"):
-            raise DataError(f"{location} is behind a link that leaves {root} (to {real}); copy the images instead")
+            raise DataError(f"{location} is behind a link that leaves {root} (to {real}); copy the files instead")
         # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:

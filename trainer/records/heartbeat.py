@@ -28,7 +28,7 @@ class Heartbeat:
         self._write_lock = threading.Lock()  # keeps the watchdog thread from overwriting the last heartbeat
 
     def update(self, where: str, step: int, total: int) -> None:
-        """Set the position: `step` of `total` in `where`, such as `incv/0/1`. Setting the same position again is not progress.
+        """Set the position: `step` of `total` in `where`, e.g. `incv/0/1`. An unchanged position means no progress.
 
         Call it before a step, once its batch has arrived, so that a rank whose loader hangs is one step behind the
         ranks that wait for it.

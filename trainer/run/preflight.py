@@ -60,7 +60,7 @@ def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> 
 
 
 def check_rows(recipe: Recipe, ranks: int) -> None:
-    """Check that every method can split its rows of a step into micro-batches as `batch.micro` asks."""
+    """Check that every method supports the recipe's `batch.micro` on this number of ranks."""
     for method in methods_of(recipe):
         method.validate_rows(recipe, ranks)
 
