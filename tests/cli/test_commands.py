@@ -117,7 +117,7 @@ def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:
     plan, estimate = alone.split("\n\n", 1)
     assert "300 training samples (packed), 10 classes" in estimate
     assert re.search(r"^ +1 GPU$", estimate, re.MULTILINE)
-    stages = [*(stage for stage in STAGES if stage in ("incv", *METHODS, "evaluate")), "all"]
+    stages = [stage for stage in STAGES if stage in ("incv", *METHODS, "evaluate")]
     assert re.findall(r"^  time of (\w+) +[\d.e-]+ s", estimate, re.MULTILINE) == stages
     several = incv(
         "run", "-c", TINY, "--dry-run", "--gpus", "2,8,64", "--gpu-price", "1.5", "--samples", "100000"
@@ -282,7 +282,7 @@ def test_a_changed_result_key_is_refused_by_name(incv: Incv, finished: Path) -> 
         answer = incv("run", "-c", TINY, *HERE, "coteaching.epochs=6")
     assert answer.code == 2
     assert "coteaching.epochs (5 -> 6)" in answer.err
-    assert "redone: coteaching, coteaching_incv, evaluate, export." in answer.err
+    assert "To redo coteaching, coteaching_incv, evaluate, export, add" in answer.err
     assert "--redo coteaching --redo coteaching_incv" in answer.err
     assert "--run-dir" in answer.err
 

@@ -301,8 +301,8 @@ def test_yaml_builds_no_objects(recipe, tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "must be a mapping"),
-        ("- 1\n", "must be a mapping"),
+        ("", "is a mapping of keys to values"),
+        ("- 1\n", "is a mapping of keys to values"),
         ("seed: [", "not valid YAML"),
         ("\tseed: 1", "not valid YAML"),
         ("seed: 2020-01-01\n", "date"),

@@ -275,7 +275,7 @@ def test_many_classes_show_pairs_instead_of_matrices(make_run: Make) -> None:
     worst = report["confusion"]["pairs"]["given"]
     assert worst[0]["count"] == max(pair["count"] for pair in worst)
     assert all(pair["from"] != pair["to"] for pair in worst)
-    assert "too large to look at" in parsed(run_dir)[0]
+    assert "too large to show" in parsed(run_dir)[0]
 
 
 def test_verdict_and_summary_table(make_run: Make) -> None:

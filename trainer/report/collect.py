@@ -78,7 +78,7 @@ def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
     rows = len(labels.get("matrix") or ())
     if rows <= MATRIX_CLASSES:
         return config
-    return config | {"labels": labels | {"matrix": f"{rows} x {rows} numbers, see config.resolved.yaml"}}
+    return config | {"labels": labels | {"matrix": f"{rows} x {rows} numbers, in config.resolved.yaml"}}
 
 
 def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
