@@ -135,7 +135,7 @@ def test_images_in_no_list_are_counted(tmp_path, caplog):
     assert len(open_source("ilsvrc12", root, "val")) == 6
     assert "4 images are not in the list" in caplog.text
     (root / LIST).write_text("other.JPEG n01440764")
-    with pytest.raises(DataError, match="holds none of the 1 images"):
+    with pytest.raises(DataError, match="contains none of the 1 listed images"):
         open_source("ilsvrc12", root, "val")
 
 
@@ -182,7 +182,7 @@ def test_wrong_folders_are_named(tmp_path):
         open_source("ilsvrc12", root, "val")
     (root / "val/n99999999").rmdir()
     next((root / "val/n01443537").glob("*.JPEG")).unlink()
-    with pytest.raises(DataError, match="val/n01443537 holds no"):
+    with pytest.raises(DataError, match="val/n01443537 contains no"):
         open_source("ilsvrc12", root, "val")
 
 
@@ -215,7 +215,7 @@ def test_what_is_missing_is_said(tmp_path):
             open_source("ilsvrc12", root, "val")
         (root / LIST).unlink()
         (root / "ILSVRC2012_validation_ground_truth.txt").touch()
-        with pytest.raises(DataError, match=r"without their classes: neither .*not the devkit's .*ground_truth\.txt"):
+        with pytest.raises(DataError, match=r"but not their classes: neither .*not the devkit's .*ground_truth\.txt"):
             open_source("ilsvrc12", root, "val")
 
 

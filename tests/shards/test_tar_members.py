@@ -206,11 +206,11 @@ def test_what_is_no_tar_is_named(tmp_path):
     with pytest.raises(DataError, match="No such file"):
         list(list_members(path))
     path.mkdir()
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         list(list_members(path))
     path.rmdir()
     os.mkfifo(path)
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         list(list_members(path))
 
 

@@ -305,7 +305,7 @@ def test_unreadable_images_are_named_with_their_line(root, tmp_path):
         source.sample(0)
     paths[1].unlink()
     os.mkfifo(paths[1])
-    with pytest.raises(DataError, match=r"line 2\) is not a file"):
+    with pytest.raises(DataError, match=r"line 2\) is not a regular file"):
         source.sample(1)
     (tmp_path / "secret.jpg").write_bytes(picture_of(0, 0))
     for target in (tmp_path / "secret.jpg", Path("/etc/passwd")):
@@ -357,7 +357,7 @@ def test_folders_in_place_of_files_are_named(root, tmp_path):
         open_source("webvision", tars, "train")
     (root / GOOGLE).unlink()
     (root / GOOGLE).mkdir()
-    with pytest.raises(DataError, match=r"train_filelist_google\.txt is not a file"):
+    with pytest.raises(DataError, match=r"train_filelist_google\.txt is not a regular file"):
         open_source("webvision", root, "train")
 
 
