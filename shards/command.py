@@ -1,4 +1,4 @@
-"""`incv shards pack`, `incv shards verify` and `incv shards download`."""
+"""The commands `incv shards pack`, `incv shards verify` and `incv shards download`."""
 
 import argparse
 import os
@@ -17,7 +17,9 @@ from shards.verify import verify
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `shards` with its verbs; each sets `func`, which maps the parsed arguments to an exit code."""
+    """Add the `shards` command and its subcommands; each sets `func`, which takes the parsed arguments and returns an
+    exit code.
+    """
     shards = subparsers.add_parser("shards", help="pack images into tar shards; verify or download shards")
     verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | download")
     _add_pack(verbs)
@@ -84,11 +86,11 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     packing.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's own WebDataset reader"
     )
-    packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may set its own stop request
+    packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may replace `stop`
 
 
 class _PackHelp(argparse.Action):
-    """`--help` of pack, which asks the registry: that imports other packages, so no other command does it."""
+    """`incv shards pack --help`: lists the data sets only on demand, because the registry imports other packages."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_parsed: Any) -> None:
         parser.epilog = "data sets:\n" + "\n".join(_describe_sources(list_sources()))
@@ -97,7 +99,7 @@ class _PackHelp(argparse.Action):
 
 
 def _describe_sources(sources: Iterable[SourceType]) -> list[str]:
-    """A line for each: its splits, its subsets, and what else its record says."""
+    """Return one help line per source: its splits, subsets, whether it needs --root, and its note."""
     lines = []
     for source in sources:
         facts = [f"--split {', '.join(source.splits)}" if source.splits else "--split can be any folder in --root"]
@@ -130,7 +132,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     )
     if index is None:
         merged = (arguments.out / "dataset.json").exists()
-        left = "the folder is finished" if merged else "once all tasks are, run the command without --task to merge"
+        left = "the folder is complete" if merged else "when all are done, run the command without --task to merge"
         print(f"{arguments.out}: task {task} is done; {left}")
     else:
         print(f"{arguments.out}: {_summary(index)}")
@@ -148,7 +150,7 @@ def _summary(index: SampleIndex) -> str:
         + f"{len(dataset.shards):,} shards ({megabytes:,.1f} MB), {rejected:,} rejected"
         + (" (listed in rejected.parquet)" if rejected else "")
         + (f", converted: {converted}" if converted else "")
-        + (f", {dataset.repeated:,} repeat another (duplicates.parquet)" if dataset.repeated else "")
+        + (f", duplicates: {dataset.repeated:,} (listed in duplicates.parquet)" if dataset.repeated else "")
         + f", index {index.checksum[:12]}"
     )
 
@@ -160,12 +162,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     if report.problems:
         return DataError.exit_code
     shards = f"{report.shards:,} shard{'' if report.shards == 1 else 's'}"
-    print(f"{arguments.folder}: {report.samples:,} samples in {shards}, including rejected ones; all as packed")
+    print(f"{arguments.folder}: {report.samples:,} samples in {shards}, including rejected ones; no damage found")
     return 0
 
 
 def _download(arguments: argparse.Namespace) -> int:
-    from shards.download import (  # here: the other verbs do not need its libraries
+    from shards.download import (  # imported here: only this command needs its libraries
         DownloadStopped,
         download_shards,
     )
@@ -176,6 +178,6 @@ def _download(arguments: argparse.Namespace) -> int:
         raise PackStopped(str(stopped)) from stopped
     print(
         f"{arguments.target}: {report.copied:,} shards copied ({report.nbytes / 1e6:,.1f} MB), "
-        f"{report.kept:,} were there already"
+        f"{report.kept:,} already present"
     )
     return 0

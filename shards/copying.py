@@ -1,4 +1,4 @@
-"""Copies single files with checksums and retries, on several threads that are cancelled together."""
+"""Copies files in parallel threads, with checksums and retries; the first failure cancels all threads."""
 
 import hashlib
 import queue
@@ -15,19 +15,19 @@ from shards.folder_url import FolderUrl, ReadFailed
 from shards.sample_index import ShardFile
 
 ATTEMPTS = 3
-_SECONDS_BEFORE_RETRY = 1.0  # four times as long before each further retry
+_SECONDS_BEFORE_RETRY = 1.0  # before the first retry; each later wait is four times as long
 _SECONDS_BETWEEN_POLLS = 0.2
 
 Result = TypeVar("Result")
 
 
 class Cancelled(Exception):
-    """Another thread failed, or a stop was requested."""
+    """Raised in a copying thread after another thread failed or a stop was requested."""
 
 
 @dataclass
 class CopyControl:
-    """State shared by the copying threads: bytes not yet reported as progress, and cancellation."""
+    """State shared by the copying threads: the cancellation flag and the bytes not yet reported as progress."""
 
     cancelled: threading.Event = field(default_factory=threading.Event)
     _nbytes: int = 0
@@ -38,12 +38,12 @@ class CopyControl:
             self._nbytes += nbytes
 
     def raise_if_cancelled(self) -> None:
-        """Called between two chunks."""
+        """Raise Cancelled if the copy was cancelled; called for every chunk."""
         if self.cancelled.is_set():
             raise Cancelled
 
     def take_megabytes(self) -> int:
-        """Whole megabytes since the last call."""
+        """Return the whole megabytes copied since the last call; the remainder counts towards the next."""
         with self._lock:
             megabytes = max(self._nbytes, 0) // 10**6
             self._nbytes -= megabytes * 10**6
@@ -53,9 +53,9 @@ class CopyControl:
 def run_in_parallel(
     do: Callable[[str], Result], names: list[str], workers: int, control: CopyControl, poll: Callable[[], None]
 ) -> dict[str, Result]:
-    """The result of `do` for each name; `poll` is called periodically meanwhile.
+    """Call `do` on every name in a thread pool, and `poll` periodically; return the results by name.
 
-    The first error of `do` or `poll` cancels the other threads and is raised.
+    The first exception from `do` or `poll` cancels the remaining work and is re-raised.
     """
     ready: queue.SimpleQueue[tuple[str, Future[Result]]] = queue.SimpleQueue()
 
@@ -83,7 +83,10 @@ def run_in_parallel(
 def copy_file(
     folder: FolderUrl, name: str, path: Path, largest: int, control: CopyControl, facts: ShardFile | None = None
 ) -> None:
-    """Copy one file atomically and check it against `facts`; transient errors are retried."""
+    """Copy one file atomically, retrying transient errors; check its size and SHA-256 if `facts` is given.
+
+    largest: give up if the file has more bytes than this.
+    """
     reason = ""
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -109,13 +112,13 @@ def _download(
                 nbytes += len(chunk)
                 control.count(len(chunk))
                 if nbytes > largest:
-                    raise ReadFailed(f"it has more than the expected {largest:,} bytes")
+                    raise ReadFailed(f"it is larger than expected (more than {largest:,} bytes)")
                 digest.update(chunk)
                 file.write(chunk)
         if facts is not None and nbytes != facts.nbytes:
-            raise ReadFailed(f"{nbytes:,} bytes received, {facts.nbytes:,} were packed")
+            raise ReadFailed(f"received {nbytes:,} bytes instead of {facts.nbytes:,}")
         if facts is not None and digest.hexdigest() != facts.sha256:
-            raise ReadFailed("its bytes are not those that were packed (SHA-256)")
+            raise ReadFailed("its SHA-256 does not match the one recorded in dataset.json")
     except BaseException:
         control.count(-nbytes)
         raise

@@ -11,7 +11,7 @@ from shards.sample_index import SampleIndex
 from shards.tar_stream import BLOCK
 
 _VERSION = "v1.2"
-_NAME_BYTES = 100  # of a tar header, at its beginning
+_NAME_BYTES = 100  # length of the name field, which begins a tar header
 
 
 def index_path(tar: Path) -> Path:
@@ -19,13 +19,16 @@ def index_path(tar: Path) -> Path:
 
 
 def index_text(members: Iterable[tuple[str, int, int]]) -> str:
-    """One line a sample: suffix, offset of the data, size, name; `members` are (name, offset, size)."""
+    """Return the text of an index file: one line per sample with its suffix, data offset, size and name.
+
+    members: (name, offset, size) of each tar member.
+    """
     lines = [f"{name.rpartition('.')[2]} {offset} {size} {name}\n" for name, offset, size in members]
     return f"{_VERSION} {len(lines)}\n" + "".join(lines)
 
 
 def write_dali_index(index: SampleIndex) -> None:
-    """Write the missing and the outdated files; none for an empty shard, which DALI refuses."""
+    """Write the index files that are missing or outdated. An empty shard gets none: DALI would reject it."""
     for shard, facts in enumerate(index.dataset.shards):
         if not facts.samples:
             continue
@@ -36,7 +39,7 @@ def write_dali_index(index: SampleIndex) -> None:
 
 
 def _list_members(index: SampleIndex, shard: int) -> list[tuple[str, int, int]]:
-    """(name, offset, size) by the index; only the names, for their suffixes, are read from the tar."""
+    """Return (name, offset, size) of each member: the name from the tar header, the rest from the sample index."""
     descriptor = os.open(index.shard_path(shard), os.O_RDONLY)
     try:
         members = []

@@ -30,19 +30,19 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_POLLS = 0.2
 _SIDE_FILES = ("index.arrow", "index.parquet", "rejected.parquet", "duplicates.parquet")
 _LARGEST_DATASET = 256 * 2**20
-_LARGEST_SIDE_FILE, _LARGEST_ROW = 64 * 2**20, 4096  # no server may fill the disk with an endless index
+_LARGEST_SIDE_FILE, _LARGEST_ROW = 64 * 2**20, 4096  # a server must not fill the disk with an endless index
 _NOTES = ".staged.jsonl"
 _HALF_DONE = ".staging"
 _AGAIN = "finished files are kept; run the same command again to resume"
 
 
 class DownloadStopped(Exception):
-    """Downloading was stopped; finished files are kept, and the same command resumes."""
+    """The download was stopped; finished files are kept, and running the same command again resumes it."""
 
 
 @dataclass(frozen=True)
 class DownloadReport:
-    """Shards copied (`nbytes` in all) and shards that existed already."""
+    """Number of shards copied, their total bytes, and the number of shards that were already present."""
 
     copied: int
     kept: int
@@ -52,7 +52,7 @@ class DownloadReport:
 def download_shards(
     source: str, target: Path, workers: int = 4, stop: Callable[[], bool] = lambda: False
 ) -> DownloadReport:
-    """Copy the packed folder `source`, a path or URL, into `target`; keep the good files it has."""
+    """Copy the packed folder at `source`, a path or URL, into `target`; intact files already in `target` are kept."""
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
     folder = open_folder(source)
@@ -68,34 +68,34 @@ def download_shards(
 
 
 def _read_dataset(folder: FolderUrl) -> tuple[Dataset, bytes]:
-    """dataset.json of the source, checked as a local one is, and its bytes."""
+    """Fetch and validate the dataset.json of the source; return it parsed, and its raw bytes."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         try:
             copy_file(folder, "dataset.json", place / "dataset.json", _LARGEST_DATASET, CopyControl())
         except ReadFailed as error:
             raise DataError(
-                f"{folder.shown}/dataset.json cannot be read: {error}. It is the last file that packing writes: "
-                "check the address, and that packing has finished there"
+                f"{folder.shown}/dataset.json cannot be read: {error}. Packing writes this file last: "
+                "check the address, and that packing has finished"
             ) from error
         try:
             dataset = Dataset.load(place)
             _require_valid(dataset, place / "dataset.json")
-        except (DataError, ValueError, RecursionError) as error:  # the last two: malicious JSON
+        except (DataError, ValueError, RecursionError) as error:  # malformed JSON can raise the last two
             reason = _reword(folder, str(error), place)
             if not isinstance(error, DataError):
                 reason = f"{folder.shown}/dataset.json is not readable JSON ({reason})"
-            raise DataError(f"{reason}. Nothing was copied; pack it again where it was packed") from error
+            raise DataError(f"{reason}. Nothing was copied; pack the source again") from error
         return dataset, (place / "dataset.json").read_bytes()
 
 
 def _reword(folder: FolderUrl, reason: str, place: Path, dataset: Dataset | None = None) -> str:
-    """An error about a file copied to `place`, with the address it came from instead."""
+    """Rewrite an error about the local copy in `place` so that it names the source address."""
     return reason.removesuffix(suggest_packing(place, dataset)).rstrip(". ").replace(str(place), folder.shown)
 
 
 def _require_valid(dataset: Dataset, path: Path) -> None:
-    """Check the types of the numbers and checksums used below: the source is not trusted."""
+    """Check the types of the sizes and checksums, because the source is untrusted."""
     numbers = [dataset.count, dataset.usable, *(shard.nbytes for shard in dataset.shards)]
     if any(type(number) is not int or number < 0 for number in numbers):
         raise DataError(f"{path} has an invalid number of rows or bytes")
@@ -105,11 +105,11 @@ def _require_valid(dataset: Dataset, path: Path) -> None:
 
 @contextmanager
 def _lock_target(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
-    """Lock the folder: one process of a node copies, the others wait and find it finished."""
+    """Lock the folder, so that one process per node downloads; the others wait until it has finished."""
     descriptor = os.open(target, os.O_RDONLY)
     try:
         if not try_lock(descriptor):
-            _log.info("download: another process is writing into %s; waiting for it", target)
+            _log.info("download: another process is writing to %s; waiting", target)
             while not try_lock(descriptor):
                 _raise_if_stopped(stop, target)
                 time.sleep(_SECONDS_BETWEEN_POLLS)
@@ -120,12 +120,12 @@ def _lock_target(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
 
 def _raise_if_stopped(stop: Callable[[], bool], target: Path) -> None:
     if stop():
-        raise DownloadStopped(f"downloading into {target} was stopped; {_AGAIN}")
+        raise DownloadStopped(f"the download to {target} was stopped; {_AGAIN}")
 
 
 @dataclass(frozen=True)
 class _Download:
-    """The download of one data set into one folder, whose lock is held."""
+    """Downloads one data set to one folder. The caller holds the lock of that folder."""
 
     folder: FolderUrl
     target: Path
@@ -135,11 +135,11 @@ class _Download:
     stop: Callable[[], bool]
 
     def run(self) -> DownloadReport:
-        """Copy the index, then the shards, then dataset.json, which marks the folder as finished."""
+        """Copy the index, then the shards, then dataset.json, which marks the folder as complete."""
         self._claim()
         notes = VerifiedFiles(self.target, _NOTES)
         shards = {shard.file: shard for shard in self.dataset.shards}
-        of_index = hashlib.sha256(self.content).hexdigest()  # the index files belong to exactly this dataset.json
+        of_index = hashlib.sha256(self.content).hexdigest()  # the index files belong to this dataset.json
         index_is_here = all(notes.is_verified(name, of_index) for name in _SIDE_FILES)
         unsure = [name for name, shard in shards.items() if not notes.is_verified(name, shard.sha256)]
         good = self._find_good([name for name in unsure if (self.target / name).is_file()], shards, notes)
@@ -154,17 +154,17 @@ class _Download:
         self._download_shards(missing, shards, notes)
         self._finish()
         self._write_dali_index()
-        mark_verified(self.target)  # the checksums are of the bytes written
+        mark_verified(self.target)  # the checksums were computed while writing
         nbytes = sum(shards[name].nbytes for name in missing)
         return DownloadReport(copied=len(missing), kept=len(shards) - len(missing), nbytes=nbytes)
 
     def _claim(self) -> None:
-        """Refuse a folder that holds something else; remove the temporary files of a killed process."""
+        """Refuse a folder with other content; in one that holds this data set, remove leftover temporary files."""
         for found in (self.target / "dataset.json", self.target / _HALF_DONE / "dataset.json"):
             if found.exists() and found.read_bytes() != self.content:
                 raise DataError(
-                    f"{self.target} already holds another data set than {self.folder.shown}; "
-                    f"choose another target, or remove it: rm -r {shlex.quote(str(self.target))}"
+                    f"{self.target} already holds a data set that differs from {self.folder.shown}; "
+                    f"choose another target, or remove this one: rm -r {shlex.quote(str(self.target))}"
                 )
             if found.exists():
                 remove_leftovers(self.target)
@@ -172,13 +172,13 @@ class _Download:
         strangers = sorted(path.name for path in self.target.iterdir() if path.name != _HALF_DONE)
         if strangers:
             raise DataError(
-                f"{self.target} is not empty ({strangers[0]}) and not a copy of {self.folder.shown}; "
+                f"{self.target} is not empty (it contains {strangers[0]}) and is not a copy of {self.folder.shown}; "
                 "choose another target"
             )
         write_bytes(self.target / _HALF_DONE / "dataset.json", self.content)
 
     def _reopen(self) -> None:
-        """Mark a finished folder as unfinished, by moving dataset.json away, while its files are replaced."""
+        """Move dataset.json away while files are replaced, so that the folder counts as incomplete."""
         finished = self.target / "dataset.json"
         if finished.exists():
             with disk_errors(finished):
@@ -186,7 +186,7 @@ class _Download:
                 os.replace(finished, self.target / _HALF_DONE / "dataset.json")
 
     def _find_good(self, names: list[str], shards: dict[str, ShardFile], notes: VerifiedFiles) -> set[str]:
-        """Of the existing shards that are not in the log, those with the right bytes."""
+        """Hash the named shards in the target folder; log and return those that match their checksum."""
         control = CopyControl()
 
         def is_good(name: str) -> bool:
@@ -203,7 +203,7 @@ class _Download:
         return {name for name, good in found.items() if good}
 
     def _download_index(self) -> None:
-        """Copy the index files, and move them into place once they match dataset.json."""
+        """Download the index files to a temporary folder; move them to the target if they match dataset.json."""
         place, control = self.target / _HALF_DONE, CopyControl()
         largest = _LARGEST_SIDE_FILE + _LARGEST_ROW * self.dataset.count
 
@@ -234,8 +234,8 @@ class _Download:
         free = shutil.disk_usage(self.target).free
         if nbytes > free:
             raise DataError(
-                f"the disk of {self.target} has {free / 1e9:,.1f} GB free, {nbytes / 1e9:,.1f} GB are still to be "
-                f"copied; free some space there, or choose another target; {_AGAIN}"
+                f"{self.target} has {free / 1e9:,.1f} GB of free disk space, but {nbytes / 1e9:,.1f} GB remain to be "
+                f"copied. Free some space or choose another target; {_AGAIN}"
             )
 
     def _download_shards(self, names: list[str], shards: dict[str, ShardFile], notes: VerifiedFiles) -> None:
@@ -254,7 +254,7 @@ class _Download:
             self._run_in_parallel(copy, names, control, progress)
 
     def _write_dali_index(self) -> None:
-        """If the source has index files for DALI, write them from the checked shards instead of copying."""
+        """If the source has index files for DALI, create them from the verified shards instead of copying them."""
         names = [shard.file for shard in self.dataset.shards if shard.samples]
         try:
             wanted = bool(names) and self.folder.holds(index_path(Path(names[0])).name)
@@ -274,7 +274,7 @@ class _Download:
         return run_in_parallel(do, names, self.workers, control, poll)
 
     def _copy_error(self, name: str, reason: object) -> DataError:
-        return DataError(f"{self.folder.shown}/{name} cannot be copied: {reason}. Repair it there; {_AGAIN}")
+        return DataError(f"{self.folder.shown}/{name} cannot be copied: {reason}. Repair the source; {_AGAIN}")
 
     def _finish(self) -> None:
         place = self.target / _HALF_DONE

@@ -1,13 +1,14 @@
-"""Finds images that occur more than once, by a hash of the source's bytes; reported, never an error."""
+"""Finds duplicate images by a hash of their original bytes. Duplicates are reported; they are not an error."""
 
 import numpy as np
 import pyarrow as pa
 
 
 def find_duplicates(table: pa.Table) -> pa.Table:
-    """group, sample_id, key, label of every image that occurs more than once, from a table with `content`.
+    """Return one row (group, sample_id, key, label) for every image that occurs more than once.
 
-    A group is named by its smallest sample_id. Equal images with two labels show how noisy the labels are.
+    table: the index with a column `content`, the hash of each image. The group is the smallest sample_id among equal
+    images. Equal images with different labels show how noisy the labels are.
     """
     ids, groups = _groups(table["content"].combine_chunks())
     rows = table.take(pa.array(ids, pa.int64())).select(["sample_id", "key", "label"])
@@ -15,13 +16,16 @@ def find_duplicates(table: pa.Table) -> pa.Table:
 
 
 def count_repeated(table: pa.Table) -> int:
-    """How many images repeat an earlier one, from the result of `find_duplicates`."""
+    """Count the images that repeat an earlier one. table: the result of `find_duplicates`."""
     groups = table["group"].to_numpy()
     return len(groups) - len(np.unique(groups))
 
 
 def _groups(content: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """(rows that share their content with another, the first row of each one's group), by group, then row."""
+    """Return the rows whose content occurs more than once, and the first row of each one's group.
+
+    Both arrays are ordered by group, then by row.
+    """
     rows = np.flatnonzero(content.is_valid().to_numpy(zero_copy_only=False))
     whole = content.drop_null()
     words = np.frombuffer(whole.buffers()[1], dtype="<u8")[2 * whole.offset :][: 2 * len(whole)].reshape(-1, 2)

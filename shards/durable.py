@@ -1,4 +1,4 @@
-"""Atomic, durable writes: temporary name, fsync, rename, fsync of the folder."""
+"""Atomic, durable writes: write a temporary file, fsync it, rename it, fsync the folder."""
 
 import errno
 import json
@@ -28,14 +28,14 @@ _UNWRITABLE = (
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the OSError of a full or read-only disk into a DataError that says what to do."""
+    """Convert the OSError of a full or unwritable disk to a DataError that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(
-                f"the disk is full while writing {path}; no partial file was kept. "
-                "Free some space there and run the same command again"
+                f"the disk is full: {path} could not be written, and no partial file was kept. "
+                "Free some space and run the same command again"
             ) from error
         if error.errno in _UNWRITABLE:
             raise DataError(f"cannot write {path}: {error.strerror}; choose another folder") from error
@@ -55,20 +55,20 @@ _LEFTOVER = re.compile(r"\..*\.tmp\d+(\.old)?")
 
 
 def _temporary(path: Path) -> Path:
-    """A hidden, unique name in the same folder, under which `path` is written first.
+    """Return a hidden, unique temporary name for `path`, in the same folder.
 
-    Random, because process ids repeat between containers and between machines that share a folder.
+    It contains a random number, because containers and machines that share a folder may have equal process ids.
     """
     return path.with_name(f".{path.name}.tmp{int.from_bytes(os.urandom(6), 'big')}")
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the name is a temporary one; left behind with no active writer, it means that the writer was killed."""
+    """Whether this is the temporary name of a file or folder that is being written, or whose writer was killed."""
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete, at any depth, the temporary files of killed processes; the caller is the only writer."""
+    """Delete the temporary files of killed processes, in subfolders too. The caller must be the only writer."""
     for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
         if path.is_dir():
             shutil.rmtree(path)
@@ -109,7 +109,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` with all its files on success, or is removed."""
+    """Yield a temporary folder; on success rename it to `path`, replacing any old one; on an error remove it."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
@@ -138,11 +138,11 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}); it was not written by incv") from error
+        raise DataError(f"{path} is not valid JSON ({error}); incv did not write it") from error
 
 
 def read_parquet(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
-    """Read a table or some of its columns; `what` names it in the error."""
+    """Read a table, or only `columns` of it; `what` describes the table in the error message."""
     try:
         return pq.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:

@@ -1,11 +1,11 @@
-"""The errors a user can cause, each with its exit code, and the list of near matches for a wrong name."""
+"""Errors that the user can correct, each with its exit code, and suggestions for a misspelt name."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class InputError(Exception):
-    """Wrong input. The message says what is wrong, why, and what to do next."""
+    """Invalid input. The message says what is wrong, why, and what to do next."""
 
     exit_code = 1
 

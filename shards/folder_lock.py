@@ -1,4 +1,4 @@
-"""Locks of a folder that is being packed: one packer, or several array tasks, each at most once."""
+"""Locks a folder while it is packed: by one process, or by several array tasks, each in only one process."""
 
 import errno
 import fcntl
@@ -11,15 +11,16 @@ from shards.durable import disk_errors
 from shards.errors import DataError
 from shards.plan import ArrayTask
 
-# a file system without locks: the user has to start one packer only
+# errors of a file system without locks: the user must not start two packers
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK)
 
 
 @contextmanager
 def lock_folder(out: Path, task: ArrayTask | None) -> Iterator[None]:
-    """Hold the lock of the folder, or share it and hold that of the task; the kernel releases both with the process.
+    """Lock the folder exclusively; for a task, take a shared lock on the folder and an exclusive one on the task.
 
-    The locks are on files opened for writing, not on the folder: NFS supports no others between machines.
+    The kernel releases the locks when the process ends. They are on files opened for writing, not on the folder,
+    because NFS supports no other locks between machines.
     """
     parts = out / ".parts"
     with disk_errors(parts):
@@ -31,7 +32,7 @@ def lock_folder(out: Path, task: ArrayTask | None) -> Iterator[None]:
     alone = parts / f"task-{task.number}-of-{task.tasks}.lock"
     with (
         _locked(parts / "lock", fcntl.LOCK_SH, f"a process without --task is packing into {out}"),
-        _locked(alone, fcntl.LOCK_EX, f"another process is doing task {task} of {out}"),
+        _locked(alone, fcntl.LOCK_EX, f"another process is running task {task} for {out}"),
     ):
         yield
 
@@ -42,14 +43,14 @@ def _locked(path: Path, kind: int, why_not: str) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not try_lock(descriptor, kind):
-            raise DataError(f"{why_not}; wait for it, or choose another --out")
+            raise DataError(f"{why_not}; wait for it to finish, or choose another --out")
         yield
     finally:
         os.close(descriptor)
 
 
 def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock without waiting; return whether it succeeded, always True without lock support."""
+    """Try to take the lock without waiting; return whether that succeeded. True if locks are not supported."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

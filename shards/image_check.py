@@ -1,4 +1,4 @@
-"""The decoder of the project: checks untrusted bytes against size limits before it decodes a pixel."""
+"""Decodes untrusted images; size limits are checked before any pixel is decoded."""
 
 import io
 import struct
@@ -15,12 +15,12 @@ from shards.image_header import jpeg_frame, png_is_whole
 MAX_BYTES: Final = 64 * 2**20
 MAX_PIXELS: Final = 50_000_000
 
-# An index stores the position in this tuple: append, never reorder.
+# The sample index stores positions in this tuple: append new verdicts, never reorder them.
 VERDICTS: Final = ("ok", "truncated", "oversized", "not_an_image", "unsupported")
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_OTHER_FORMATS = (b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")  # GIF, BMP, TIFF twice, WebP
-_ORIENTATION, _SHORT = 0x0112, 3  # of EXIF: the tag, and the type of its value
+_OTHER_FORMATS = (b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")  # GIF, BMP, TIFF (both byte orders), WebP
+_ORIENTATION, _SHORT = 0x0112, 3  # EXIF: the orientation tag and the type of its value
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -31,12 +31,12 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# common in web images, and only the orientation is read from EXIF, below
+# corrupt EXIF is common in web images; only its orientation is used, by `_orientation`
 warnings.filterwarnings("ignore", r"(Possibly c|C)orrupt EXIF", UserWarning)
 
 
 class UndecodableImage(Exception):
-    """Bytes that are not a usable image; `verdict`, one of VERDICTS, says why."""
+    """The data is not a usable image; `verdict`, one of VERDICTS, says why."""
 
     def __init__(self, verdict: str) -> None:
         super().__init__(verdict)
@@ -44,7 +44,7 @@ class UndecodableImage(Exception):
 
 
 def decode_rgb(data: bytes) -> np.ndarray:
-    """uint8 [height, width, 3], upright by its EXIF orientation, alpha dropped, gray and CMYK made RGB."""
+    """Decode to uint8 [height, width, 3]: turned upright by EXIF, without alpha, gray and CMYK converted to RGB."""
     image = open_image(data)
     with decoder_errors():
         image.load()
@@ -54,7 +54,7 @@ def decode_rgb(data: bytes) -> np.ndarray:
 
 @contextmanager
 def decoder_errors() -> Iterator[None]:
-    """Map whatever a decoder raises on damaged data to `truncated`, or `oversized` if out of memory."""
+    """Convert any exception of a decoder to UndecodableImage: `oversized` if out of memory, else `truncated`."""
     try:
         yield
     except UndecodableImage:
@@ -66,7 +66,7 @@ def decoder_errors() -> Iterator[None]:
 
 
 def open_image(data: bytes) -> ImageFile.ImageFile:
-    """Read the header only and check it against the limits, so that no decompression bomb is decoded."""
+    """Read only the header and check it against the size limits, so that no decompression bomb is decoded."""
     if len(data) > MAX_BYTES:
         raise UndecodableImage("oversized")
     plugin: type[ImageFile.ImageFile]
@@ -80,7 +80,7 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
     if not is_whole:
         raise UndecodableImage("truncated")
     try:
-        # the plugin itself, not Image.open: no other parser sees the bytes, and only our limits apply
+        # not Image.open, which would try other parsers and apply its own size limit
         image = plugin(io.BytesIO(data))
     except Exception:
         raise UndecodableImage("truncated") from None
@@ -99,12 +99,12 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """The transposition that makes a loaded image upright, by its EXIF; None if it is upright."""
+    """Return the transposition that turns a loaded image upright, by its EXIF data; None if it is already upright."""
     return _TURNS.get(_orientation(image.info.get("exif", b"")))
 
 
 def _orientation(exif: bytes) -> int:
-    """1 to 8, from the first directory of the EXIF block; 1 (upright) if it cannot be read."""
+    """Return the EXIF orientation, 1 to 8; 1 (upright) if it is missing or unreadable."""
     block = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(block[:2], "<")
     with suppress(struct.error):
@@ -118,13 +118,13 @@ def _orientation(exif: bytes) -> int:
 
 
 def rgb_or_gray(image: Image.Image) -> Image.Image:
-    """A loaded image in mode RGB or L: alpha dropped, 16 bits scaled to 8, CMYK and palettes made RGB."""
+    """Convert a loaded image to mode RGB or L: drop alpha, scale 16 bits to 8, convert CMYK and palettes to RGB."""
     if image.mode in ("RGB", "L") and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip instead of scaling
+    if image.mode.startswith("I"):  # 16-bit gray: PIL would clip the values instead of scaling them
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode in ("1", "L", "LA"):
         return image.convert("LA").convert("L") if "transparency" in image.info else image.convert("L")
-    if "transparency" in image.info:  # a transparent palette entry: via RGBA, otherwise PIL warns
+    if "transparency" in image.info:  # a transparent palette entry: PIL warns unless converted via RGBA
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -1,19 +1,19 @@
-"""Walks over the segments of an untrusted JPEG or PNG file in a bounded number of steps, without decoding.
+"""Parses the segments of an untrusted JPEG or PNG file in a bounded number of steps, without decoding pixels.
 
-Pillow walks byte by byte in Python: 64 MB of padding would take it minutes.
+Pillow skips padding byte by byte in Python: 64 MB of it would take minutes.
 """
 
 from typing import Final
 
-MAX_STEPS: Final = 20_000  # segments and stray bytes; real files have a few hundred
+MAX_STEPS: Final = 20_000  # segments plus stray bytes; real files have a few hundred
 
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_NO_FRAME = (0xC4, 0xC8, 0xCC)  # tables, reserved, arithmetic conditioning: among the numbers C0..CF of frames
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # in C0..CF, but not frames: tables, reserved, arithmetic conditioning
 _PNG_SIGNATURE_BYTES, _PNG_CHUNK_BYTES = 8, 12
 
 
 def jpeg_frame(data: bytes) -> int | None:
-    """The start-of-frame marker, which names the coding of a JPEG; None if no scan follows a frame."""
+    """Return the start-of-frame marker of a JPEG, which tells how it is coded; None if it has no frame and scan."""
     frame, place = None, 2
     for _ in range(MAX_STEPS):
         if place + 4 > len(data):
@@ -32,7 +32,7 @@ def jpeg_frame(data: bytes) -> int | None:
 
 
 def png_is_whole(data: bytes) -> bool:
-    """Whether its chunks lead to a complete end chunk; without one some decoders fail."""
+    """Whether a PNG has all its chunks, up to the end chunk; some decoders fail without one."""
     place = _PNG_SIGNATURE_BYTES
     for _ in range(MAX_STEPS):
         length, name = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]

@@ -1,22 +1,22 @@
-"""Converts an image to what is stored: upright, 8-bit, RGB or gray, JPEG or PNG, which all decoders decode alike.
+"""Converts images to the stored form, which all decoders decode alike: upright, 8-bit, RGB or gray, JPEG or PNG.
 
 | input                                              | no resize                    | resize=R                    |
 |----------------------------------------------------|------------------------------|-----------------------------|
 | truncated, oversized, not an image                 | rejected                     | rejected                    |
 | GIF, WebP, BMP, TIFF, AVIF, animated PNG           | rejected (`unsupported`)     | rejected (`unsupported`)    |
-| PNG named .jpg, or the reverse                     | suffix by content            | suffix by content           |
-| CMYK or YCCK JPEG, JPEG that codes RGB itself      | RGB (`cmyk`, `rgb_coded`)    | RGB                         |
-| PNG not of 8 bits                                  | 8 bits (`bit_depth`)         | 8 bits                      |
+| PNG named .jpg, or the reverse                     | suffix corrected             | suffix corrected            |
+| CMYK or YCCK JPEG, JPEG stored as RGB, not YCbCr   | RGB (`cmyk`, `rgb_coded`)    | RGB                         |
+| PNG of another bit depth than 8                    | 8 bits (`bit_depth`)         | 8 bits                      |
 | PNG with a palette                                 | RGB (`palette`)              | RGB                         |
 | PNG with alpha                                     | alpha dropped (`alpha`)      | alpha dropped               |
-| turned or mirrored by its EXIF                     | turned upright (`upright`)   | turned upright              |
+| rotated or mirrored according to EXIF              | turned upright (`upright`)   | turned upright              |
 | progressive JPEG                                   | bytes kept                   | baseline (`coding`)         |
 | arithmetic or lossless JPEG                        | baseline (`coding`)          | baseline (`coding`)         |
 | PNG                                                | PNG                          | JPEG (`format`)             |
-| shorter side not R                                 | as it is                     | R, up or down (`resized`)   |
-| longer side beyond 8 R                             | as it is                     | its middle 8 R (`cut`)      |
+| shorter side not R                                 | unchanged                    | scaled to R (`resized`)     |
+| longer side above 8 R                              | unchanged                    | central 8 R kept (`cut`)    |
 
-If no rule applies, the bytes are kept exactly. Re-encoded images carry no metadata.
+If no conversion applies, the original bytes are stored. Re-encoded images have no metadata.
 """
 
 import io
@@ -40,14 +40,14 @@ CONVERSIONS: Final = (
     "resized",
     "cut",
 )
-LONGEST_SIDE: Final = 8  # times the shorter one; of a longer strip a network sees only the middle anyway
+LONGEST_SIDE: Final = 8  # in multiples of the shorter side; a network sees only the middle of a longer strip anyway
 DEFAULT_QUALITY: Final = 90
 
-_SPARE = 2  # times the wanted side
-_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2  # the start-of-frame markers that decoders agree on
-_PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 3, 4, 6  # colour types of PNG
-_PNG_DEPTH, _PNG_COLOR = 24, 25  # places in the file
-_RGB_IDS = [82, 71, 66]  # components named "R", "G", "B": a JPEG without the usual YCbCr
+_SPARE = 2  # decode at no less than this multiple of the target size
+_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2  # start-of-frame markers that all decoders support
+_PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 3, 4, 6  # PNG colour types
+_PNG_DEPTH, _PNG_COLOR = 24, 25  # byte offsets in a PNG file
+_RGB_IDS = [82, 71, 66]  # component ids "R", "G", "B": a JPEG that stores RGB instead of YCbCr
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StoredImage:
 
 
 def convert_image(data: bytes, resize: int | None = None, quality: int = DEFAULT_QUALITY) -> StoredImage:
-    """Check `data` by a full decode and convert it by the table above. Never raises."""
+    """Decode `data` completely and convert it as the module docstring describes. Never raises: see `verdict`."""
     try:
         image = open_image(data)
         with decoder_errors():
@@ -82,25 +82,25 @@ def _convert(image: ImageFile.ImageFile, data: bytes, resize: int | None, qualit
     turn = turn_of(image)
     if turn is not None:
         kinds.add("upright")
-        pixels = pixels.transpose(turn)  # the cut is central, so it may come before
+        pixels = pixels.transpose(turn)  # after the crop, which is central and therefore unaffected
     if not kinds:
         return StoredImage("ok", "png" if is_png else "jpg", data, *pixels.size)
     converted = tuple(kind for kind in CONVERSIONS if kind in kinds)
     stays_png = is_png and resize is None
     written = _encode_png(pixels) if stays_png else _encode_jpeg(pixels, quality)
-    if len(written) > MAX_BYTES:  # readers refuse it
+    if len(written) > MAX_BYTES:  # readers refuse larger images
         raise UndecodableImage("oversized")
     return StoredImage("ok", "png" if stays_png else "jpg", written, *pixels.size, converted)
 
 
 def fit_size(size: tuple[int, int], resize: int | None) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
-    """(width, height) as stored, and the box of the original it shows; the shorter side becomes `resize`."""
+    """Return the stored (width, height) and the box of the original to scale to it; `resize` is the shorter side."""
     if resize is None:
         return size, (0.0, 0.0, *size)
     shorter, longer = min(size), max(size)
     used = min(longer, LONGEST_SIDE * shorter)
     margin = (longer - used) / 2
-    across = (2 * used * resize + shorter) // (2 * shorter)  # rounded, in integers
+    across = (2 * used * resize + shorter) // (2 * shorter)  # integer division that rounds to nearest
     if size[0] >= size[1]:
         return (across, resize), (margin, 0.0, margin + used, size[1])
     return (resize, across), (0.0, margin, size[0], margin + used)
@@ -109,11 +109,11 @@ def fit_size(size: tuple[int, int], resize: int | None) -> tuple[tuple[int, int]
 def load_resized(
     image: ImageFile.ImageFile, size: tuple[int, int], box: tuple[float, float, float, float]
 ) -> Image.Image:
-    """Decode an opened image and resize its `box` to `size`, antialiased; RGB or gray."""
+    """Decode an opened image and resize its `box` to `size` with antialiasing; returns RGB or gray."""
     if size == image.size and box[:2] == (0.0, 0.0):
         image.load()
         return rgb_or_gray(image)
-    # JPEG can be decoded at 1/2, 1/4 or 1/8: invisible as long as twice the wanted pixels are left
+    # JPEG can be decoded at 1/2, 1/4 or 1/8 size: no visible loss if that is at least twice the target size
     wide = image.width
     drafted = image.draft(None, (size[0] * _SPARE, size[1] * _SPARE))
     scale = 1.0 if drafted is None else drafted[1][2] / wide
@@ -134,7 +134,7 @@ def _jpeg_kinds(image: ImageFile.ImageFile, data: bytes, resize: int | None) -> 
 
 
 def _codes_rgb(image: ImageFile.ImageFile) -> bool:
-    """Whether a JPEG stores RGB, by the rules of libjpeg; other decoders know fewer of them."""
+    """Whether a JPEG stores RGB, by the rules of libjpeg; other decoders know only some of these rules."""
     if "jfif" in image.info:
         return False
     if "adobe_transform" in image.info:
@@ -155,7 +155,7 @@ def _png_kinds(image: ImageFile.ImageFile, data: bytes, resize: int | None) -> s
 
 def _encode_jpeg(pixels: Image.Image, quality: int) -> bytes:
     stream = io.BytesIO()
-    # set explicitly what Pillow would copy from the decoded image
+    # set explicitly: Pillow would copy these from the decoded image
     pixels.save(stream, "JPEG", quality=quality, subsampling="4:2:0", exif=b"", icc_profile=None, comment=b"")
     return stream.getvalue()
 

@@ -1,4 +1,4 @@
-"""Merges the parts of all shards into the index; dataset.json comes last, because it marks the folder as finished."""
+"""Merges the tables of all shards into the index; writes dataset.json last, which marks the folder as complete."""
 
 import shutil
 from collections import Counter
@@ -17,7 +17,7 @@ from shards.sources.source import Source
 
 
 def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
-    """Write the tables and dataset.json from `parts`, those of all shards in order."""
+    """Write the index tables and dataset.json. parts: one per shard, in order."""
     table = pa.concat_tables([part.table for part in parts]).sort_by("sample_id")
     same = find_duplicates(table)
     write_parquet(out / "duplicates.parquet", same)
@@ -34,12 +34,12 @@ def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
         shards=tuple(part.shard for part in parts),
     )
     dataset.write(out)
-    # may fail on NFS, which renames a removed file that is open: the lock in it is held
+    # may fail on NFS, which renames open files instead of removing them: the lock file is still open
     shutil.rmtree(out / ".parts", ignore_errors=True)
 
 
 def _list_rejected(source: Source, table: pa.Table) -> pa.Table:
-    """The rows that are in no shard, with verdict and origin."""
+    """Return the rejected rows, which are in no shard, with verdict and origin."""
     rows = table.filter(pc.not_equal(table["verdict"], "ok")).select(["sample_id", "key", "verdict"])
     origins = [source.origin(row) for row in rows["sample_id"].to_pylist()]
     return rows.append_column("origin", pa.array(origins, pa.string()))

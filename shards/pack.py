@@ -1,4 +1,4 @@
-"""Packs a source into shards: in parallel, resumable after a kill, deterministic to the byte."""
+"""Packs a source into shards: in parallel, resumable after a kill, with byte-identical output."""
 
 import multiprocessing
 import os
@@ -39,7 +39,7 @@ _REJECTED_SHOWN = 5
 
 
 class PackStopped(Exception):
-    """Packing was stopped; finished shards are kept, and the same command resumes."""
+    """Packing was stopped; finished shards are kept, and running the same command again resumes it."""
 
 
 def pack(
@@ -54,21 +54,21 @@ def pack(
     task: ArrayTask | None = None,
     dali_index: bool = False,
 ) -> SampleIndex | None:
-    """Pack all rows of `source` into `out`; a finished pack of the same rows is checked and returned.
+    """Pack all rows of `source` into `out` and return the index; if `out` is already complete, verify it instead.
 
-    With `task`, only its shards are written, and None is returned; a call without `task` merges the shards of all
-    tasks. Tasks may run concurrently on several machines that share the folder.
+    With `task`, write only the shards of that task and return None; a later call without `task` merges the shards of
+    all tasks. Tasks may run concurrently on several machines that share the folder.
     """
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
     if not 0 <= max_rejected <= 1:
-        raise ConfigError(f"max_rejected is a share of the images, 0 to 1, not {max_rejected}")
+        raise ConfigError(f"max_rejected must be a fraction from 0 to 1, not {max_rejected}")
     plan = make_plan(source, samples_per_shard, resize, quality)
     require_ours(out)
     if (out / "dataset.json").exists():
         return _reopen_finished(source, out, plan, task, workers, dali_index)
     with lock_folder(out, task):
-        if (out / "dataset.json").exists():  # another process has just finished it
+        if (out / "dataset.json").exists():  # another process finished it in the meantime
             return _reopen_finished(source, out, plan, task, workers, dali_index, locked=True)
         _claim(out, plan, task)
         parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
@@ -78,7 +78,7 @@ def pack(
         index = SampleIndex.load(out)
         if dali_index:
             write_dali_index(index)
-        mark_verified(out)  # the checksums are of the bytes written
+        mark_verified(out)  # the checksums were computed while writing
     return index
 
 
@@ -91,9 +91,9 @@ def _reopen_finished(
     dali_index: bool,
     locked: bool = False,
 ) -> SampleIndex | None:
-    """The index of a folder that was packed before; shards damaged since are rewritten.
+    """Verify a folder that was packed before, rewrite damaged shards, and return its index (None for a task).
 
-    The folder may be read-only: it is locked only if something is damaged.
+    The folder may be read-only: it is locked only if a shard is damaged.
     """
     dataset = Dataset.load(out)
     _require_same(out, dataset, plan)
@@ -104,22 +104,22 @@ def _reopen_finished(
             repair(source, out, plan, damaged)
     shutil.rmtree(out / ".parts", ignore_errors=True)
     if dali_index:
-        with suppress(OSError):  # an unreadable shard is reported by the check
+        with suppress(OSError):  # `require_verified` reports an unreadable shard
             write_dali_index(SampleIndex.load(out))
     return require_verified(out, workers)
 
 
 def require_ours(out: Path) -> None:
-    """Refuse a folder that holds anything but a packed or half-packed data set."""
+    """Raise DataError if `out` holds anything other than a packed or partly packed data set."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, not a folder; choose another --out")
     if (out / "dataset.json").exists() or (out / ".parts").exists() or not out.exists():
         return
     strangers = sorted(
         path.name for path in out.iterdir() if path.name != ".parts"
-    )  # another task may just have started
+    )  # `.parts`: another task may have just started
     if strangers:
-        raise DataError(f"{out} is not empty ({strangers[0]}) and not a packed data set; choose another --out")
+        raise DataError(f"{out} contains {strangers[0]} and is not a packed data set; choose another --out")
 
 
 def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
@@ -127,7 +127,7 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
         is_now = getattr(found, name)
         if is_now != wanted:
             brief = isinstance(wanted, int | str | None) and name != "listing"
-            how = f"{name} {is_now!r} instead of {wanted!r}" if brief else f"another {name} than requested"
+            how = f"{name} {is_now!r} instead of {wanted!r}" if brief else f"a different {name}"
             raise DataError(
                 f"{out} already holds {found.source}/{found.split}, packed with {how}; choose another --out, or "
                 f"remove it: rm -r {shlex.quote(str(out))}"
@@ -135,7 +135,7 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
 
 
 def _claim(out: Path, plan: Plan, task: ArrayTask | None) -> None:
-    """Claim an empty folder, or resume a half-finished one of the same plan."""
+    """Record the plan in an empty folder, or check that a partly packed folder has the same plan."""
     path = out / ".parts" / "plan.json"
     if path.exists():
         try:
@@ -147,7 +147,7 @@ def _claim(out: Path, plan: Plan, task: ArrayTask | None) -> None:
         _require_same(out, found, plan)
     else:
         write_json(path, asdict(plan))
-    if task is None:  # concurrent tasks have temporary files of their own: leftovers are removed by the merge
+    if task is None:  # not in a task: other tasks may be writing temporary files now
         remove_leftovers(out)
 
 
@@ -160,7 +160,7 @@ def _write_shards(
     max_rejected: float,
     stop: Callable[[], bool],
 ) -> list[Part]:
-    """Write the missing shards; return all, in order."""
+    """Write the missing shards; return the parts of all shards (with `task`: of its shards), in order."""
     wanted = plan.shards if task is None else task.shards(plan)
     finished = {shard: part for shard in wanted if (part := read_part(out, plan, shard)) is not None}
     missing = [shard for shard in wanted if shard not in finished]
@@ -195,14 +195,14 @@ def _write_in_turn(
 def _write_in_processes(
     source: Source, out: Path, plan: Plan, missing: list[int], workers: int, stop: Callable[[], bool]
 ) -> Generator[int, None, None]:
-    # forked from a server that has imported what they need, once, and holds no other state
+    # workers are forked from a server process that imports the packages once and holds no other state
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["shards.shard_writer", "webdataset"])
     pool = ProcessPoolExecutor(
         workers, processes, initializer=_start_worker, initargs=(pickle.dumps((source, plan)),)
     )
     try:
-        # at most one per worker: what the pool has queued cannot be cancelled on a stop
+        # submit at most one shard per worker: a stop cannot cancel what the pool has already queued
         waiting = iter(missing)
         running = {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, workers)}
         while running:
@@ -212,13 +212,13 @@ def _write_in_processes(
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
-        _raise_if_stopped(stop, out)  # a signal to the whole job kills the workers too
+        _raise_if_stopped(stop, out)  # a stop signal sent to the whole job also kills the workers
         raise DataError(
-            "a packing process was killed, perhaps out of memory; finished shards are kept. "
-            "Run the same command again, with fewer --workers"
+            "a packing process was killed, perhaps because memory ran out; finished shards are kept. "
+            "Run the same command again with fewer --workers"
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)  # running shards are finished
+        pool.shutdown(cancel_futures=True)  # waits for the shards being written
 
 
 def _raise_if_stopped(stop: Callable[[], bool], out: Path) -> None:
@@ -230,15 +230,15 @@ _worker_job: bytes
 
 
 def _start_worker(job: bytes) -> None:
-    """Source and plan are sent once per worker. The first shard unpickles them, so that its future carries errors."""
+    """Keep the pickled source and plan. `_load_job` unpickles them in the first task, whose future reports errors."""
     global _worker_job
     _worker_job = job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent is killed; the worker would otherwise wait for work forever."""
+    """Exit when the parent is killed; otherwise the worker would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -268,7 +268,7 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
     first = sorted(rejected, key=lambda row: row["sample_id"])[:_REJECTED_SHOWN]
     shown = "; ".join(f"{row['key']}: {row['verdict']}" for row in first)
     raise DataError(
-        f"{plan.source}/{plan.split} has {len(rejected):,} or more unusable images among {plan.count:,}, "
-        f"{max_rejected:.2%} are allowed. The first: {shown}. "
-        "Replace them by good copies, or allow more with --max-rejected"
+        f"{plan.source}/{plan.split} has at least {len(rejected):,} unusable images among {plan.count:,}, "
+        f"more than the {max_rejected:.2%} allowed. The first: {shown}. "
+        "Replace them with intact copies, or allow more with --max-rejected"
     )

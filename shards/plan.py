@@ -1,4 +1,4 @@
-"""The plan of a pack, made before any pixel is read, and the part of it that one array task does."""
+"""The packing plan, made before any image is read, and the shards that each array task packs."""
 
 import hashlib
 import json
@@ -12,13 +12,13 @@ import numpy as np
 from shards.errors import ConfigError, DataError
 from shards.sources.source import Source
 
-_LARGEST_RESIZE = 2500  # a strip of 8:1 with this side has 50 megapixels, the most that is read
+_LARGEST_RESIZE = 2500  # an 8:1 image with this shorter side has 50 megapixels, the size limit of image_check
 _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is packed and how; equal plans give equal bytes, so a half-finished folder can be resumed."""
+    """What is packed, and how. Equal plans give identical bytes, so a partly packed folder can be resumed."""
 
     source: str
     split: str
@@ -31,7 +31,7 @@ class Plan:
     listing: str
 
     def rows(self, shard: int) -> range:
-        """Strided, because lists are sorted by class and a few shards should hold samples of every class."""
+        """Return the rows of a shard, strided: sources are sorted by class, and shards should mix classes."""
         return range(shard, self.count, len(self.shards))
 
     @property
@@ -40,18 +40,18 @@ class Plan:
 
     @cached_property
     def checksum(self) -> str:
-        """Stored in every finished part, so that parts of different plans are never merged."""
+        """SHA-256 of the plan, recorded with every finished shard: shards of different plans are never merged."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> "Plan":
-        """Raises KeyError or TypeError if `content` is not a plan."""
+        """Parse the content of plan.json; raises KeyError or TypeError if it is not a plan."""
         return cls(**{**content, "class_names": tuple(content["class_names"])})
 
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """Task `number` of `tasks`, counted from 0: every `tasks`-th shard, so that the load is balanced."""
+    """Task `number` (from 0) of `tasks` in an array job; it packs every `tasks`-th shard, which balances the load."""
 
     number: int
     tasks: int
@@ -64,7 +64,7 @@ class ArrayTask:
     def parse(cls, text: str) -> "ArrayTask":
         number, slash, tasks = text.partition("/")
         if not (slash and number.isdecimal() and tasks.isdecimal()):
-            raise ConfigError(f"a task is written I/N, such as 0/16 for the first of sixteen, not {text!r}")
+            raise ConfigError(f"a task must have the form I/N, such as 0/16 for the first of 16 tasks, not {text!r}")
         return cls(int(number), int(tasks))
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class ArrayTask:
 
 
 def make_plan(source: Source, samples_per_shard: int, resize: int | None, quality: int) -> Plan:
-    """List the source once, without pixels, and require labels in range and distinct keys."""
+    """Make the plan from the source's keys and labels, without images; check label range and distinct keys."""
     _require_possible(samples_per_shard, resize, quality)
     if len(source) == 0:
         raise DataError(f"{source.name}/{source.split} holds no images")
@@ -101,13 +101,13 @@ def _require_possible(samples_per_shard: int, resize: int | None, quality: int) 
     if samples_per_shard < 1:
         raise ConfigError(f"samples per shard ({samples_per_shard}) must be 1 or more")
     if resize is not None and not 1 <= resize <= _LARGEST_RESIZE:
-        raise ConfigError(f"resize is the shorter side in pixels, 1 to {_LARGEST_RESIZE}, not {resize}")
+        raise ConfigError(f"resize, the shorter side in pixels, must be 1 to {_LARGEST_RESIZE}, not {resize}")
     if not 1 <= quality <= 100:
-        raise ConfigError(f"quality is that of JPEG, 1 to 100, not {quality}")
+        raise ConfigError(f"the JPEG quality must be 1 to 100, not {quality}")
 
 
 def _list_rows(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:
-    """(first row, lines of the listing, keys) of a few thousand rows at a time, to bound memory."""
+    """Yield (first row, lines of the listing, keys) for a few thousand rows at a time, to limit memory."""
     classes = len(source.class_names)
     for first in range(0, len(source), _ROWS_AT_ONCE):
         lines, keys = [], []
@@ -121,7 +121,7 @@ def _list_rows(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:
 
 
 def _require_distinct(source: Source, hashes: np.ndarray) -> None:
-    """Refuse a key that occurs twice. Only rows whose hash occurs twice are compared."""
+    """Raise DataError if a key occurs twice. hashes: of all keys; only the keys of equal hashes are compared."""
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
     suspects = sorted({int(row) for place in same for row in order[place : place + 2]})

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, plain lines elsewhere."""
+"""Progress: a bar on a terminal, otherwise log lines."""
 
 import logging
 import sys
@@ -17,13 +17,13 @@ _bars_allowed = True
 
 
 def allow_bars(allowed: bool) -> None:
-    """Whether progress may be a bar on the terminal; not on ranks above 0, nor where several runs share it."""
+    """Allow or forbid progress bars; ranks above 0 and runs that share a terminal forbid them."""
     global _bars_allowed
     _bars_allowed = allowed
 
 
 class Progress:
-    """`with Progress("pack", total) as progress: progress.advance(1)`."""
+    """Reports progress. Usage: `with Progress("pack", total) as progress: progress.advance(1)`."""
 
     def __init__(self, what: str, total: int, done: int = 0, unit: str = "images") -> None:
         self.what, self.total, self.done, self.unit = what, total, done, unit
@@ -39,7 +39,7 @@ class Progress:
         self._next_line = self._start + _SECONDS_TO_FIRST_LINE
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count `count` more units; `note` is shown after them (a loss, an epoch)."""
+        """Count `count` more units as done. note: text to show after the count, such as a loss or an epoch."""
         self.done += count
         self._note = note or self._note
         if self._bar is not None:

@@ -1,4 +1,4 @@
-"""Rewrites the damaged shards of a finished folder, bit-identical to what was packed."""
+"""Rewrites the damaged shards of a packed folder, bit-identical to the originals."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from shards.sources.source import Source
 
 
 def find_damaged(out: Path, dataset: Dataset) -> list[int]:
-    """The numbers of the shards that are missing or not as packed."""
+    """Return the numbers of the shards that are missing or whose bytes have changed."""
     damaged = []
     for number, shard in enumerate(dataset.shards):
         path = out / shard.file
@@ -26,7 +26,7 @@ def find_damaged(out: Path, dataset: Dataset) -> list[int]:
 
 
 def repair(source: Source, out: Path, plan: Plan, damaged: Sequence[int]) -> None:
-    """Rewrite these shards and leave the others alone. The caller holds the lock of the folder."""
+    """Rewrite the damaged shards from the source. The caller must hold the lock of the folder."""
     dataset = Dataset.load(out)
     place = out / ".parts" / "repaired"
     with Progress(f"repair {plan.source}/{plan.split}", len(damaged), unit="shards") as progress:
@@ -37,7 +37,7 @@ def repair(source: Source, out: Path, plan: Plan, damaged: Sequence[int]) -> Non
             if made is None or made.shard != dataset.shards[number]:
                 raise DataError(
                     f"{out / dataset.shards[number].file} is damaged and cannot be repaired: "
-                    f"{plan.source} gives other bytes now, because its images or the encoding library changed. "
+                    f"{plan.source} now gives different bytes, because its images or the image library changed. "
                     + suggest_packing(out, dataset)
                 )
             os.replace(place / made.shard.file, out / made.shard.file)

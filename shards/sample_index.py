@@ -1,14 +1,14 @@
-"""The sample index: one row per sample, with the position of its bytes and what the source says about it.
+"""The sample index: one row per sample, with the position of its bytes, its key, label, size and verdict.
 
 A packed split is one folder:
 
     shard-000000.tar ...   plain tars of <sample_id>.png / .jpg
     index.parquet          all columns, for people and other tools
-    index.arrow            the numeric columns, uncompressed: every rank of a node maps the same pages
+    index.arrow            the numeric columns, uncompressed, memory-mapped by all ranks of a node
     rejected.parquet       the rows that are in no shard, with verdict and origin
-    duplicates.parquet     images that occur more than once, by group
-    shard-000000.idx ...   only with --dali-index: for DALI's own WebDataset reader
-    dataset.json           what the folder holds, with checksums; written last: it means "finished"
+    duplicates.parquet     images that occur more than once, grouped
+    shard-000000.idx ...   for DALI's own WebDataset reader, only with --dali-index
+    dataset.json           description and checksums; written last, it marks the folder as complete
 """
 
 import hashlib
@@ -46,7 +46,7 @@ TABLE = pa.schema(
     ]
 )
 
-# The columns of index.arrow, in the order in which the checksum runs over them.
+# The columns of index.arrow, in the order in which they are hashed.
 NUMERIC: dict[str, pa.DataType] = {
     "sample_id": pa.int64(),
     "shard": pa.int32(),
@@ -62,7 +62,7 @@ NUMERIC: dict[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One tar: `samples` counts its members."""
+    """Name, size and checksum of one shard; `samples` is the number of images in it."""
 
     file: str
     nbytes: int
@@ -72,10 +72,11 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """dataset.json. `listing` is a SHA-256 over the keys and labels the source listed.
+    """The content of dataset.json.
 
-    resize: shorter side in pixels, None if images are not resized; quality: of re-encoded JPEGs;
-    converted: images by kind of conversion (shards.image_store); repeated: images that repeat an earlier one.
+    listing: SHA-256 of the keys and labels that the source lists; resize: shorter side in pixels, None if images are
+    not resized; quality: of re-encoded JPEGs; converted: number of images by kind of conversion (shards.image_store);
+    repeated: number of images that repeat an earlier one.
     """
 
     source: str
@@ -98,17 +99,17 @@ class Dataset:
     def load(cls, folder: Path) -> "Dataset":
         path = folder / "dataset.json"
         if not path.is_file():
-            raise DataError(f"{path} is missing: {folder} holds no finished data set. {suggest_packing(folder)}")
+            raise DataError(f"{path} is missing: {folder} holds no complete data set. {suggest_packing(folder)}")
         content = read_json(path)
         try:
             if content["format"] != FORMAT:
-                raise DataError(f"{path} has format {content['format']}, this version reads {FORMAT}")
+                raise DataError(f"{path} has format {content['format']}; this version reads only format {FORMAT}")
             shards = tuple(ShardFile(**shard) for shard in content["shards"])
             if any(shard.file != shard_name(number) for number, shard in enumerate(shards)):
-                raise DataError(f"{path} names shards that incv does not write. {suggest_packing(folder)}")
+                raise DataError(f"{path} has shard names that incv does not write. {suggest_packing(folder)}")
             return cls(**{**content, "class_names": tuple(content["class_names"]), "shards": shards})
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a data set of incv ({error}). {suggest_packing(folder)}") from error
+            raise DataError(f"{path} was not written by incv ({error}). {suggest_packing(folder)}") from error
 
     def write(self, folder: Path) -> None:
         write_json(folder / "dataset.json", asdict(self))
@@ -119,13 +120,13 @@ def shard_name(shard: int) -> str:
 
 
 def suggest_packing(folder: Path, dataset: Dataset | None = None, repair: bool = False) -> str:
-    """The end of an error message: the command that packs the folder, repairs its shards, or packs it again."""
+    """Return advice that ends an error message: the command that packs the folder, repairs it or packs it again."""
     place = shlex.quote(str(folder))
-    if dataset is None:  # perhaps half-packed: keep what is finished
-        return f"Run its pack command, or run it again: incv shards pack SOURCE --root ROOT --out {place}"
+    if dataset is None:  # it may be partly packed: do not suggest removing it
+        return f"Pack it, or run its pack command again to resume: incv shards pack SOURCE --root ROOT --out {place}"
     packing = f"incv shards pack {dataset.source}{_options(dataset)} --root ROOT --out {place}"
     if repair:
-        return f"Its pack command repairs the damaged shards: {packing}"
+        return f"Repair the damaged shards with its pack command: {packing}"
     return f"Pack it again: rm -r {place} && {packing}"
 
 
@@ -140,7 +141,7 @@ def _options(dataset: Dataset) -> str:
 
 
 def index_checksum(numeric: dict[str, np.ndarray], keys: pa.ChunkedArray) -> str:
-    """SHA-256 over the numeric columns as little-endian integers, then the keys with their lengths."""
+    """Return the SHA-256 of the numeric columns as little-endian integers, the lengths of the keys, and the keys."""
     digest = hashlib.sha256()
     for name, kind in NUMERIC.items():
         little_endian = np.dtype(kind.to_pandas_dtype()).newbyteorder("<")
@@ -153,14 +154,14 @@ def index_checksum(numeric: dict[str, np.ndarray], keys: pa.ChunkedArray) -> str
 
 
 def _text_bytes(chunk: pa.StringArray) -> pa.Buffer:
-    """The concatenated UTF-8 of all strings of an array, without creating Python strings."""
+    """Return the concatenated UTF-8 bytes of an array of strings, without creating Python strings."""
     _, offsets, content = chunk.buffers()
     ends = np.frombuffer(offsets, dtype=np.int32)[[chunk.offset, chunk.offset + len(chunk)]]
     return content[int(ends[0]) : int(ends[1])] if content is not None else pa.py_buffer(b"")
 
 
 def numeric_columns(table: pa.Table) -> dict[str, np.ndarray]:
-    """The numeric columns of a full table, the verdict as its position in VERDICTS."""
+    """Return the numeric columns of an index table; the verdict becomes its position in VERDICTS."""
     codes = pc.index_in(table["verdict"], value_set=pa.array(VERDICTS))
     columns = {name: table[name] for name in NUMERIC if name != "verdict"} | {"verdict": codes}
     return {name: columns[name].cast(kind).to_numpy() for name, kind in NUMERIC.items()}
@@ -174,7 +175,7 @@ def write_index(folder: Path, table: pa.Table) -> str:
 
     def write_arrow(path: Path) -> None:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)  # one batch, so that each column maps as one array
+            writer.write_batch(batch)  # in one batch, so that each column is contiguous
 
     write_parquet(folder / "index.parquet", table)
     write_atomically(folder / "index.arrow", write_arrow)
@@ -183,19 +184,19 @@ def write_index(folder: Path, table: pa.Table) -> str:
 
 @dataclass(frozen=True, eq=False)
 class SampleIndex:
-    """Read-only arrays [count] over a packed split, mapped from index.arrow; row = sample_id."""
+    """The index of a packed split: read-only arrays, memory-mapped from index.arrow and indexed by sample_id."""
 
     folder: Path
     dataset: Dataset
     sample_id: np.ndarray  # int64
-    shard: np.ndarray  # int32, -1 if rejected
-    offset: np.ndarray  # int64, of the image's first byte inside its tar
+    shard: np.ndarray  # int32; -1 if rejected
+    offset: np.ndarray  # int64; of the image's first byte in its tar
     nbytes: np.ndarray  # int64
     label: np.ndarray  # int32
-    width: np.ndarray  # int32, upright
-    height: np.ndarray  # int32, upright
-    verdict: np.ndarray  # int8, position in VERDICTS
-    crc32: np.ndarray  # uint32, of the image's bytes
+    width: np.ndarray  # int32; of the upright image
+    height: np.ndarray  # int32; of the upright image
+    verdict: np.ndarray  # int8; position in VERDICTS
+    crc32: np.ndarray  # uint32; of the image's bytes
 
     @classmethod
     def load(cls, folder: Path) -> "SampleIndex":
@@ -206,7 +207,7 @@ class SampleIndex:
         return cls(folder=folder, dataset=dataset, **columns)
 
     def __reduce__(self) -> Any:
-        # another process maps the file itself instead of receiving a copy of every column
+        # the receiving process maps the file itself, instead of copying every column
         return SampleIndex.load, (self.folder,)
 
     def __len__(self) -> int:
@@ -222,15 +223,15 @@ class SampleIndex:
 
     @property
     def checksum(self) -> str:
-        """As recorded when packed; `verify` computes it again."""
+        """The checksum recorded when the index was packed; `verify` recomputes it."""
         return self.dataset.index_checksum
 
     def usable_ids(self) -> np.ndarray:
-        """int64, ascending: the samples that are in a shard."""
+        """Return the sample_ids that are in a shard (not rejected): int64, ascending."""
         return self.sample_id[self.verdict == 0]
 
     def keys(self, ids: np.ndarray | None = None) -> list[str]:
-        """The source's names of `ids`, or of all samples."""
+        """Return the keys (names in the source) of the samples `ids`, or of all samples."""
         column = self._key_column
         return (column if ids is None else column.take(pa.array(ids, pa.int64()))).to_pylist()
 
@@ -242,7 +243,7 @@ class SampleIndex:
         return self.read_table(["key"])["key"]
 
     def read_table(self, columns: list[str] | None = None) -> pa.Table:
-        """index.parquet, or some of its columns."""
+        """Read index.parquet, or only `columns` of it."""
         path = self.folder / "index.parquet"
         try:
             table = pq.read_table(path, columns=columns, partitioning=None)
@@ -251,7 +252,7 @@ class SampleIndex:
             raise DataError(f"{path} cannot be read ({error}). {again}") from error
         if len(table) != len(self) or table.schema.names != (columns or TABLE.names):
             again = suggest_packing(self.folder, self.dataset)
-            raise DataError(f"{path} does not belong to {self.folder / 'dataset.json'}. {again}")
+            raise DataError(f"{path} does not match {self.folder / 'dataset.json'}. {again}")
         return table
 
 
@@ -264,7 +265,7 @@ def _map_columns(path: Path, dataset: Dataset) -> dict[str, np.ndarray]:
             table = pa.ipc.open_file(file).read_all()
         columns = {name: table[name] for name in NUMERIC}
         if len(table) != dataset.count or any(columns[name].type != kind for name, kind in NUMERIC.items()):
-            raise DataError(f"{path} does not belong to {path.parent / 'dataset.json'}. {again}")
+            raise DataError(f"{path} does not match {path.parent / 'dataset.json'}. {again}")
         return {name: column.chunk(0).to_numpy(zero_copy_only=True) for name, column in columns.items()}
     except (OSError, KeyError, IndexError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read ({error}). {again}") from error

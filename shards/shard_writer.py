@@ -1,4 +1,4 @@
-"""Writes one shard: checks and converts rows of a source into a tar whose bytes depend on those rows alone."""
+"""Writes one shard: converts rows of a source and stores them in a tar whose bytes depend only on those rows."""
 
 import hashlib
 import json
@@ -21,15 +21,16 @@ from shards.tar_stream import ShardTar
 
 _FACTS = b"incv.shard"
 _CONTENT_BYTES = 16
-# a hash of the source's bytes, which finds duplicates whatever the conversion
+# `content`: hash of the original bytes, so that duplicates are found regardless of conversion
 _PART = TABLE.append(pa.field("content", pa.binary(_CONTENT_BYTES)))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One finished shard: its tar, the number of images by kind of conversion, and its rows.
+    """One finished shard.
 
-    `table` has the columns of the index and `content`, a hash of the source's bytes (null where rejected).
+    converted: number of images by kind of conversion; table: its rows of the index, with the additional column
+    `content`, a hash of the original bytes (null if rejected).
     """
 
     shard: ShardFile
@@ -38,12 +39,12 @@ class Part:
 
 
 def member_key(sample_id: int) -> str:
-    """The name of a tar member, without its suffix."""
+    """Return the name of a sample's tar member, without the suffix."""
     return f"{sample_id:09d}"
 
 
 def part_path(out: Path, shard: int) -> Path:
-    """Path of the table of one finished shard, kept until all are merged."""
+    """Return the path of a finished shard's table, which is kept until all shards are merged."""
     return out / ".parts" / f"{Path(shard_name(shard)).stem}.parquet"
 
 
@@ -53,7 +54,7 @@ def hash_file(path: Path) -> str:
 
 
 def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
-    """Write the tar, then its part table: a part on disk means that its tar is complete."""
+    """Write the tar, then its table: if the table exists, the tar is complete."""
     path = out / shard_name(shard)
     lines: list[dict[str, Any]] = []
     converted: Counter[str] = Counter()
@@ -79,13 +80,13 @@ def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
 
 
 def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
-    """A shard finished earlier, or None if it has to be written (again)."""
+    """Return a shard that was finished earlier, or None if it has to be written (again)."""
     path = part_path(out, shard)
     try:
         table = pq.read_table(path, partitioning=None)
         facts = json.loads(table.schema.metadata[_FACTS])
         file = ShardFile(**facts["shard"])
-    except (OSError, pa.ArrowException, TypeError, LookupError, ValueError):  # missing, or not written by us
+    except (OSError, pa.ArrowException, TypeError, LookupError, ValueError):  # missing, or not written by incv
         return None
     tar = out / file.file
     if facts.get("plan") != plan.checksum or not tar.is_file() or tar.stat().st_size != file.nbytes:
@@ -96,7 +97,7 @@ def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
 def _write_row(
     source: Source, tar: ShardTar, plan: Plan, shard: int, row: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Add one image to the tar if it is usable; return its row of the index and its conversions."""
+    """Add one image to the tar if it is usable; return its index row and the conversions applied."""
     sample = _read_sample(source, row)
     image = convert_image(sample.data, plan.resize, plan.quality)
     line = _index_row(source.name, row, sample, image)
@@ -118,7 +119,7 @@ def _read_sample(source: Source, row: int) -> RawSample:
 
 
 def _index_row(source_name: str, row: int, sample: RawSample, image: StoredImage) -> dict[str, Any]:
-    """The row of the index for a rejected sample; the caller adds the position of a usable one."""
+    """Return the index row of a sample, without a position in a shard; the caller adds that if it is usable."""
     return {
         "sample_id": row,
         "key": sample.key,

@@ -1,4 +1,4 @@
-"""Writes and reads plain tars in one sequential pass, hashing on the way."""
+"""Writes and reads plain tars in one sequential pass and hashes their bytes."""
 
 import hashlib
 import tarfile
@@ -11,16 +11,16 @@ from typing import BinaryIO
 from shards.image_check import MAX_BYTES
 
 BLOCK = tarfile.BLOCKSIZE
-_NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)  # places in a header block
+_NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)  # fields of a header block
 _PLAIN_FILE = b"0"
 _READ_BYTES = 2**20
 
 
 class ShardTar:
-    """WebDataset's own writer, with every header field but name and size fixed."""
+    """Writes a tar with WebDataset's writer; all header fields other than name and size are constant."""
 
     def __init__(self, file: BinaryIO) -> None:
-        from webdataset import TarWriter  # here, because it imports torch, which takes seconds
+        from webdataset import TarWriter  # imported here: it imports torch, which takes seconds
 
         self._hashed = _Hashed(file)
         self._tar = TarWriter(
@@ -32,12 +32,12 @@ class ShardTar:
         offset: int = self._tar.tarstream.offset + BLOCK
         self._tar.write({"__key__": key, suffix: data})
         assert self._tar.tarstream.offset == offset + len(data) + -len(data) % BLOCK, (
-            "a header of more than one block"
+            "the header takes more than one block"
         )
         return offset
 
     def finish(self) -> str:
-        """End the tar; return its SHA-256."""
+        """Finish the tar and return its SHA-256."""
         self._tar.close()
         return self._hashed.digest.hexdigest()
 
@@ -45,12 +45,12 @@ class ShardTar:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        with suppress(OSError):  # a full disk was reported before
+        with suppress(OSError):  # e.g. a full disk, which an earlier write has reported
             self._tar.close()
 
 
 class _Hashed:
-    """A file that is hashed while it is written."""
+    """A file object that hashes everything written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -70,7 +70,7 @@ class Member:
 
 @dataclass(frozen=True)
 class TarContent:
-    """The members of a tar; `is_whole`: every byte belongs to a plain member or the end mark."""
+    """Checksum and members of a tar. is_whole: every byte belongs to a regular file or to the end marker."""
 
     sha256: str
     members: list[Member]
@@ -78,7 +78,7 @@ class TarContent:
 
 
 def read_tar(path: Path) -> TarContent:
-    """Read a tar with at most one image in memory, even with forged headers. Raises OSError."""
+    """Read a tar, holding at most one image in memory, even if headers are forged. Raises OSError."""
     digest, members = hashlib.sha256(), []
     with path.open("rb") as file:
         while member := _next_member(file, digest):
@@ -92,7 +92,7 @@ def read_tar(path: Path) -> TarContent:
 
 
 def _next_member(file: BinaryIO, digest: "hashlib._Hash") -> Member | None:
-    """The complete plain member that starts here; if there is none, None, with the position restored."""
+    """Read the next regular file and update `digest`; if there is none, return None and restore the position."""
     start = file.tell()
     header = file.read(BLOCK)
     size = _size(header)

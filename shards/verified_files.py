@@ -1,4 +1,4 @@
-"""A log of the verified files of a folder, so that unchanged files are not hashed again."""
+"""Records which files of a folder are verified, so that unchanged files need not be hashed again."""
 
 import json
 from contextlib import suppress
@@ -8,14 +8,14 @@ from shards.durable import disk_errors
 
 
 class VerifiedFiles:
-    """One JSON line for each verified file: name, size, mtime and checksum."""
+    """A log file with one JSON line per verified file: name, size, mtime and checksum."""
 
     def __init__(self, folder: Path, notes: str) -> None:
         self._folder, self._notes = folder, folder / notes
         self._known: dict[str, list[object]] = {}
         with suppress(FileNotFoundError):
             for line in self._notes.read_text(errors="replace").splitlines():
-                with suppress(ValueError, TypeError):  # the last line of a killed process may be torn
+                with suppress(ValueError, TypeError):  # a killed process may leave an incomplete line
                     name, *facts = json.loads(line)
                     self._known[name] = facts
 
@@ -28,7 +28,7 @@ class VerifiedFiles:
         if facts is not None:
             self._known[name] = facts
             with disk_errors(self._notes), self._notes.open("a") as file:
-                file.write("\n" + json.dumps([name, *facts]))  # newline first: the last line may be torn
+                file.write("\n" + json.dumps([name, *facts]))  # newline first: the last line may be incomplete
 
     def _facts(self, name: str, checksum: str) -> list[object] | None:
         try:

@@ -33,17 +33,17 @@ _NOTE = ".verified.json"
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Result of a full check; without problems every byte is as packed."""
+    """Result of a full check; if there are no problems, no byte has changed since packing."""
 
     samples: int
     shards: int
     problems: list[str] = field(default_factory=list)
     tables_are_good: bool = True
-    """Whether the index and the other tables are as packed; then damaged shards can be repaired."""
+    """Whether the index and the other tables are undamaged; if so, damaged shards can be repaired."""
 
 
 def verify(folder: Path, workers: int = 1) -> VerifyReport:
-    """Read and check every file of `folder`; record a good result for `require_verified`."""
+    """Read and check every file of `folder`. If all are intact, record that, so that later checks can skip them."""
     before = _file_stamps(folder)
     try:
         index = SampleIndex.load(folder)
@@ -58,7 +58,7 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
         for found in pool.map(lambda shard: list(_shard_problems(index, shard, with_dali)), range(len(shards))):
             problems += found[:_PROBLEMS_PER_SHARD]
             if len(found) > _PROBLEMS_PER_SHARD:
-                problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more in that shard")
+                problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more problems in that shard")
             progress.advance(min(index.dataset.samples_per_shard, len(index) - progress.done))
     if not problems:
         mark_verified(folder, before)
@@ -66,13 +66,13 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
 
 
 def mark_verified(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
-    """Record that the files, as they are now or were at `stamps`, are as packed."""
-    with suppress(DataError, OSError):  # a read-only folder is checked again next time
+    """Record that the files are verified. stamps: their sizes and mtimes before they were read; None: as of now."""
+    with suppress(DataError, OSError):  # a read-only folder is verified again next time
         write_json(folder / _NOTE, stamps if stamps is not None else _file_stamps(folder))
 
 
 def require_verified(folder: Path, workers: int = 1) -> SampleIndex:
-    """Load the index of `folder`, after a full check if any file changed since the last good one."""
+    """Load the index of `folder`; verify all files first if any has changed since the last verification."""
     index = SampleIndex.load(folder)
     if not is_marked_verified(folder):
         report = verify(folder, workers)
@@ -86,7 +86,7 @@ def require_verified(folder: Path, workers: int = 1) -> SampleIndex:
 
 
 def is_marked_verified(folder: Path) -> bool:
-    """Whether no file has changed since the last good check."""
+    """Whether the folder was verified and no file has changed since."""
     return _read_mark(folder) == _file_stamps(folder)
 
 
@@ -97,7 +97,7 @@ def _read_mark(folder: Path) -> object:
 
 
 def _file_stamps(folder: Path) -> dict[str, list[int]]:
-    """[size, mtime in ns] of every packed file that exists."""
+    """Return [size, mtime in ns] of every packed file that exists, by name."""
     with suppress(DataError):
         names = ["dataset.json", "index.parquet", "index.arrow", "rejected.parquet", "duplicates.parquet"]
         shards = [shard.file for shard in Dataset.load(folder).shards]
@@ -112,34 +112,34 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def index_problems(index: SampleIndex) -> Iterator[str]:
-    """Problems of the tables, each alone and compared with the others and dataset.json."""
+    """Yield the problems of the tables: unreadable ones, and differences between them and dataset.json."""
     rejected = read_parquet(index.folder / "rejected.parquet", "list of rejected images").num_rows
     read_parquet(index.folder / "duplicates.parquet", "list of repeated images")
     if rejected != index.dataset.count - index.dataset.usable:
-        yield "rejected.parquet does not belong to dataset.json"
+        yield "rejected.parquet does not match dataset.json"
     table = index.read_table()
     keys = table["key"]
     mapped = {name: getattr(index, name) for name in NUMERIC}
     if index_checksum(mapped, keys) != index.checksum:
-        yield "index.arrow or the keys in index.parquet changed since they were packed (checksum)"
+        yield "index.arrow or the keys in index.parquet have changed since packing (checksum)"
     if any(not np.array_equal(column, mapped[name]) for name, column in numeric_columns(table).items()):
         yield "index.parquet and index.arrow differ"
     if not np.array_equal(index.sample_id, np.arange(len(index))):
         yield "the sample ids of the index are not 0..n-1"
     if pc.count_distinct(keys).as_py() != len(keys):
-        yield "the index has a key twice"
+        yield "a key occurs twice in the index"
     usable = len(index.usable_ids())
     if usable != index.dataset.usable:
-        yield f"the index has {usable:,} usable samples, dataset.json {index.dataset.usable:,}"
+        yield f"the index has {usable:,} usable samples, but dataset.json records {index.dataset.usable:,}"
     if np.any((index.shard == IN_NO_SHARD) != (index.verdict != VERDICTS.index("ok"))):
-        yield "the index has a rejected sample in a shard, or a usable one in none"
+        yield "the index places a rejected sample in a shard, or a usable sample in none"
     if np.any(index.shard >= len(index.dataset.shards)):
         yield "the index names a shard that is not in dataset.json"
     yield from _resize_problems(index)
 
 
 def _resize_problems(index: SampleIndex) -> Iterator[str]:
-    """Images of the wrong size by the index: cheap, and the first sign of a wrong setting in a recipe."""
+    """Yield a problem if the index lists images of the wrong size; a cheap check that needs no shard."""
     resize = index.dataset.resize
     if resize is None:
         return
@@ -147,8 +147,8 @@ def _resize_problems(index: SampleIndex) -> Iterator[str]:
     if len(wrong):
         first = int(wrong[0])
         yield (
-            f"{len(wrong):,} images whose shorter side is not {resize}: {_describe_sample(index, first)}, "
-            f"{index.width[first]} x {index.height[first]}"
+            f"{len(wrong):,} images have a shorter side other than {resize} pixels, for example "
+            f"{_describe_sample(index, first)}: {index.width[first]} x {index.height[first]}"
         )
 
 
@@ -164,41 +164,41 @@ def _shard_problems(index: SampleIndex, shard: int, with_dali: bool) -> Iterator
         yield f"{facts.file} cannot be read: {error.strerror}"
         return
     if nbytes != facts.nbytes:
-        yield f"{facts.file} has {nbytes:,} bytes, {facts.nbytes:,} were packed"
+        yield f"{facts.file} has {nbytes:,} bytes instead of {facts.nbytes:,}"
     elif content.sha256 != facts.sha256:
-        yield f"{facts.file} changed since it was packed (SHA-256)"
+        yield f"{facts.file} has changed since packing (SHA-256)"
     if not content.is_whole:
-        yield f"{facts.file} is not a plain tar after its member {len(content.members):,}"
+        yield f"{facts.file} is not a valid tar after member {len(content.members):,}"
     yield from _member_problems(index, shard, content.members)
     if with_dali and content.members:
         yield from _dali_problems(path, content.members)
 
 
 def _member_problems(index: SampleIndex, shard: int, members: list[Member]) -> Iterator[str]:
-    """Compare the members of the tar with the rows of the index, in order."""
+    """Yield the differences between the members of a tar and the rows of the index."""
     facts = index.dataset.shards[shard]
     ids = np.flatnonzero(index.shard == shard)
     if len(ids) != facts.samples:
-        yield f"{facts.file}: the index has {len(ids):,} samples, dataset.json {facts.samples:,}"
+        yield f"{facts.file}: the index lists {len(ids):,} samples, but dataset.json records {facts.samples:,}"
     if len(members) != len(ids):
-        yield f"{facts.file} has {len(members):,} members, the index {len(ids):,}"
+        yield f"{facts.file} has {len(members):,} members, but the index lists {len(ids):,}"
     for member, row in zip(members, ids, strict=False):
         sample = int(row)
         expected = (member_key(sample), index.offset[sample], index.nbytes[sample])
         if (Path(member.name).stem, member.offset, member.nbytes) != expected:
             wanted = _describe_sample(index, sample)
-            yield f"{facts.file}: {member.name} at {member.offset:,} is not {wanted} of the index"
+            yield f"{facts.file}: the index expects {wanted}, but {member.name} is at byte {member.offset:,}"
         elif member.crc32 != index.crc32[sample]:
-            yield f"{facts.file}: the bytes of {_describe_sample(index, sample)} changed (CRC-32)"
+            yield f"{facts.file}: the bytes of {_describe_sample(index, sample)} have changed (CRC-32)"
 
 
 def _dali_problems(tar: Path, members: list[Member]) -> Iterator[str]:
-    """Check the .idx file, because DALI reads whatever is at a wrong offset."""
+    """Check the .idx file of a tar: DALI would not notice a wrong offset."""
     path = index_path(tar)
     if not path.is_file():
-        yield f"{path.name} is missing while others exist; --dali-index rewrites it"
+        yield f"{path.name} is missing while other index files exist; pack with --dali-index to rewrite it"
     elif path.read_text(errors="replace") != index_text((one.name, one.offset, one.nbytes) for one in members):
-        yield f"{path.name} does not match {tar.name}; --dali-index rewrites it"
+        yield f"{path.name} does not match {tar.name}; pack with --dali-index to rewrite it"
 
 
 def _describe_sample(index: SampleIndex, sample: int) -> str:

@@ -4,12 +4,12 @@
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 --time=24:00:00 --account=me slurm/incv_webvision.sh
 #   sbatch --nodes=2 --gpus-per-node=8 ... slurm/incv_webvision.sh coteaching_incv -c webvision1000 --run-dir /data/r
 #
-# The default recipe is webvision50. The job saves and requeues itself before its time limit. It resumes after a
-# preemption or a dead node, or when the same line is submitted again after a scancel: see slurm/README.md.
+# The default recipe is webvision50. Before its time limit the job saves the run and requeues itself. The run resumes
+# after a preemption or a node failure, or if the same line is submitted again after a scancel: see slurm/README.md.
 #
 # INCV_SETUP=FILE          sourced on each node (modules, environment); default: .venv/bin/activate, if it exists
 # INCV_CONTAINER=IMAGE     run in this image (srun --container-image, from the pyxis plugin with enroot)
-# INCV_MOUNTS=A:B,...      more folders to mount in the container; the current one is always mounted
+# INCV_MOUNTS=A:B,...      more folders to mount in the container; the current folder is always mounted
 # INCV_STAGE=/local/path   copy the shards to this path on each node first, and read them from there
 # INCV_PROCS_PER_NODE=N    processes per node if Slurm grants no GPUs; default: 1
 #
@@ -21,8 +21,8 @@
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
-MAX_STARTS=3      # in a row without durable progress; after that, another start would not help
-SAVE_SECONDS=270  # for a run to save after a stop request; the signal comes 300 s before the time limit
+MAX_STARTS=3      # consecutive starts without durable progress before the job gives up
+SAVE_SECONDS=270  # time for a run to save after a stop request; the signal comes 300 s before the time limit
 EXIT_STOPPED=75
 
 asked="" run_dir="" code=0
@@ -31,10 +31,10 @@ trap 'stop TERM' TERM
 
 main() {
   if [[ -z ${SLURM_JOB_ID:-} ]]; then
-    echo "usage: sbatch [options of sbatch] $0 [STAGE] [arguments of incv run]" >&2
+    echo "usage: sbatch [sbatch options] $0 [STAGE] [arguments of incv run]" >&2
     exit 2
   fi
-  INCV_LAUNCHED=$(date +%s) # an older STOP file does not apply to this start
+  INCV_LAUNCHED=$(date +%s) # this start ignores an older STOP file
   export INCV_LAUNCHED
   choose_place
   choose_command "$@"
@@ -44,7 +44,7 @@ main() {
   before=$(progress)
   earlier=$(starts_from "$before")
   ((earlier < MAX_STARTS)) || end_chain
-  if [[ -e $run_dir/manifest.json ]]; then # the first start refuses a folder that is not empty
+  if [[ -e $run_dir/manifest.json ]]; then # not before the first start, which refuses a folder that is not empty
     mkdir -p "$run_dir/logs"
     echo "$(date +%FT%T) job $SLURM_JOB_ID: $before" >>"$record"
   fi
@@ -55,7 +55,7 @@ main() {
   end
 }
 
-# Choose where commands run: in the environment of INCV_SETUP, or in a container.
+# Choose where commands run: in a container, or in the environment that INCV_SETUP sets up.
 choose_place() {
   place=()
   if [[ -n ${INCV_CONTAINER:-} ]]; then
@@ -67,7 +67,7 @@ choose_place() {
   export INCV_SETUP=${INCV_SETUP:-}
   if [[ -n $INCV_SETUP && -z ${INCV_CONTAINER:-} ]]; then
     set +u # setup scripts are rarely written for set -u
-    # shellcheck disable=SC1090  # the user's own file
+    # shellcheck disable=SC1090  # a file of the user
     source "$INCV_SETUP" >&2
     set -u
   fi
@@ -90,7 +90,7 @@ choose_command() {
 count_processes() {
   nodes=$SLURM_JOB_NUM_NODES
   local gpus=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-0}} all=${SLURM_GPUS:-}
-  gpus=${gpus##*:} # a100:4
+  gpus=${gpus##*:} # drop the type, as in a100:4
   all=${all##*:}
   processes=${INCV_PROCS_PER_NODE:-1}
   ((gpus == 0)) || processes=$gpus
@@ -115,7 +115,7 @@ on_head() {
 }
 
 # Run a program once per node, in the background, so that this shell can handle signals. Sets `code`.
-#   on_nodes SECONDS PROGRAM ARGUMENT...   SECONDS after the first node ends, srun ends the others; 0: never
+#   on_nodes SECONDS PROGRAM ARGUMENT...   srun kills the other nodes SECONDS after the first one ends; 0: never
 on_nodes() {
   local grace=$1 program=$2 step interrupted
   shift 2
@@ -126,7 +126,7 @@ on_nodes() {
     code=0
     wait "$step" || code=$?
     kill -0 "$step" 2>/dev/null || break
-    while [[ -n $asked ]] && kill -0 "$step" 2>/dev/null; do # a trap has interrupted the wait
+    while [[ -n $asked ]] && kill -0 "$step" 2>/dev/null; do # a trap interrupted the wait
       leave_stop_file
       sleep 2
     done
@@ -134,10 +134,10 @@ on_nodes() {
   interrupted=$code
   code=0
   wait "$step" 2>/dev/null || code=$?
-  ((code != 127)) || code=$interrupted # the first wait had reaped it already
+  ((code != 127)) || code=$interrupted # 127: the first wait had already collected its status
 }
 
-# Ignore USR2 until the program handles it: it would kill this shell.
+# Ignore USR2, which would kill this shell before the program handles it.
 # shellcheck disable=SC2016  # expanded by the shell on the node
 ON_NODE='
 trap "" USR2
@@ -147,7 +147,7 @@ if [[ -n $INCV_SETUP ]]; then source "$INCV_SETUP" >&2; fi
 stage_shards() {
   local line words folders=() from to
   while IFS= read -r line; do
-    eval "words=($line)" # incv quotes the words for a shell
+    eval "words=($line)" # incv has quoted the words for the shell
     from=$(realpath -m "${words[1]}")
     to=$INCV_STAGE$from
     folders+=("$from" "$to")
@@ -157,11 +157,11 @@ stage_shards() {
   on_nodes 0 'while (($#)); do python -m trainer shards stage "$1" "$2" || exit; shift 2; done' "${folders[@]}"
 }
 
-# One torchrun per node; it starts the processes, and restarts them if one dies.
+# Run one torchrun per node, which starts the processes and restarts them if one dies.
 train() {
   local restart=${SLURM_RESTART_COUNT:-0}
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$SAVE_SECONDS # how long torchrun waits for its processes after a signal
-  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # with a shared store, restarts over gloo often fail
+  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # with a shared store, restarts with gloo often fail
   # shellcheck disable=SC2016
   local launcher='
     addresses=($1)
@@ -176,13 +176,13 @@ train() {
 }
 
 # shellcheck disable=SC2317  # the traps above call it
-# First the STOP file, which cannot get lost; then the signal, which is faster and reaches a run without a directory.
+# Create the STOP file, which cannot get lost, then send the signal, which is faster and needs no run directory.
 stop() {
   [[ -z $asked ]] || return 0
   asked=$1
-  echo "$(date +%FT%T) got $1: requesting the run to save and stop" >&2
+  echo "$(date +%FT%T) got $1: asking the run to save and stop" >&2
   leave_stop_file
-  # If Slurm itself ends the job, the steps already got a signal; after a third one, torchrun abandons its workers.
+  # If Slurm ends the job, it has already signalled the steps; on a third signal torchrun would abandon its workers.
   [[ $(job_state) != RUNNING ]] || scancel --signal=USR2 "$SLURM_JOB_ID" || true
 }
 
@@ -196,7 +196,7 @@ job_state() {
   scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*' | cut -d= -f2 || true
 }
 
-# Identity of a file, to tell whether this start replaced it: a refused start does not.
+# Print inode and mtime of a file, to tell whether this start has replaced it; a refused start does not.
 identity() {
   stat -c '%i %y' "$run_dir/$1" 2>/dev/null || true
 }
@@ -211,15 +211,15 @@ finished() {
 sys.exit(json.load(open(sys.argv[1]))["starts"][-1]["ended"] != "finished")' "$run_dir/manifest.json"
 }
 
-# A line that changes with every durable progress.
+# Print a line that changes whenever the run has saved more progress.
 progress() {
   on_head python -m trainer doctor --run-dir "$run_dir" --progress || echo unknown
 }
 
-# Count the latest consecutive starts that began at this point.
+# Count the latest consecutive starts that began with this line of progress.
 starts_from() {
   local count=0 line
-  if [[ ! -e $run_dir/manifest.json ]]; then # nothing is recorded yet; use the count of Slurm
+  if [[ ! -e $run_dir/manifest.json ]]; then # nothing is recorded yet; use Slurm's count
     echo "${SLURM_RESTART_COUNT:-0}"
     return
   fi
@@ -233,19 +233,19 @@ starts_from() {
 
 end_chain() {
   echo "$MAX_STARTS starts in a row made no progress beyond: $before" >&2
-  echo "see the log above for the cause; then submit the same line again for up to $MAX_STARTS more starts" >&2
+  echo "see the log above for the cause; to try up to $MAX_STARTS more starts, submit the same line again" >&2
   [[ ! -e $record ]] || mv -f "$record" "$record.ended"
   exit 1
 }
 
-# torchrun's exit code is ambiguous (1 after a stop by signal): stopped.json and the manifest tell what happened.
+# Decide by stopped.json and the manifest: torchrun's exit code is ambiguous (1 after a stop by signal).
 end() {
   ls "$run_dir" >/dev/null 2>&1 || true # refreshes the cache of a network file system
   if ! stopped_anew && finished; then
     rm -f "$record"
     exit 0
   fi
-  # After a stop while shards were copied or packed, there is no run yet that could write stopped.json.
+  # If the stop came while shards were copied or packed, there is no stopped.json, because the run had not begun.
   if ! stopped_anew && [[ -z $asked ]]; then
     ((code)) || echo "all processes exited with 0, but $run_dir/manifest.json does not record a finished run" >&2
     exit "$((code ? code : 1))"
@@ -253,7 +253,7 @@ end() {
   if ((earlier + 1 >= MAX_STARTS)) && [[ $(progress) == "$before" ]]; then
     end_chain
   fi
-  if [[ $(job_state) != RUNNING ]]; then # preempted or cancelled: Slurm requeues or ends it
+  if [[ $(job_state) != RUNNING ]]; then # preempted or cancelled: Slurm requeues or ends the job
     exit "$EXIT_STOPPED"
   fi
   if scontrol requeue "$SLURM_JOB_ID"; then

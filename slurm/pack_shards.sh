@@ -1,15 +1,16 @@
 #!/bin/bash
-# Pack a data set with an array job that shares one output folder, then merge. Arguments: `incv shards pack`.
+# Pack a data set with an array job, whose tasks share one output folder, then merge. Takes the arguments of
+# `incv shards pack`.
 #
 #   sbatch --array=0-15 slurm/pack_shards.sh webvision --root /data/webvision --out /data/shards/train --resize 256
 #
 # Number the array from 0. Its first task also submits this script as a single job that waits for all tasks and merges
-# their output (if compute nodes may not submit jobs: submit the same line without --array by hand). After a stop, a
-# time limit or a dead node, submit the same line again: finished shards are kept.
+# their output. If compute nodes may not submit jobs, submit the same line without --array yourself. After a stop, a
+# time limit or a node failure, submit the same line again: finished shards are kept.
 #
 # INCV_SETUP=FILE   sourced first (modules, the environment that provides `incv`)
-# INCV_TASKS=N      total number of tasks, to repeat only some of them: INCV_TASKS=16 sbatch --array=3,7 ...
-# INCV_MERGE=no     do not submit the merge job, because slurm/pipeline.sh does
+# INCV_TASKS=N      total number of tasks; needed to rerun only some of them: INCV_TASKS=16 sbatch --array=3,7 ...
+# INCV_MERGE=no     do not submit the merge job (used by slurm/pipeline.sh, which submits its own)
 #
 #SBATCH --job-name=incv-pack
 #SBATCH --cpus-per-task=8
@@ -23,7 +24,7 @@ if [[ $# -eq 0 ]]; then
   exit 2
 fi
 if [[ -n ${INCV_SETUP:-} ]]; then
-  # shellcheck disable=SC1090  # the user's own file
+  # shellcheck disable=SC1090  # a file of the user
   source "$INCV_SETUP"
 fi
 options=()
@@ -31,7 +32,7 @@ if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
   options+=(--workers "$SLURM_CPUS_PER_TASK")
 fi
 
-# Single job: pack the shards that are still missing, usually none, and merge.
+# As a single job: pack any shards that are still missing, and merge.
 if [[ -z ${SLURM_ARRAY_TASK_ID:-} ]]; then
   exec incv shards pack "${options[@]}" "$@"
 fi
@@ -39,7 +40,7 @@ fi
 tasks=${INCV_TASKS:-$SLURM_ARRAY_TASK_COUNT}
 is_first=$((SLURM_ARRAY_TASK_ID == ${SLURM_ARRAY_TASK_MIN:-0}))
 if ((is_first && ${SLURM_RESTART_COUNT:-0} == 0)) && [[ ${INCV_MERGE:-} != no ]]; then
-  # sbatch passes its environment on: without the array variables, the merge job is a single job
+  # sbatch passes on the environment; without the array variables the merge job runs as a single job
   env -u SLURM_ARRAY_TASK_ID -u SLURM_ARRAY_TASK_COUNT -u SLURM_ARRAY_TASK_MIN -u SLURM_ARRAY_TASK_MAX \
     -u SLURM_ARRAY_TASK_STEP -u SLURM_ARRAY_JOB_ID \
     sbatch --dependency="afterok:$SLURM_ARRAY_JOB_ID" --kill-on-invalid-dep=yes --job-name=incv-merge \

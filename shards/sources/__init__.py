@@ -1,7 +1,7 @@
-"""The data sets that can be packed: one file each, ending in a `SOURCE` record that the registry finds.
+"""The data sets that can be packed: one module each, with a `SOURCE` record that the registry finds.
 
-`source.py` says what a data set has to offer, `registry.py` finds and opens one by name, also those of other
-installed packages. The other files are shared: lists of files, tars, folders and WordNet classes.
+`source.py` defines the interface of a data set. `registry.py` finds and opens data sets by name, including those of
+other installed packages. The other modules are shared: lists of files, tars, folders and WordNet classes.
 """
 
 from shards.sources.registry import find_source, list_sources, open_source, published_size

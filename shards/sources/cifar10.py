@@ -10,7 +10,7 @@ import numpy as np
 from shards.errors import DataError
 from shards.sources.source import RawSample, SourceType, encode_png, require_root, require_split
 
-_ROWS = 10_000  # of every official file
+_ROWS = 10_000  # images per official file
 _PIXELS = 3 * 32 * 32
 _RECORD = 1 + _PIXELS
 _LARGEST_PICKLE = 64 * 2**20
@@ -37,12 +37,12 @@ class Cifar10:
         for file in self._files:
             if file.suffix == ".bin" and file.stat().st_size != _ROWS * _RECORD:
                 raise DataError(
-                    f"{file} has {file.stat().st_size:,} bytes where CIFAR-10 has {_ROWS * _RECORD:,}; "
+                    f"{file} has {file.stat().st_size:,} bytes instead of {_ROWS * _RECORD:,}; "
                     "download and unpack the archive again"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        # a worker process opens the files itself: a pickled memory map would contain all its bytes
+        # worker processes open the files themselves: a pickled memory map would contain all its bytes
         return {**self.__dict__, "_batches": {}}
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Cifar10:
         return RawSample(self.key(row), self.label(row), "png", encode_png(pixels))
 
     def _batch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """(labels [10000], pixels uint8 [10000, 3072]: the red, green and blue planes one after another)."""
+        """Return labels [10000] and pixels uint8 [10000, 3072], each row a red, a green and a blue plane."""
         if number not in self._batches:
             file = self._files[number]
             self._batches[number] = _read_binary_batch(file) if file.suffix == ".bin" else _read_python_batch(file)
@@ -79,7 +79,7 @@ SOURCE = SourceType(
 
 
 def _find_batch_files(root: Path, split: str) -> list[Path]:
-    """The files of `split` in the first folder that has any of them."""
+    """Return the files of `split` from the first folder that has all of them."""
     missing: list[Path] = []
     for folder in (root, root / "cifar-10-batches-bin", root / "cifar-10-batches-py"):
         for suffix in (".bin", ""):
@@ -91,7 +91,7 @@ def _find_batch_files(root: Path, split: str) -> list[Path]:
                 missing = missing or absent
     if missing:
         raise DataError(f"{missing[0]} is missing; unpack the whole CIFAR-10 archive there: {_LAYOUT}")
-    raise DataError(f"there is no CIFAR-10 under {root}. Expected there: {_LAYOUT}")
+    raise DataError(f"CIFAR-10 was not found in {root}. Expected there: {_LAYOUT}")
 
 
 def _read_class_names(folder: Path) -> tuple[str, ...]:
@@ -102,9 +102,9 @@ def _read_class_names(folder: Path) -> tuple[str, ...]:
         found = _read_pickle(pickled).get(b"label_names")
         names = [_decode(name) for name in found] if isinstance(found, list) else []
     else:
-        raise DataError(f"{text} (or {pickled.name}) with the class names is missing")
+        raise DataError(f"{text} (or {pickled.name}), which holds the class names, is missing")
     if len(names) != 10 or len(set(names)) != 10:
-        raise DataError(f"{text if text.is_file() else pickled} does not hold the names of 10 classes")
+        raise DataError(f"{text if text.is_file() else pickled} does not contain 10 distinct class names")
     return tuple(names)
 
 
@@ -121,43 +121,43 @@ def _read_python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
     content = _read_pickle(file)
     pixels, labels = content.get(b"data"), content.get(b"labels")
     if not isinstance(pixels, _PickledArray) or not isinstance(labels, list) or len(labels) != _ROWS:
-        raise DataError(f"{file} does not hold {_ROWS:,} CIFAR-10 images and labels; download it again")
+        raise DataError(f"{file} does not contain {_ROWS:,} CIFAR-10 images and labels; download it again")
     if not all(type(label) is int and 0 <= label < 10 for label in labels):
-        raise DataError(f"{file} holds a label that is not 0..9; download it again")
+        raise DataError(f"{file} contains a label outside 0..9; download it again")
     return np.array(labels, dtype=np.int32), pixels.uint8(file, (_ROWS, _PIXELS))
 
 
 def _read_pickle(file: Path) -> dict[Any, Any]:
-    """The dictionary in one of the official pickles, with byte strings kept as bytes."""
+    """Load the dictionary from one of the official pickle files; its keys are returned as bytes."""
     if file.stat().st_size > _LARGEST_PICKLE:
         raise DataError(f"{file} is larger than any file of CIFAR-10; download it again")
     try:
         content = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="bytes").load()
     except _Refused as refusal:
-        raise DataError(f"{file} is not a file of CIFAR-10: it loads {refusal}. Do not trust it") from None
+        raise DataError(f"{file} is not a CIFAR-10 file: its pickle loads {refusal}. Do not trust it") from None
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"{file} cannot be read ({type(error).__name__}); download it again") from error
     if not isinstance(content, dict):
-        raise DataError(f"{file} is not a file of CIFAR-10; download it again")
+        raise DataError(f"{file} is not a CIFAR-10 file; download it again")
     return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
 
 
 class _Refused(Exception):
-    """A pickle that loads more than arrays."""
+    """The pickle would load something other than arrays."""
 
 
 class _PickledType:
-    """Replaces ndarray and dtype while unpickling; keeps only the arguments of a dtype."""
+    """Stands in for ndarray and dtype while unpickling; only stores the constructor's arguments."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
-        """A dtype's state says its byte order; uint8 has none."""
+        """Ignore the state of a dtype: it is the byte order, which uint8 does not have."""
 
 
 class _PickledArray:
-    """The raw state of a pickled array; numpy sees it only after type and size are checked."""
+    """The raw state of a pickled array, not passed to NumPy until its type and size are checked."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state: Any = None
@@ -166,27 +166,27 @@ class _PickledArray:
         self.state = state
 
     def uint8(self, file: Path, shape: tuple[int, int]) -> np.ndarray:
-        """The array, if it is a uint8 array of this shape."""
+        """Return the array; raises DataError if it is not a uint8 array of this shape."""
         try:
             _version, found_shape, dtype, column_major, content = self.state
             kind = _decode(dtype.arguments[0])
         except (TypeError, ValueError, AttributeError, IndexError):
-            raise DataError(f"{file} holds an array that cannot be read; download it again") from None
+            raise DataError(f"{file} contains an unreadable array; download it again") from None
         is_whole = isinstance(content, bytes) and len(content) == shape[0] * shape[1]
         if found_shape != shape or kind.lstrip("|") != "u1" or not is_whole:
-            raise DataError(f"{file} holds an array of {kind} {found_shape}, not of uint8 {shape}")
+            raise DataError(f"{file} contains an array of type {kind} and shape {found_shape}, not uint8 {shape}")
         return np.frombuffer(content, np.uint8).reshape(shape, order="F" if column_major else "C")
 
 
 def _latin1(text: Any, encoding: Any) -> bytes:
-    """Replaces `_codecs.encode`, which pickles of protocol 2 use for bytes written as text."""
+    """Replaces `_codecs.encode`, with which protocol-2 pickles store bytes as text."""
     if not isinstance(text, str) or _decode(encoding) not in ("latin1", "latin-1"):
         raise _Refused("an encoding other than latin1")
     return text.encode("latin1")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Builds containers, numbers, bytes and the replacements above; it cannot run code."""
+    """An unpickler that builds only containers, numbers, bytes and arrays, so that a pickle cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":

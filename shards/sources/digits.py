@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits (8x8 pixels) of scikit-learn, which need no download."""
+"""scikit-learn's 1,797 handwritten digits (8x8 pixels), which need no download."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 
 
 class Digits:
-    """`train` has 1,397 digits, `test` a fixed 400, 40 of each class. There is no root."""
+    """The splits `train` (1,397 digits) and `test` (a fixed 400, 40 per class). `root` is ignored."""
 
     name = "digits"
     subset = ""
@@ -31,7 +31,7 @@ class Digits:
         return len(self._rows)
 
     def key(self, row: int) -> str:
-        """Numbered by the row in scikit-learn's list, so that the two splits share no key."""
+        """Return a key with the row number in scikit-learn's data set, so that keys are unique across both splits."""
         return f"digits/{self.split}/{self._rows[row]:05d}"
 
     def label(self, row: int) -> int:
@@ -48,7 +48,10 @@ SOURCE = SourceType(Digits.name, Digits, splits=_SPLITS, needs_root=False)
 
 
 def select_test_rows(labels: np.ndarray) -> np.ndarray:
-    """bool [n]: the 40 rows of each class with the smallest hash; our own hash, because libraries change theirs."""
+    """Return bool [n]: true for the 40 rows of each class with the smallest hash.
+
+    The hash is our own, because those of libraries may change.
+    """
     chosen = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         rows = [int(row) for row in np.flatnonzero(labels == label)]
@@ -57,7 +60,7 @@ def select_test_rows(labels: np.ndarray) -> np.ndarray:
 
 
 def _hash(row: int) -> int:
-    """The finalizer of splitmix64, a bijection of 64-bit integers, hence without ties."""
+    """Hash a row number with splitmix64, a bijection of 64-bit integers, so that there are no ties."""
     mixed = (row + 0x9E3779B97F4A7C15) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -65,12 +68,12 @@ def _hash(row: int) -> int:
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """(uint8 [1797, 8, 8] of 0..240, int32 [1797]) in scikit-learn's order."""
+    """Return pixels uint8 [1797, 8, 8] in 0..240 and labels int32 [1797], in scikit-learn's order."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
-            "the digits are part of scikit-learn, which is not installed; pip install 'incv[demo]'"
+            "the source digits needs scikit-learn, which is not installed: pip install 'incv[demo]'"
         ) from None
     digits = load_digits()
     return (digits.images * 15).astype(np.uint8), digits.target.astype(np.int32)

@@ -7,15 +7,15 @@ from shards.sources.source import RawSample, Source
 
 
 def select_first_classes(source: Source, classes: int) -> Source:
-    """The rows of `source` with a label below `classes`, in its order, renumbered from 0."""
+    """Return a source with only the rows whose label is below `classes`, in order and renumbered from 0."""
     known = len(source.class_names)
     if not 1 <= classes <= known:
-        raise ConfigError(f"--classes {classes}: {source.name} has {known} classes; give a number from 1 to {known}")
+        raise ConfigError(f"--classes {classes}: {source.name} has {known} classes; choose from 1 to {known}")
     return source if classes == known else FirstClasses(source, classes)
 
 
 class FirstClasses:
-    """A view of a source that skips the rows of all other classes."""
+    """A view of a source that contains only its first `classes` classes."""
 
     def __init__(self, source: Source, classes: int) -> None:
         self.name, self.split, self.subset = source.name, source.split, source.subset

@@ -1,4 +1,4 @@
-"""The validation set of ILSVRC12: folders by WordNet id, or a flat folder or the official tar with a list."""
+"""The ILSVRC12 validation set, from class folders named by WordNet id, or from a flat folder or tar with a list."""
 
 import logging
 import os
@@ -30,23 +30,24 @@ _BASES = ("", "val", "ILSVRC2012_img_val")
 _LISTS = ("ILSVRC2012_val_label.txt", "LOC_val_solution.csv")
 _SYNSETS = ("synsets.txt", "info/synsets.txt")
 _LAYOUT = (
-    "folders by WordNet id (n01440764/*.JPEG, also below val/), or all images in one folder (also val/ or "
-    f"ILSVRC2012_img_val/) or {_TAR}, with {_LISTS[0]} (lines `NAME NUMBER WNID` or `NAME WNID`) or {_LISTS[1]}"
+    "class folders named by WordNet id (n01440764/*.JPEG, directly or in val/), or all images in one folder (--root "
+    f"itself, val/ or ILSVRC2012_img_val/) or in {_TAR}, with {_LISTS[0]} (lines `NAME NUMBER WNID` or `NAME WNID`) "
+    f"or {_LISTS[1]}"
 )
 
 
 @dataclass(frozen=True)
 class _Row:
-    name: str  # of the file: the sort order, and without its suffix the key
-    path: str  # under the root, or in the tar
+    name: str  # file name: rows are sorted by it, and it is the key without its suffix
+    path: str  # relative to the root, or inside the tar
     label: int
     origin: str
 
 
 class Ilsvrc12:
-    """`val`, sorted by file name, so that folders, flat folder and tar give the same rows.
+    """The split `val`, sorted by file name, so that all three layouts give the same rows.
 
-    Labels follow from the WordNet id alone: the devkit numbers classes differently, and class names repeat. The
+    Labels are found by WordNet id, because the devkit numbers classes differently and class names are not unique. The
     classes are those of WebVision, even if some have no images here.
     """
 
@@ -90,19 +91,19 @@ def _open_rows(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
             return _rows_of_folders(root, base, sorted(filter(is_wnid, folders)), labels), FolderImages(root)
         images = {name for name in files if is_image(name)}
         if images:
-            text = _find_list(root, f"{root / base} holds images without their classes")
+            text = _find_list(root, f"{root / base} holds images but not their classes")
             before = f"{base}/" if base else ""
             rows = [_Row(row.name, before + row.name, row.label, row.origin) for row in _read_list(text, labels)]
             return _keep_present(rows, images, root / base), FolderImages(root)
     if is_there(root / _TAR):
         return _rows_of_tar(
-            root / _TAR, _read_list(_find_list(root, f"{_TAR} holds images without their classes"), labels)
+            root / _TAR, _read_list(_find_list(root, f"{_TAR} holds images but not their classes"), labels)
         )
-    raise DataError(f"there is no validation set of ILSVRC12 under {root}. Expected there: {_LAYOUT}")
+    raise DataError(f"the ILSVRC12 validation set was not found in {root}. Expected there: {_LAYOUT}")
 
 
 def _scan_folder(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the folders and of the files in `folder`; none if it does not exist."""
+    """Return the names of the subfolders and of the files in `folder`; empty if it does not exist."""
     folders: list[str] = []
     files: list[str] = []
     if is_there(folder):
@@ -120,10 +121,10 @@ def _rows_of_folders(root: Path, base: str, wnids: list[str], labels: dict[str, 
     for name in wnids:
         folder = f"{base}/{name}" if base else name
         if name not in labels:
-            raise DataError(f"the folder {root / folder} is none of the {len(labels):,} classes; remove it")
+            raise DataError(f"the folder {root / folder} is not one of the {len(labels):,} classes; remove it")
         images = [file for file in _scan_folder(root / folder)[1] if is_image(file)]
         if not images:
-            raise DataError(f"the class folder {root / folder} holds no .jpg, .jpeg or .png image")
+            raise DataError(f"the class folder {root / folder} contains no .jpg, .jpeg or .png image")
         for file in images:
             refuse_undecodable_name(f"{folder}/{file}", root)
         rows += [_Row(file, f"{folder}/{file}", labels[name], f"{folder}/{file}") for file in images]
@@ -136,14 +137,14 @@ def _find_list(root: Path, problem: str) -> TextFile:
             if is_there(root / folder / name):
                 return find_text(root, folder + name)
     raise DataError(
-        f"{problem}: neither {_LISTS[0]} nor {_LISTS[1]} is in {root}. Add one (not the devkit's "
-        "ILSVRC2012_validation_ground_truth.txt: its numbers are not labels), or sort the images into "
-        "folders by WordNet id"
+        f"{problem}: neither {_LISTS[0]} nor {_LISTS[1]} is in {root}. Add one of them (not the devkit's "
+        "ILSVRC2012_validation_ground_truth.txt, which numbers the classes differently), or sort the images into "
+        "folders named by WordNet id"
     )
 
 
 def _read_list(text: TextFile, labels: dict[str, int]) -> list[_Row]:
-    """The rows of a list, sorted by name."""
+    """Read the rows of a list; returns them sorted by file name."""
     is_table = text.path.endswith(".csv")
     rows = []
     for number, line in enumerate(read_lines(text).to_pylist(), start=1):
@@ -151,12 +152,12 @@ def _read_list(text: TextFile, labels: dict[str, int]) -> list[_Row]:
             continue
         name, found = _parse_table_line(line) if is_table else _parse_plain_line(line)
         if not is_wnid(found):
-            form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is no label"
-            raise refuse_line(text, number, line, f"no image and WordNet id ({form})")
+            form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is not enough"
+            raise refuse_line(text, number, line, f"expected an image and a WordNet id ({form})")
         if "/" in name or not is_image(name):
             raise refuse_line(text, number, line, "the image is not a plain file name ending in .JPEG, .jpg or .png")
         if found not in labels:
-            raise refuse_line(text, number, line, f"{found} is none of the {len(labels):,} classes")
+            raise refuse_line(text, number, line, f"{found} is not one of the {len(labels):,} classes")
         rows.append(_Row(name, name, labels[found], f"{text.name} line {number}"))
     if not rows:
         raise DataError(f"{text.name} in {text.root} is empty; download the whole list")
@@ -164,21 +165,21 @@ def _read_list(text: TextFile, labels: dict[str, int]) -> list[_Row]:
 
 
 def _parse_plain_line(line: str) -> tuple[str, str]:
-    """(name, wnid), both empty if the line has another form."""
+    """Parse `NAME WNID` or `NAME NUMBER WNID`; returns (name, wnid), both empty if the line has another form."""
     words = line.split()
     is_known = len(words) == 2 or (len(words) == 3 and words[1].isdecimal())
     return (words[0], words[-1]) if is_known else ("", "")
 
 
 def _parse_table_line(line: str) -> tuple[str, str]:
-    """(name, wnid): the first box has the class of the image; the names have no suffix."""
+    """Parse a line of LOC_val_solution.csv; returns (name with suffix, wnid of the first bounding box)."""
     name, _, boxes = line.partition(",")
     words = boxes.split()
     return f"{name}.JPEG", words[0] if words else ""
 
 
 def _sort_rows(rows: list[_Row]) -> list[_Row]:
-    """Sort by file name; two files of one name are refused, because they would share a key."""
+    """Sort by file name; raises DataError if two files have the same name, because they would share a key."""
     rows = sorted(rows, key=lambda row: (row.name, row.path))
     first: dict[str, _Row] = {}
     for row in rows:
@@ -189,21 +190,21 @@ def _sort_rows(rows: list[_Row]) -> list[_Row]:
 
 
 def _keep_present(rows: list[_Row], names: Iterable[str], place: Path) -> list[_Row]:
-    """Drop the classes without any image, for a reduced set; a class with missing images is an error."""
+    """Drop classes without any image, so that a subset works; a class with only some images missing is an error."""
     present = set(names)
     found = Counter(row.label for row in rows if row.name in present)
     kept = [row for row in rows if found[row.label]]
     missing = [row for row in kept if row.name not in present]
     if missing:
         raise DataError(
-            f"{place} lacks {len(missing):,} of its {len(kept):,} images, the first {missing[0].name} "
-            f"({missing[0].origin}); add them"
+            f"{place} lacks {len(missing):,} of its {len(kept):,} images; the first is {missing[0].name} "
+            f"({missing[0].origin}). Add them"
         )
     if not kept:
-        raise DataError(f"{place} holds none of the {len(rows):,} images of the list ({rows[0].origin} and on)")
+        raise DataError(f"{place} contains none of the {len(rows):,} listed images (from {rows[0].origin} on)")
     unlisted = len(present) - len(kept)
     if unlisted:
-        logging.getLogger(__name__).warning("%s: %d images are in no list and were ignored", place, unlisted)
+        logging.getLogger(__name__).warning("%s: %d images are not in the list and were ignored", place, unlisted)
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Any images in folders: ROOT/<split>/<class>/.../<image>."""
+"""Your own images in class folders: ROOT/<split>/<class>/.../<image>."""
 
 import logging
 import os
@@ -10,11 +10,11 @@ from shards.image_check import MAX_BYTES
 from shards.sources.inside import refuse_undecodable_name
 from shards.sources.source import SUFFIXES, RawSample, SourceType, is_image, require_root, suffix_of
 
-_LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '' : <class>/<image>)"
+_LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '': <class>/<image>)"
 
 
 class ImageFolder:
-    """Classes are the split's sub-folders, sorted; a row's key is its path under ROOT, suffix included."""
+    """The classes are the sorted subfolders of the split; a key is the path relative to ROOT, with suffix."""
 
     name = "image_folder"
     subset = ""
@@ -31,7 +31,7 @@ class ImageFolder:
             files = sorted(_list_files(folder, self._root))
             images = [file for file in files if is_image(os.path.basename(file))]
             if not images:
-                raise DataError(f"the class folder {self._root / folder} holds no .jpg, .jpeg or .png image")
+                raise DataError(f"the class folder {self._root / folder} contains no .jpg, .jpeg or .png image")
             ignored += len(files) - len(images)
             self._paths += images
             self._labels += [label] * len(images)
@@ -56,7 +56,7 @@ class ImageFolder:
         path = self._root / self._paths[row]
         try:
             with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)  # one byte more is enough to detect an oversized image
+                data = file.read(MAX_BYTES + 1)  # one extra byte, to detect an oversized image
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         return RawSample(self._paths[row], self._labels[row], SUFFIXES[suffix_of(path.name)], data)
@@ -66,13 +66,13 @@ SOURCE = SourceType(ImageFolder.name, ImageFolder, splits=(), note="'' if the cl
 
 
 def _list_class_folders(root: Path, split: str) -> list[str]:
-    """The sorted class folders of `split`, as paths under `root`."""
+    """Return the sorted class folders of `split`, as paths relative to `root`."""
     folder = root / split
     if not folder.is_dir() or not folder.resolve().is_relative_to(root):
         known = [entry.name for entry in root.iterdir() if entry.is_dir()]
         raise ConfigError(
-            f"{root} has no folder {split!r}; {did_you_mean(split, known)}. If {root} holds the classes themselves, "
-            "the split is '' (empty)"
+            f"{root} has no folder {split!r}; {did_you_mean(split, known)}. If {root} itself contains the class "
+            "folders, use the empty split ''"
         )
     prefix = folder.relative_to(root).as_posix()
     prefix = "" if prefix == "." else prefix + "/"
@@ -83,7 +83,7 @@ def _list_class_folders(root: Path, split: str) -> list[str]:
 
 
 def _list_files(folder: str, root: Path) -> Iterator[str]:
-    """All files below `folder`, as paths under `root`; links may point elsewhere inside it, but not outside."""
+    """Yield all files below `folder`, as paths relative to `root`. Links may point only inside `root`."""
     _refuse_bad_link(folder, root)
     with os.scandir(root / folder) as entries:
         for entry in entries:
@@ -105,8 +105,8 @@ def _refuse_bad_link(path: str, root: Path) -> None:
         return
     target = link.resolve()
     if not target.is_relative_to(root):
-        raise DataError(f"{link} is a link that leaves {root} (to {target}); copy the images into it")
+        raise DataError(f"{link} is a link that leaves {root} (to {target}); copy the images instead")
     if not target.exists():
         raise DataError(f"{link} is a link to {target}, which does not exist; remove it or restore the file")
     if link.is_relative_to(target):
-        raise DataError(f"{link} is a link to a folder it lies in ({target}); remove it")
+        raise DataError(f"{link} is a link to {target}, which contains it; remove it")

@@ -1,4 +1,4 @@
-"""Opens files under an untrusted root: links may point elsewhere inside it, but not outside."""
+"""Opens files below a root folder and refuses links that point outside it."""
 
 import os
 import stat
@@ -10,13 +10,13 @@ from shards.image_check import MAX_BYTES
 
 
 def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
-    """Open the regular file ROOT/path; `origin` names it in errors. `root` is absolute, without links."""
+    """Open the regular file ROOT/path. origin: its description in errors; root: absolute, without links."""
     place = f"{root}/{path}"
     location = f"{place} ({origin})" if origin not in (path, place) else place
     try:
         real = os.path.realpath(place, strict=True)
         if not real.startswith(f"{str(root).rstrip('/')}/"):
-            raise DataError(f"{location} is behind a link that leaves {root} (to {real}); copy the images into it")
+            raise DataError(f"{location} is behind a link that leaves {root} (to {real}); copy the files instead")
         # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -25,12 +25,12 @@ def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
         raise DataError(f"{location} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DataError(f"{location} is not a file; a file is expected there")
+        raise DataError(f"{location} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def is_there(path: Path) -> bool:
-    """Whether the path exists; True also if it is not accessible, so that opening it reports why."""
+    """Whether the path exists; also true if it is not accessible, so that opening it reports the error."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -44,17 +44,17 @@ def refuse_undecodable_name(path: str, root: Path) -> None:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        raise DataError(f"{root} holds a file whose name is not UTF-8: {path!r}; rename it") from None
+        raise DataError(f"{root} contains a file whose name is not UTF-8: {path!r}; rename it") from None
 
 
 class FolderImages:
-    """The images of an extracted folder, by their paths under `root`."""
+    """Reads images from a folder, by their paths relative to `root` or to its subfolder `folder`."""
 
     def __init__(self, root: Path, folder: str = "") -> None:
         self._root, self._folder = root, folder
 
     def read(self, row: int, path: str, origin: str) -> bytes:
-        """Read at most one byte more than the size limit: enough to detect an oversized image."""
+        """Read one image, up to one byte more than the size limit, to detect oversized images. `row` is ignored."""
         place = f"{self._folder}/{path}" if self._folder else path
         with open_inside(self._root, place, origin) as file:
             try:

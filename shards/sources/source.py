@@ -1,4 +1,4 @@
-"""The interface of a data set, its registry record, and the checks that all data sets share."""
+"""The interface of a data set, its registry record, and checks shared by all data sets."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -15,19 +15,19 @@ SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 
 
 def suffix_of(name: str) -> str:
-    """From the last dot on, in lower case; also of `..jpg`, a name that occurs in web data."""
+    """Return the lower-case suffix, from the last dot on, even of a name like `..jpg`, which occurs in web data."""
     base = name.rpartition("/")[2]
     return base[base.rfind(".") :].lower() if "." in base else ""
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is an image by its name; hidden files are not."""
+    """Whether a file name has an image suffix; hidden files do not count."""
     return not name.startswith(".") and suffix_of(name) in SUFFIXES
 
 
 @dataclass(frozen=True)
 class RawSample:
-    """One image as the source holds it; `data` is a whole PNG or JPEG file, not yet checked."""
+    """One image as the source provides it; `data` is a complete PNG or JPEG file, not yet checked."""
 
     key: str
     label: int
@@ -36,7 +36,7 @@ class RawSample:
 
 
 class Source(Protocol):
-    """A list of labelled images with random access; picklable, so that processes can share the work."""
+    """A list of labelled images with random access; picklable, so that worker processes can read it."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class Source(Protocol):
 
     @property
     def subset(self) -> str:
-        """The requested part of the split, "" for a source without subsets."""
+        """The selected subset of the split; "" if the source has no subsets."""
 
     @property
     def class_names(self) -> tuple[str, ...]: ...
@@ -54,38 +54,38 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def key(self, row: int) -> str:
-        """The unique name of a row, without reading its pixels."""
+        """Return the unique name of a row, without reading its image."""
 
     def label(self, row: int) -> int:
-        """The class of a row, without reading its pixels."""
+        """Return the class of a row, without reading its image."""
 
     def origin(self, row: int) -> str:
-        """Where the row comes from, for errors: a line of a list, or a file."""
+        """Describe where the row comes from, for error messages: a line of a list, or a file."""
 
     def sample(self, row: int) -> RawSample: ...
 
 
 @dataclass(frozen=True)
 class SourceType:
-    """The record of one data set: `SOURCE` in its file, or what an entry point of `incv.sources` loads to."""
+    """The registry record of a data set: `SOURCE` in its module, or the object of an `incv.sources` entry point."""
 
     name: str
     open: Callable[..., Source]
-    """From (root, split), and the subset (None: not given) where there are subsets."""
+    """Called with (root, split), and with the subset (None: the default) if the data set has subsets."""
     splits: tuple[str, ...]
-    """Empty where the splits are the folders under the root."""
+    """Empty if the splits are the folders in the root."""
     subsets: tuple[str, ...] = ()
     needs_root: bool = True
     note: str = ""
-    """A remark for the help of the command line."""
+    """A remark for the command-line help."""
     published: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """(samples, classes) by (split, subset); the subset is "all" where there are none."""
+    """Published (samples, classes) by (split, subset); the subset is "all" if the data set has none."""
     published_parts: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
-    """Samples by (split, subset, first classes), where these are known not to be proportional."""
+    """Samples by (split, subset, number of first classes), if known not to be proportional to the classes."""
 
 
 class Images(Protocol):
-    """The image files of a list: a folder finds them by path, a tar by row; `origin` is for errors."""
+    """Reads the images of a list: from a folder by path, or from a tar by row; `origin` is for errors."""
 
     def read(self, row: int, path: str, origin: str) -> bytes: ...
 
@@ -96,9 +96,9 @@ def require_split(source: str, split: str, known: tuple[str, ...]) -> None:
 
 
 def require_root(source: str, root: Path | None, layout: str, reads_tars: bool = False) -> Path:
-    """`root` as an absolute folder; otherwise an error that describes the expected layout."""
+    """Return `root` as an absolute path; raises DataError with the expected layout if it is not a folder."""
     if root is None:
-        raise DataError(f"{source} needs --root, the folder of its images. Expected there: {layout}")
+        raise DataError(f"{source} needs --root, the folder with its images. Expected there: {layout}")
     try:
         root.stat()
     except PermissionError as error:
@@ -106,17 +106,17 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
     except OSError:
         pass  # reported below
     if root.is_file():
-        advice = "Give the folder it lies in" if reads_tars else f"Unpack it (tar -xf {root}) and give the folder"
+        advice = "Pass the folder it is in" if reads_tars else f"Unpack it (tar -xf {root}) and pass the folder"
         raise DataError(f"{root} is a file, not a folder. {advice}. Expected there: {layout}")
     if not root.is_dir():
         raise DataError(
-            f"{root} does not exist. Expected there: {layout}. Give the folder of {source}'s images as --root"
+            f"{root} does not exist. Expected there: {layout}. Pass the folder with {source}'s images as --root"
         )
     return root.resolve()
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """A lossless PNG file of uint8 pixels, [H, W] gray or [H, W, 3] RGB."""
+    """Encode uint8 pixels, [H, W] gray or [H, W, 3] RGB, as a PNG file."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, format="PNG")
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""The classes of WebVision and ILSVRC12: one line each, a WordNet id and its names, in the order of the labels."""
+"""The classes of WebVision and ILSVRC12, in label order: a WordNet id (wnid) and its names for each."""
 
 import re
 
@@ -13,21 +13,21 @@ def is_wnid(word: str) -> bool:
 
 
 def wnid(class_name: str) -> str:
-    """`n01440764` of `n01440764 tench, Tinca tinca`: names repeat (crane, maillot), wnids do not."""
+    """Return the unique WordNet id of a class: `n01440764` for `n01440764 tench, Tinca tinca`."""
     return class_name.split(" ")[0]
 
 
 def read_synsets(text: TextFile) -> tuple[str, ...]:
-    """The lines of synsets.txt; line i is class i."""
+    """Read synsets.txt; returns its lines, the class names in label order."""
     names: list[str] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(read_lines(text).to_pylist(), start=1):
         name = line.strip()
         if not is_wnid(wnid(name)):
-            raise refuse_line(text, number, line, "not a WordNet id (n and eight digits) and the names of a class")
+            raise refuse_line(text, number, line, "expected a WordNet id (n and eight digits) and class names")
         first = lines.setdefault(wnid(name), number)
         if first != number:
-            raise refuse_line(text, number, line, f"the same class as line {first}")
+            raise refuse_line(text, number, line, f"this is the same class as line {first}")
         names.append(name)
     if not names:
         raise DataError(f"{text.shown} in {text.root} is empty; download the whole list")
@@ -35,8 +35,8 @@ def read_synsets(text: TextFile) -> tuple[str, ...]:
 
 
 def imagenet_synsets() -> tuple[str, ...]:
-    """The 1000 classes from timm, identical to the lines of WebVision's synsets.txt."""
-    from timm.data import ImageNetInfo  # here, because it imports torch, which takes seconds
+    """Return the 1000 ImageNet classes from timm, identical to the lines of WebVision's synsets.txt."""
+    from timm.data import ImageNetInfo  # imported here: it imports torch, which takes seconds
 
     info = ImageNetInfo("imagenet-1k")
     return tuple(f"{name} {info.label_name_to_description(name, detailed=False)}" for name in info.label_names())

@@ -1,4 +1,4 @@
-"""Reads images from a plain tar without extracting: one pass over its headers, then one pread per image."""
+"""Reads images from an uncompressed tar in place: one pass over the headers, then one pread per image."""
 
 import os
 import stat
@@ -25,7 +25,7 @@ _MEMBERS_PER_UPDATE = 1000
 
 
 class Member(NamedTuple):
-    """A regular file in a tar: its name without a leading `./`, and the position of its bytes."""
+    """A regular file in a tar: its name, without a leading `./`, and the position of its data."""
 
     name: str
     offset: int
@@ -34,7 +34,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class FileState:
-    """Size and mtime, which show whether a file changed since it was listed."""
+    """Size and mtime of a file, to detect later changes."""
 
     nbytes: int
     mtime_ns: int
@@ -47,7 +47,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class MemberLocations:
-    """Positions of the wanted files in a tar: int64 [n] each, offset -1 if the tar lacks the file."""
+    """Positions of the wanted files in a tar: int64 [n] arrays; the offset is -1 if the tar lacks the file."""
 
     offsets: np.ndarray
     nbytes: np.ndarray
@@ -58,7 +58,7 @@ class MemberLocations:
 
 
 def list_members(tar: Path) -> Iterator[Member]:
-    """The regular files of `tar` in order. Links, devices, pickles and names that leave the folder are errors."""
+    """Yield the regular files of `tar` in order. Links, devices, pickles and paths with `..` raise DataError."""
     with open_tar(tar) as file, Progress(f"list {tar.name}", FileState.of(file).nbytes, unit="bytes") as progress:
         try:
             for number, header in enumerate(read_headers(file.fileno())):
@@ -68,7 +68,7 @@ def list_members(tar: Path) -> Iterator[Member]:
                     yield member
         except BadTar as problem:
             raise DataError(
-                f"{tar} is damaged, truncated or not a plain tar: {problem}. Compare its size with the publisher's "
+                f"{tar} is damaged, truncated or not a tar: {problem}. Compare its size with the published one, "
                 "and download it again"
             ) from None
         except OSError as error:
@@ -76,9 +76,9 @@ def list_members(tar: Path) -> Iterator[Member]:
 
 
 def locate_members(tar: Path, wanted: Mapping[str, int], home: str = "") -> MemberLocations:
-    """Find the `wanted` paths (path -> row); the names of members may have one more leading folder.
+    """Find files in a tar. wanted: path -> row; member names may have one additional leading folder.
 
-    home: the leading folder of all wanted paths, which the names of members may omit.
+    home: the leading folder of all wanted paths, which member names may omit.
     """
     with open_tar(tar) as file:
         state = FileState.of(file)
@@ -92,13 +92,13 @@ def locate_members(tar: Path, wanted: Mapping[str, int], home: str = "") -> Memb
         if row is None:
             continue
         if offsets[row] >= 0:
-            raise DataError(f"{tar} holds {member.name} twice; download it again, or extract it and keep one")
+            raise DataError(f"{tar} contains {member.name} twice; download the tar again, or extract it")
         offsets[row], nbytes[row] = member.offset, member.nbytes
     return MemberLocations(offsets, nbytes, state)
 
 
 class TarImages:
-    """The images at known positions of a tar, by row; cheap to pickle, as each process opens the tar itself."""
+    """Reads images at known positions in a tar, by row. Picklable: each process opens the tar itself."""
 
     def __init__(self, tar: Path, state: FileState, offsets: np.ndarray, nbytes: np.ndarray) -> None:
         self._tar, self._state, self._offsets, self._nbytes = tar, state, offsets, nbytes
@@ -108,12 +108,12 @@ class TarImages:
         return {**self.__dict__, "_file": None}
 
     def read(self, row: int, path: str, origin: str) -> bytes:
-        """Read at most one byte more than the size limit: enough to detect an oversized image."""
+        """Read one image, up to one byte more than the size limit, to detect oversized images."""
         if self._file is None:
             file = open_tar(self._tar)
             if FileState.of(file) != self._state:
                 file.close()
-                raise DataError(f"{self._tar} has changed since its list was made; run the same command again")
+                raise DataError(f"{self._tar} has changed since it was listed; run the same command again")
             self._file = file
         size = min(int(self._nbytes[row]), MAX_BYTES + 1)
         try:
@@ -126,7 +126,7 @@ class TarImages:
 
 
 def open_tar(tar: Path) -> IO[bytes]:
-    """Open `tar` and refuse a compressed one. It may be a link, because only a tar is read from its target."""
+    """Open a tar; raises DataError if it is compressed. Links are allowed: their target is only parsed as a tar."""
     try:
         # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(tar, os.O_RDONLY | os.O_NONBLOCK)
@@ -135,20 +135,21 @@ def open_tar(tar: Path) -> IO[bytes]:
     file = os.fdopen(descriptor, "rb", buffering=0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     if file is None:
         os.close(descriptor)
-        raise DataError(f"{tar} is not a file; a plain tar is expected there")
+        raise DataError(f"{tar} is not a regular file; an uncompressed tar is expected")
     start = os.pread(descriptor, 8, 0)
     for magic, program in _COMPRESSIONS:
         if start.startswith(magic):
             file.close()
             raise DataError(
-                f"{tar} is compressed, so that images cannot be read at their positions. "
-                f"Decompress it first: {program} -dc {tar} > {tar.with_suffix('.plain.tar')}, and move it into place"
+                f"{tar} is compressed, so images cannot be read at random positions. "
+                f"Decompress it ({program} -dc {tar} > {tar.with_suffix('.plain.tar')}) "
+                "and rename the result to the original name"
             )
     return file
 
 
 def _require_harmless(tar: Path, header: Header) -> Member | None:
-    """The member if it is a regular file, None for a folder; anything else, and an unsafe name, is refused."""
+    """Return the member if it is a regular file, or None for a folder; refuse any other type and unsafe names."""
     try:
         name = header.name.decode("utf-8")
     except UnicodeDecodeError:
@@ -167,7 +168,7 @@ def _problem(kind: str, name: str) -> str:
     if name.startswith("/"):
         return "has an absolute path"
     if ".." in name and ".." in name.split("/"):
-        return "leaves the folder it is unpacked in ('..')"
+        return "has a path with '..', which leaves the folder"
     if "\0" in name:
         return "has a NUL byte in its name"
     if name.lower().endswith(_PICKLES):

@@ -1,4 +1,4 @@
-"""Untrusted text files, in a folder or inside a tar: UTF-8 without NUL bytes and overlong lines."""
+"""Reads untrusted text files from a folder or a tar; refuses NUL bytes, overlong lines and text that is not UTF-8."""
 
 import os
 from dataclasses import dataclass
@@ -18,43 +18,43 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file in a folder or inside a tar: its position, and its state when it was found."""
+    """The location of a text file in a folder or tar, and its size and mtime when it was found."""
 
     root: Path
-    path: str  # under root, of the file itself or of the tar
+    path: str  # relative to root; of the file itself or of its tar
     offset: int
     nbytes: int
     state: FileState
-    name: str  # as published, also inside a tar: "info/synsets.txt"
+    name: str  # published path, even inside a tar: "info/synsets.txt"
 
     @property
     def shown(self) -> str:
-        """Its name in errors, with the tar it is in."""
+        """Its name for error messages, preceded by its tar if it is in one."""
         return self.name if self.name == self.path else f"{self.path}: {self.name}"
 
     def read(self) -> bytes:
         place = self.root / self.path
         with open_inside(self.root, self.path, self.name) if self.name == self.path else open_tar(place) as file:
             if FileState.of(file) != self.state:
-                raise DataError(f"{place} has changed since it was found; run the same command again")
+                raise DataError(f"{place} has changed since this command started; run the same command again")
             try:
                 data = os.pread(file.fileno(), self.nbytes, self.offset)
             except OSError as error:
                 raise DataError(f"{place} cannot be read: {error.strerror}") from error
         if len(data) != self.nbytes:
-            raise DataError(f"{place} is shorter than before; run the same command again")
+            raise DataError(f"{place} is shorter than when this command started; run the same command again")
         return data
 
 
 def find_text(root: Path, path: str) -> TextFile:
-    """The text file ROOT/path."""
+    """Locate the text file ROOT/path; raises DataError if it is missing or too large."""
     with open_inside(root, path, path) as file:
         state = FileState.of(file)
     return _require_size(TextFile(root, path, 0, state.nbytes, state, path))
 
 
 def find_texts_in_tar(root: Path, tar: str, paths: list[str], home: str) -> dict[str, TextFile]:
-    """Those of `paths` that the tar ROOT/tar holds."""
+    """Locate `paths` in the tar ROOT/tar; returns those that it contains. home: see `locate_members`."""
     places = locate_members(root / tar, {path: row for row, path in enumerate(paths)}, home)
     return {
         path: _require_size(TextFile(root, tar, int(offset), int(nbytes), places.state, path))
@@ -65,7 +65,7 @@ def find_texts_in_tar(root: Path, tar: str, paths: list[str], home: str) -> dict
 
 def _require_size(text: TextFile) -> TextFile:
     if text.nbytes > _LARGEST_FILE:
-        raise DataError(f"{text.root / text.shown} has {text.nbytes:,} bytes; lists of images are shorter")
+        raise DataError(f"{text.root / text.shown} has {text.nbytes:,} bytes, too many for a list of images")
     return text
 
 
@@ -77,14 +77,14 @@ def refuse_line(text: TextFile, line: int, content: str, problem: str) -> DataEr
 
 
 def read_lines(text: TextFile) -> pa.StringArray:
-    """The lines of the file, checked, without line ends and without the blank ones at its end."""
+    """Read and check a text file; returns its lines without line ends, and without trailing blank lines."""
     content = text.read().removeprefix(_BYTE_ORDER_MARK)
     if (place := content.find(b"\0")) >= 0:
-        raise _refuse_at(text, content, place, "a NUL byte")
+        raise _refuse_at(text, content, place, "it contains a NUL byte")
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refuse_at(text, content, error.start, "not UTF-8") from None
+        raise _refuse_at(text, content, error.start, "it is not UTF-8") from None
     content = content.rstrip().replace(b"\r\n", b"\n")
     if not content:
         return pa.array([], pa.string())
@@ -92,7 +92,7 @@ def read_lines(text: TextFile) -> pa.StringArray:
     lengths = pc.binary_length(lines)
     row = pc.index(pc.greater(lengths, _LONGEST_LINE), True).as_py()
     if row >= 0:
-        raise refuse_line(text, row + 1, lines[row].as_py(), f"{lengths[row].as_py():,} bytes long")
+        raise refuse_line(text, row + 1, lines[row].as_py(), f"it is too long ({lengths[row].as_py():,} bytes)")
     return lines
 
 

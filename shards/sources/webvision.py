@@ -1,4 +1,4 @@
-"""WebVision 1.0: images with the labels of the searches that found them, from folders or the official tars."""
+"""WebVision 1.0, web images labelled by the query that found them, from folders or the official tars."""
 
 import os
 from bisect import bisect_right
@@ -32,13 +32,13 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class _PartNames:
-    """The published file names of one part."""
+    """The published file names of one part (google, flickr or val)."""
 
     file_list: str
-    folder: str  # of the images, under the root
+    folder: str  # of the images, relative to the root
     tar: str
-    prefix: str  # of every path in the list
-    key_prefix: str  # of a key, before the path of the list
+    prefix: str  # common to all paths in the list
+    key_prefix: str  # put before a path of the list to form its key
 
 
 _PARTS = {
@@ -56,9 +56,9 @@ class _Part:
 
 
 class WebVision:
-    """`train` (subsets google, flickr, all: Google first) and `val`, in the order of the official lists.
+    """The splits `train` (subsets google, flickr and all, which is google then flickr) and `val`, in list order.
 
-    A key is the path of the list without its suffix, such as `google/q0001/name`: base names repeat under several
+    A key is the listed path without its suffix, such as `google/q0001/name`; file names alone are not unique across
     queries. Two paths that differ only in the suffix are refused as duplicates.
     """
 
@@ -97,7 +97,7 @@ class WebVision:
         return RawSample(self.key(row), self.label(row), suffix, data)
 
     def _place(self, row: int) -> tuple[_Part, int]:
-        """(part, row in that part) of a row."""
+        """Return the part that contains a row, and the row number within that part."""
         if not 0 <= row < self._ends[-1]:
             raise IndexError(f"row {row} of {self._ends[-1]}")
         number = bisect_right(self._ends, row)
@@ -116,14 +116,14 @@ SOURCE = SourceType(
         ("train", "all"): (2_440_000, 1000),
         ("val", "all"): (50_000, 1000),
     },
-    published_parts={("train", "google", 50): 66_000},  # classes differ in size
+    published_parts={("train", "google", 50): 66_000},  # not proportional: classes differ in size
 )
 
 
 def _require_subset(split: str, subset: str | None) -> str:
     if split == "val":
         if subset is not None:
-            raise ConfigError(f"the val split of webvision has no subsets; leave --subset {subset} out")
+            raise ConfigError(f"the val split of webvision has no subsets; remove --subset {subset}")
         return ""
     if subset is not None and subset not in _SUBSETS:
         raise ConfigError(f"webvision has no subset {subset!r}; {did_you_mean(subset, _SUBSETS)}")
@@ -131,7 +131,7 @@ def _require_subset(split: str, subset: str | None) -> str:
 
 
 def _find_lists(root: Path, paths: list[str]) -> dict[str, TextFile]:
-    """The lists by name: extracted files first, then members of info.tar."""
+    """Locate the lists by path, as extracted files or else in info.tar."""
     texts = {path: find_text(root, path) for path in paths if is_there(root / path)}
     missing = [path for path in paths if path not in texts]
     if missing and is_there(root / "info.tar"):
@@ -140,7 +140,7 @@ def _find_lists(root: Path, paths: list[str]) -> dict[str, TextFile]:
     if missing:
         raise DataError(
             f"{root} has no {missing[0]}, neither as a file nor in info.tar. Expected there: {_LAYOUT}. "
-            "Download info.tar from WebVision's page into it"
+            "Download info.tar from WebVision's website to this folder"
         )
     return texts
 
@@ -166,7 +166,7 @@ def _open_images(root: Path, names: _PartNames, files: FileList) -> Images:
     if len(missing):
         first = int(missing[0])
         raise DataError(
-            f"{tar} lacks {len(missing):,} of the {len(files):,} images of its list, the first "
+            f"{tar} lacks {len(missing):,} of the {len(files):,} listed images; the first is "
             f"{files.path(first)} ({files.origin(first)}). Download it again, or extract it and add the images"
         )
     return TarImages(tar, places.state, places.offsets, places.nbytes)

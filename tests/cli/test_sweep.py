@@ -45,7 +45,7 @@ def test_seeds_side_by_side_are_the_runs_of_each_alone(incv, playground):
         assert (root / "report.html").exists()
     again = incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2")
     assert again.code == 0
-    assert "incv: done before" in again.err
+    assert "incv: already done" in again.err
 
 
 def test_combinations_are_planned_each_for_itself(incv, playground):
@@ -124,7 +124,7 @@ def test_a_signal_keeps_variants_that_wait_from_beginning(playground):
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 75
-    assert "seed=2: incv: not begun" in error
+    assert "seed=2: incv: not started" in error
     assert len(list(playground.glob("runs/*/manifest.json"))) == 1
 
 

@@ -301,8 +301,8 @@ def test_yaml_builds_no_objects(recipe, tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "must be a mapping"),
-        ("- 1\n", "must be a mapping"),
+        ("", "is a mapping of keys to values"),
+        ("- 1\n", "is a mapping of keys to values"),
         ("seed: [", "not valid YAML"),
         ("\tseed: 1", "not valid YAML"),
         ("seed: 2020-01-01\n", "date"),
@@ -360,7 +360,7 @@ def test_a_recipe_that_nests_for_ever_is_refused(recipe, text):
 
 def test_a_key_written_twice_is_refused(recipe):
     recipe.write_text(RECIPE + "seed: 7\n")
-    assert "'seed' is written twice" in refused(recipe)
+    assert "'seed' occurs twice" in refused(recipe)
 
 
 @pytest.mark.parametrize(

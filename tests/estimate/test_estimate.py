@@ -285,7 +285,7 @@ def test_the_page_shows_what_the_command_prints(
 
 
 def test_the_summary_repeats_the_tables() -> None:
-    """| `recipe overrides` | GPUs | time | dollars | binds first |"""
+    """| `recipe overrides` | GPUs | time | dollars | bottleneck |"""
     rows = re.findall(r"^\| `(.+?)` \| (\S+) \| (.+?) \| (.+?) \| (.+?) \|$", SCALING.read_text(), re.MULTILINE)
     assert len(rows) >= 8
     for recipe, *cells in rows:
@@ -295,5 +295,5 @@ def test_the_summary_repeats_the_tables() -> None:
                 lines = [re.split(r" {2,}", line.strip()) for line in output.split("\n\n")[1].splitlines()]
                 named = {line[0]: line[1:] for line in lines[1:]}
                 counts = [cell.split()[0] for cell in lines[0]]
-                shown = [*zip(counts, named["time of all"], named["dollars"], named["binds first"], strict=True)]
+                shown = [*zip(counts, named["total time"], named["dollars"], named["bottleneck"], strict=True)]
         assert tuple(cells) in shown

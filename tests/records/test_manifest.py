@@ -33,7 +33,7 @@ def test_the_same_program_again(run: RunDirectory, capsys: pytest.CaptureFixture
 def test_other_code(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     starts = begin_again(run, "bbbb")
     assert [start["code"] for start in starts] == ["aaaa", "bbbb"]
-    assert capsys.readouterr().err == "warning: changed since this run's last start: incv's own code\n"
+    assert capsys.readouterr().err == "warning: changed since the last start of this run: incv's own code\n"
 
 
 def test_another_torch(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_another_torch(run: RunDirectory, capsys: pytest.CaptureFixture[str]) ->
     run.manifest.write_text(json.dumps(content))
     starts = begin_again(run)
     assert [start["versions"]["torch"] for start in starts] == ["2.11.0", now]  # type: ignore[index]
-    assert capsys.readouterr().err == f"warning: changed since this run's last start: torch 2.11.0 -> {now}\n"
+    assert capsys.readouterr().err == f"warning: changed since the last start of this run: torch 2.11.0 -> {now}\n"
 
 
 def test_a_package_that_came_and_one_that_went(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

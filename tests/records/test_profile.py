@@ -190,7 +190,7 @@ def test_without_the_flag_nothing_of_it_exists_and_results_are_the_same(playgrou
     assert code == 0, error
     assert list((playground / "plain").rglob(FILE)) == []
     assert read_json(playground / "plain" / "report.json")["profile"] is None
-    assert "Where the time of each training goes" not in (playground / "plain" / "report.html").read_text()
+    assert "Time of each training by phase" not in (playground / "plain" / "report.html").read_text()
     last = "methods/standard/checkpoints/step-0000000050/tensors.safetensors"
     assert (playground / "plain" / last).read_bytes() == (profiled / last).read_bytes()
 

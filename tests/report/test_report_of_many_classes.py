@@ -79,7 +79,7 @@ def test_without_the_truth_classes_are_those_of_the_labels(large_run: Path) -> N
     assert [row["selected"] / row["samples"] for _, row in lowest.rows] == pytest.approx(kept[:20])
     assert [row["selected"] / row["samples"] for _, row in highest.rows] == pytest.approx(kept[::-1][:20])
     page = (large_run / "report.html").read_text()
-    assert "By given label: the 20 of lowest share selected" in page
+    assert "By given label: the 20 with the lowest share selected" in page
     json.loads((large_run / "report.json").read_text())
 
 

@@ -91,7 +91,7 @@ def test_names_of_devices_and_stages_are_escaped(make_run: Make) -> None:
 def test_a_profile_that_cannot_be_read_is_left_out(content: Any, make_run: Make) -> None:
     report, page = written(make_run(), content)
     assert report["profile"] is None
-    assert "Where the time of each training goes" not in page
+    assert "Time of each training by phase" not in page
 
 
 def test_nothing_measured_counts_as_nothing(make_run: Make) -> None:

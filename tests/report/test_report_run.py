@@ -175,7 +175,7 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     assert report["confusion"]["confident"] is not None
     assert all(suspect["true"] is None for suspect in report["suspicious"])
     page, _ = parsed(run_dir)
-    assert "true labels of this data set are not known" in page
+    assert "true labels of this data set are unknown" in page
     assert verdict(report).startswith("An estimated 42.1 % of the 597 labels are wrong; INCV kept 356; ")
 
 
@@ -275,7 +275,7 @@ def test_many_classes_show_pairs_instead_of_matrices(make_run: Make) -> None:
     worst = report["confusion"]["pairs"]["given"]
     assert worst[0]["count"] == max(pair["count"] for pair in worst)
     assert all(pair["from"] != pair["to"] for pair in worst)
-    assert "too large to look at" in parsed(run_dir)[0]
+    assert "too large to show" in parsed(run_dir)[0]
 
 
 def test_verdict_and_summary_table(make_run: Make) -> None:

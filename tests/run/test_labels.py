@@ -289,9 +289,9 @@ def test_a_label_outside_the_classes_is_named_with_its_key(index, label_file, ki
 @pytest.mark.parametrize("label", [2**31, 2**63, -(2**80)])
 def test_a_label_too_large_for_the_table_is_no_class_number(index, label_file, label):
     labels = [*GIVEN[:6], label, *GIVEN[7:]]
-    with pytest.raises(DataError, match=r"line 7: .* is not a class number"):
+    with pytest.raises(DataError, match=r"line 7: .* is neither a class number"):
         read_label_file(label_file("\n".join(map(str, labels))), index)
-    with pytest.raises(DataError, match=r"line 6: .* is not a class number"):
+    with pytest.raises(DataError, match=r"line 6: .* is neither a class number"):
         read_label_file(label_file(by_key(index, labels)), index)
 
 
@@ -316,7 +316,7 @@ def test_a_row_of_other_than_two_cells_is_named(index, label_file):
 
 @pytest.mark.parametrize("labels", [GIVEN[:-1], [*GIVEN, 0], []])
 def test_a_wrong_number_of_lines_is_refused_with_both_numbers(index, label_file, labels):
-    with pytest.raises(DataError, match=rf"{len(labels)} labels, the data set 12 samples"):
+    with pytest.raises(DataError, match=rf"{len(labels)} labels, but the data set has 12 samples"):
         read_label_file(label_file("\n".join(map(str, labels))), index)
 
 

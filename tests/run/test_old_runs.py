@@ -63,7 +63,7 @@ def test_a_finished_run_skips_every_stage(recipe, finished, tmp_path, monkeypatc
     assert run_recipe(recipe, "tiny", tmp_path / "old") == 0
     lines = capsys.readouterr().err
     for stage in ("labels", "incv", SOURCE, HEIR, "evaluate", "export"):
-        assert f"{stage}: done before" in lines
+        assert f"{stage}: already done" in lines
 
 
 def test_a_half_done_stage_resumes_to_the_same_weights(recipe, finished, tmp_path, monkeypatch, capsys):

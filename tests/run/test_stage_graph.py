@@ -327,7 +327,7 @@ def test_a_change_of_a_finished_stage_is_refused_by_key_and_stages(run):
         book(run, "incv.rounds=5").require_unchanged([])
     message = str(refusal.value)
     assert "incv.rounds (2 -> 5)" in message
-    assert "redone: incv, coteaching_incv." in message
+    assert "To redo incv, coteaching_incv, add" in message
     assert "`--redo incv`" in message
     assert "standard" not in message
     with pytest.raises(ConfigError, match="--redo standard"):
@@ -336,7 +336,7 @@ def test_a_change_of_a_finished_stage_is_refused_by_key_and_stages(run):
 
 def test_a_method_more_is_refused_once_all_were_evaluated(run):
     carry_out(run, "labels", "incv", "evaluate")
-    with pytest.raises(ConfigError, match=r"methods \(.*redone: evaluate\."):
+    with pytest.raises(ConfigError, match=r"methods \(.*To redo evaluate, add"):
         book(run, "methods=[standard, coteaching_incv]").require_unchanged([])
 
 

@@ -131,7 +131,7 @@ def test_a_killed_task_beside_a_living_one_is_done_again(tmp_path):
     ("first", "second", "words"),
     [
         ("all", "all", "another process is packing"),
-        ("0/2", "0/2", "another process is doing task 0/2"),
+        ("0/2", "0/2", "another process is running task 0/2"),
         ("0/2", "all", "another process is packing"),
         ("all", "0/2", "a process without --task is packing"),
     ],

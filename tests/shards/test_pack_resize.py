@@ -94,7 +94,7 @@ def test_an_image_of_another_size_than_was_asked_for_is_a_problem(tmp_path):
     pack(_mixed(), out, max_rejected=0.5, resize=16)
     content = read_json(out / "dataset.json")
     write_json(out / "dataset.json", {**content, "resize": 17})
-    assert "shorter side is not 17: sample 0 (k0), 24 x 16" in "\n".join(verify(out).problems)
+    assert "shorter side other than 17 pixels, for example sample 0 (k0): 24 x 16" in "\n".join(verify(out).problems)
 
 
 def test_the_pack_of_another_format_is_refused(tmp_path):

@@ -49,7 +49,7 @@ def test_what_was_converted_rejected_and_repeated_is_said(tmp_path, capsys):
     assert "image_folder/train, 22 images of 3 classes in 1 shards" in line
     assert "1 rejected (listed in rejected.parquet)" in line
     assert "converted: 9 format, 22 resized" in line
-    assert "1 repeat another (duplicates.parquet)" in line
+    assert "duplicates: 1 (listed in duplicates.parquet)" in line
     assert (out / "shard-000000.idx").is_file()
     dataset = Dataset.load(out)
     assert (dataset.resize, dataset.quality) == (8, 85)
@@ -76,5 +76,5 @@ def test_a_packed_folder_is_downloaded(tmp_path, capsys):
     assert _run("download", out, copy, "--workers", "2") == 0
     assert "3 shards copied" in capsys.readouterr().out
     assert _run("stage", out, copy) == 0  # an alias
-    assert "0 shards copied (0.0 MB), 3 were there already" in capsys.readouterr().out
+    assert "0 shards copied (0.0 MB), 3 already present" in capsys.readouterr().out
     assert _run("verify", copy) == 0

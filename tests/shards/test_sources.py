@@ -104,7 +104,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path, protocol):
     mark = tmp_path / "mark"
     (tmp_path / "batches.meta.txt").write_text("\n".join(NAMES))
     _dump({b"data": _Payload(os.mkdir, str(mark))}, tmp_path / "test_batch", protocol)
-    with pytest.raises(DataError, match=r"test_batch is not a file of CIFAR-10: it loads \w+\.mkdir"):
+    with pytest.raises(DataError, match=r"test_batch is not a CIFAR-10 file: its pickle loads \w+\.mkdir"):
         open_source("cifar10", tmp_path, "test").label(0)
     assert not mark.exists()
 
@@ -142,7 +142,7 @@ def test_damaged_or_missing_cifar10_files_are_named(cifar, tmp_path):
     with pytest.raises(DataError, match="test_batch cannot be read"):
         open_source("cifar10", tmp_path, "test").label(0)
     (tmp_path / "batches.meta.txt").write_text("cat dog")
-    with pytest.raises(DataError, match=r"batches\.meta\.txt does not hold"):
+    with pytest.raises(DataError, match=r"batches\.meta\.txt does not contain"):
         open_source("cifar10", tmp_path, "test")
 
 
@@ -227,7 +227,7 @@ def test_a_huge_file_is_not_read_whole(tmp_path):
 def test_an_empty_class_is_named(tmp_path):
     root = image_tree(tmp_path)
     (root / "train/empty").mkdir()
-    with pytest.raises(DataError, match="train/empty holds no"):
+    with pytest.raises(DataError, match="train/empty contains no"):
         open_source("image_folder", root, "train")
 
 

@@ -41,10 +41,10 @@ def test_a_flipped_byte_is_traced_to_its_sample(folder):
     _flip(folder / "shard-000001.tar", int(index.offset[7]) + 3)
     problems = verify(folder).problems
     assert problems == [
-        "shard-000001.tar changed since it was packed (SHA-256)",
-        "shard-000001.tar: the bytes of sample 7 (k7) changed (CRC-32)",
+        "shard-000001.tar has changed since packing (SHA-256)",
+        "shard-000001.tar: the bytes of sample 7 (k7) have changed (CRC-32)",
     ]
-    with pytest.raises(DataError, match=r"shard-000001\.tar changed .* incv shards pack list --split train"):
+    with pytest.raises(DataError, match=r"shard-000001\.tar has changed .* incv shards pack list --split train"):
         require_verified(folder)
 
 
@@ -93,7 +93,7 @@ def test_dataset_json_is_not_trusted(folder):
     content = read_json(folder / "dataset.json")
     content["shards"][0]["file"] = "../../etc/passwd"
     write_json(folder / "dataset.json", content)
-    with pytest.raises(DataError, match=r"dataset\.json names shards"):
+    with pytest.raises(DataError, match=r"dataset\.json has shard names"):
         SampleIndex.load(folder)
     write_json(folder / "dataset.json", {**content, "format": 9})
     with pytest.raises(DataError, match="format 9"):
@@ -189,7 +189,7 @@ def test_advice_loses_no_finished_work_and_names_no_other_path(tmp_path):
     with pytest.raises(DataError) as refusal:
         require_verified(tmp_path / "small one")
     assert "rm -r" not in str(refusal.value)  # only that shard is to be written
-    assert "Its pack command repairs the damaged shards: incv shards pack list" in str(refusal.value)
+    assert "Repair the damaged shards with its pack command: incv shards pack list" in str(refusal.value)
     assert "--classes 2 --resize 12 --quality 80" in str(refusal.value)
 
 

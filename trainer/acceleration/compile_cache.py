@@ -49,6 +49,6 @@ def use_compile_cache() -> None:
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether the directory belongs to this user and no one else can write to it."""
+    """Whether the directory belongs to this user and is not writable by others."""
     found = directory.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,6 +1,6 @@
-"""Read and validate a recipe: safe YAML, `a.b=c` overrides, strict keys; errors name the key and near matches.
+"""Read and validate a recipe: safe YAML, `a.b=c` overrides, no unknown keys; errors name the key and near matches.
 
-Callers pass the schema: `trainer.run.recipe` composes it from the base sections and those of the methods.
+The caller passes the schema, which `trainer.run.recipe` composes from the base sections and those of the methods.
 """
 
 import difflib
@@ -32,11 +32,11 @@ _Loader.add_implicit_resolver(
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The content of a recipe file with the overrides applied, not yet validated; raises ConfigError."""
+    """Read a recipe file and apply the overrides, without validation; raises ConfigError."""
     try:
         content = _parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ConfigError(f"{path} is not a recipe: it must be a mapping of keys to values")
+            raise ConfigError(f"{path} is not a recipe: a recipe is a mapping of keys to values")
         for override in overrides:
             _apply(content, override)
         _require_plain(content, str(path))
@@ -46,7 +46,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from None
+        raise ConfigError(f"{path} is nested too deeply or refers to itself") from None
     return content
 
 
@@ -55,9 +55,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     seen = set()
     for key, _ in node.value:
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key.value!r} is written twice", key.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} occurs twice", key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
@@ -66,7 +64,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def validate_recipe(content: dict[str, Any], schema: type[Recipe], origin: str) -> Recipe:
-    """Validate the content against the schema; raises ConfigError, naming `origin` and the keys."""
+    """Validate the content against the schema; raises ConfigError that names `origin` and the keys."""
     _require_plain(content, origin)
     try:
         # Via JSON: in strict mode only JSON input converts lists to tuples.
@@ -78,7 +76,7 @@ def validate_recipe(content: dict[str, Any], schema: type[Recipe], origin: str) 
 
 
 def _require_plain(content: dict[str, Any], origin: str) -> None:
-    """Refuse YAML that no recipe needs: dates, non-finite numbers, aliases that expand without bound."""
+    """Refuse YAML values that no recipe needs: dates, non-finite numbers, aliases that expand without limit."""
     waiting: list[tuple[str, Any]] = [("", content)]
     for _ in range(_MOST_VALUES):
         if not waiting:
@@ -92,18 +90,18 @@ def _require_plain(content: dict[str, Any], origin: str) -> None:
             raise ConfigError(f"{origin}: `{key}`: {value} is not a finite number")
         elif not isinstance(value, str | int | float | bool | None):
             kind = type(value).__name__
-            raise ConfigError(f"{origin}: `{key}`: {value!s} is a {kind}, which no key takes; quote it")
-    raise ConfigError(f"{origin} expands to more than {_MOST_VALUES:,} values; a recipe has a few hundred")
+            raise ConfigError(f"{origin}: `{key}`: {value!s} is a {kind} in YAML, which no key accepts; quote it")
+    raise ConfigError(f"{origin} expands to more than {_MOST_VALUES:,} values, too many for a recipe")
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """All keys with their values, defaults included."""
+    """Return the recipe as YAML, with all keys, including those at their default."""
     content: str = yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
     return content
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
+    return yaml.load(text, Loader=_Loader)  # safe: _Loader is a SafeLoader, which builds only plain values
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -121,7 +119,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     try:
         section[last] = _parse(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from error
+        raise ConfigError(f"override {override!r}: its value is not valid YAML: {error}") from error
 
 
 def _explain(error: ValidationError, schema: type[Recipe], origin: str) -> str:
@@ -142,12 +140,12 @@ def _explain(error: ValidationError, schema: type[Recipe], origin: str) -> str:
 
 
 def _is_union_member(part: str) -> bool:
-    """Pydantic adds the tried member of a union to the location (`float`, `literal['from_noise']`)."""
+    """Whether Pydantic added this part of an error location for a union member (`float`, `literal['from_noise']`)."""
     return part in {"float", "int", "str"} or part.startswith(("literal[", "constrained-", "function-"))
 
 
 def _near_matches(path: Sequence[str], schema: type[Recipe]) -> str:
-    """Hint: near matches among the section's keys and all keys of a recipe, else the section's keys."""
+    """Return a hint: near matches among all keys of a recipe, or else the keys of the section."""
     every = list(all_keys(schema))
     prefix = ".".join(path[:-1])
     siblings = [key for key in every if key.rpartition(".")[0] == prefix]
@@ -162,7 +160,7 @@ def _near_matches(path: Sequence[str], schema: type[Recipe]) -> str:
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """All keys of a recipe, dotted."""
+    """Yield all keys of a section and its subsections, dotted."""
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key

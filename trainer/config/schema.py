@@ -1,6 +1,7 @@
 """The base sections of a recipe: frozen, typed, strict. Training methods define their own sections (trainer/methods).
 
-A result key changes what is computed. An execution key, declared with `execution`, changes only where and how fast.
+A result key changes what is computed. An execution key, declared with `execution`, changes only where it is computed
+and how fast.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def execution(default: Any, **limits: Any) -> Any:
-    """Declare a key that does not change results: it enters no hash and may differ between two starts of a run."""
+    """Declare a key that does not change results: it is not hashed and may differ between two starts of a run."""
     return Field(default, json_schema_extra={"execution": True}, **limits)
 
 
@@ -25,18 +26,18 @@ class DataConfig(Section):
     """One packed split of a data set."""
 
     source: str
-    """Name of a source in shards/sources: webvision, ilsvrc12, image_folder, cifar10, digits."""
+    """Name of a source (shards/sources): webvision, ilsvrc12, image_folder, cifar10 or digits."""
     split: str = "train"
     subset: str | None = None
-    """A named part of the source (webvision: google, flickr or all); null: the source's default."""
+    """A subset of the split (webvision: google, flickr or all); null: the source's default."""
     classes: Positive | None = None
     """Use only the first N classes of the source; null: all."""
     resize: Positive | None = None
-    """Resize the shorter side to this many pixels when packing; null: pack unchanged."""
+    """When packing, resize the shorter side to this many pixels; null: keep the size."""
     shards: str = execution(...)
     """Folder of the packed split; the `pack` stage creates it if it does not exist."""
     root: str | None = execution(None)
-    """Folder of the raw images; only packing reads it."""
+    """Folder of the raw images; read only when packing."""
     limit: Positive | None = None
     """Use only this many samples, spread evenly over the classes; null: all."""
 
@@ -44,31 +45,31 @@ class DataConfig(Section):
 class DataSections(Section):
     train: DataConfig
     eval: dict[str, DataConfig] = Field(default_factory=dict)
-    """Evaluation sets by their name in the report."""
+    """Evaluation sets, by the name used in the report."""
     max_unreadable: Ratio = execution(0.01)
-    """The run fails if more than this share of the training samples prove unreadable during training."""
+    """The run fails if more than this fraction of the training samples cannot be read."""
 
 
 class LabelsConfig(Section):
-    """The labels a run trains on: the source's, a file's, or the source's corrupted."""
+    """The labels a run trains on: those of the source, of a file, or of the source with noise added."""
 
     noise: str = "none"
-    """none, or a kind registered in trainer/run/noise_kinds.py: symmetric, asymmetric (pair flip), matrix."""
+    """none, or a kind of noise from trainer/run/noise_kinds.py: symmetric, asymmetric (pair flip) or matrix."""
     ratio: Ratio = 0.0
-    """Share of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
+    """Fraction of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
     matrix: tuple[tuple[float, ...], ...] | None = None
     """T[i][j] = P(label j | class i), for `noise: matrix`."""
     seed: int | None = None
-    """Seed of the corruption; null: the run's seed."""
+    """Seed of the label noise; null: the run's seed."""
     file: str | None = execution(None)
-    """CSV with columns key,label; or one label per line in the source's order. Replaces the source's labels.
+    """Labels to use instead of the source's: a CSV with columns key,label, or one label per line in source order.
 
-    Its checksum represents it among the result keys.
+    Its checksum counts as a result key; its path does not.
     """
     source_is_true: bool | None = None
-    """Whether the source's labels are the ground truth against which selections are measured.
+    """Whether the source's labels are the ground truth, against which selections are measured.
 
-    null: true if this recipe corrupts them (labels.noise is not none); otherwise the truth is unknown.
+    null: true if this recipe adds noise to them (labels.noise is not none); otherwise the truth is unknown.
     """
 
     @property
@@ -78,7 +79,7 @@ class LabelsConfig(Section):
     @model_validator(mode="after")
     def _check_consistency(self) -> "LabelsConfig":
         if self.file is not None and self.noise != "none":
-            raise ValueError("labels.file and labels.noise exclude each other: set labels.noise: none")
+            raise ValueError("labels.file cannot be combined with labels.noise: set labels.noise to none")
         return self
 
 
@@ -86,13 +87,13 @@ class ImageConfig(Section):
     size: Positive
     """Side of the network's square input, in pixels."""
     resize: Positive | None = None
-    """Crop as if the shorter side were first resized to this (the paper's 256 for WebVision)."""
+    """Crop as if the shorter side had first been resized to this many pixels (the paper: 256 for WebVision)."""
     pad: Annotated[int, Field(ge=0)] = 0
-    """Padding in pixels that a training crop may extend into (the paper's 4 for CIFAR-10)."""
+    """Pixels of padding that a training crop may include (the paper: 4 for CIFAR-10)."""
     fill: Literal["zero", "edge"] = "zero"
     flip: bool = True
     chroma: Literal["smooth", "fast"] = "smooth"
-    """Chroma upsampling of the GPU's JPEG decoder: smooth, as CPU decoders do; fast, by repetition."""
+    """Chroma upsampling of the GPU's JPEG decoder. smooth: as CPU decoders do it; fast: by repeating pixels."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -101,7 +102,7 @@ class ImageConfig(Section):
         if min(self.std) <= 0:
             raise ValueError("image.std must be above 0 for each channel: pixels are divided by it")
         if self.pad and self.resize is not None:
-            raise ValueError("image.pad is for images cut as they are: set image.resize to null or image.pad to 0")
+            raise ValueError("image.pad and image.resize cannot both be set: make image.resize null or image.pad 0")
         if self.resize is not None and self.resize < self.size:
             raise ValueError("image.resize is smaller than image.size: no crop of that size would fit")
         return self
@@ -109,52 +110,54 @@ class ImageConfig(Section):
 
 class ModelConfig(Section):
     name: str
-    """Any timm name, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110, digits_cnn."""
+    """Any timm model, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110 or digits_cnn."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments for timm.create_model."""
+    """Additional arguments for timm.create_model."""
     sync_batchnorm: bool = False
-    """Compute BatchNorm over the rows of all ranks instead of each rank's; GPUs only."""
+    """Compute BatchNorm statistics over the rows of all ranks instead of each rank's own; GPUs only."""
 
 
 class BatchConfig(Section):
     global_: Positive = Field(alias="global")
-    """Rows of S per step, over all ranks."""
+    """Rows of the selected set S per step, summed over all ranks."""
     micro: Positive | None = execution(None)
-    """Largest number of rows a GPU holds at once; gradients of the micro-batches are accumulated. null: all its rows.
+    """Rows per micro-batch, the most a GPU processes at once; gradients are accumulated. null: all its rows.
 
-    BatchNorm sees one micro-batch at a time: manifest.json records its number of rows.
+    BatchNorm sees one micro-batch at a time; manifest.json records its number of rows.
     """
 
 
 class OrderConfig(Section):
-    """The order of the samples in an epoch."""
+    """The order of samples in an epoch."""
 
     kind: Literal["shuffled", "windowed"] = "shuffled"
-    """windowed: shards in random order, samples shuffled within a window of a few shards; for slow storage."""
+    """windowed, for slow storage: shards in random order, samples shuffled within a window of a few shards."""
     window: Positive = 16
-    """Shards per window; each shard has samples of every class, since shards are cut across the source's list."""
+    """Shards per window. Each shard has samples of all classes, since it takes every n-th sample of the source."""
 
 
 class OptimizerConfig(Section):
     kind: Literal["adam", "sgd"] = "adam"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     milestones: tuple[tuple[int, float], ...] = ()
-    """[epoch, learning rate]: the rate from exactly that many epochs on."""
+    """[epoch, learning rate] pairs: the rate after that many epochs."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
     """Epochs of linear warm-up to `learning_rate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 penalty added to the gradient (never decoupled)."""
+    """L2 penalty, added to the gradient (not decoupled as in AdamW)."""
     decay_scope: Literal["all", "residual_convs"] = "all"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD only."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Largest gradient norm, clipped per network; null: no clipping."""
+    """Maximum gradient norm, clipped per network; null: no clipping."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "OptimizerConfig":
         epochs = [epoch for epoch, _ in self.milestones]
         if epochs != sorted(set(epochs)) or any(epoch < 0 or rate <= 0 for epoch, rate in self.milestones):
-            raise ValueError("optimizer.milestones are [epoch, learning rate], epochs rising, rates above 0")
+            raise ValueError(
+                "optimizer.milestones must be [epoch, learning rate] pairs with increasing epochs and rates above 0"
+            )
         return self
 
 
@@ -164,62 +167,63 @@ class TrainingConfig(Section):
 
 
 class IncvConfig(TrainingConfig):
-    """Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
+    """INCV, the paper's Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
 
     rounds: Positive = 4
     init: Literal["same", "fresh"] = "same"
-    """same: all folds start from the same weights (released code); fresh: each from its own (paper)."""
+    """same: all folds start from the same weights (released code); fresh: each from new ones (paper)."""
     round_network: Literal["released_rule", "best", "last"] = "last"
-    """Which epoch's network predicts the held-out half: see docs/design-notes.md."""
+    """Which epoch's network predicts the held-out half; see docs/design-notes.md."""
     agree_top_k: Positive = 1
-    """A sample agrees if its label is among the k most likely classes."""
+    """A prediction agrees with a label that is among its k most likely classes."""
     noise_kind: Literal["symmetric", "asymmetric"] = "symmetric"
-    """The assumed kind of noise; never read from the `labels` section."""
+    """The kind of noise that INCV assumes; independent of the `labels` section."""
     noise_estimate: Literal["paper", "confident"] = "paper"
-    """The noise estimate used for r, E0, the network rule and the noise of S."""
+    """Which noise estimate is used for r, E0, the rule for round_network and the noise of S."""
     remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
-    """r: removed = floor(r * selected), per half; from_noise: min(2, ε/(1-ε)), and 0 for asymmetric noise."""
+    """r in removed = floor(r * selected), per half; from_noise: min(2, ε/(1-ε)), or 0 for asymmetric noise."""
     min_per_class: Annotated[int, Field(ge=0)] = 0
-    """A class with fewer selected samples is filled up with those of smallest loss."""
+    """A class with fewer selected samples is filled up with its samples of smallest loss."""
     max_unusable: Ratio = 0.01
-    """The run fails if a larger share of predictions is unreadable or non-finite."""
+    """The run fails if more than this fraction of predictions is non-finite or has an unreadable image."""
 
 
 class ExecutionConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     world: Positive | None = execution(None)
-    """Expected number of processes; any other number is an error. null: as many as the launcher starts."""
+    """Required number of processes; any other number is an error. null: accept what the launcher starts."""
     backend: Literal["auto", "nccl", "gloo"] = execution("auto")
-    """Communication backend: auto is NCCL on GPUs and gloo on CPUs; gloo lets processes share a GPU."""
+    """Communication backend. auto: NCCL on GPUs, gloo on CPUs. Processes that share a GPU need gloo."""
     folds: Literal["auto", "in_turn", "side_by_side"] = execution("auto")
-    """Train both folds of INCV at once (each on half of the ranks, or both in one process), or in turn on all ranks.
+    """How to train the two folds of INCV.
 
-    auto: at once if the number of ranks is even, or on one GPU if the data set is small enough to stay on it.
+    side_by_side: at once, each on half of the ranks, or both in one process; in_turn: one after the other on all
+    ranks; auto: side by side if the number of ranks is even, or on one GPU if the data set fits in its memory.
     """
     start_timeout: Annotated[float, Field(gt=0)] = execution(1800.0)
-    """Seconds ranks wait for each other until the first step, while data sets are opened and networks compiled."""
+    """Seconds that ranks wait for each other up to the first step, which includes opening data and compiling."""
     timeout: Annotated[float, Field(gt=0)] = execution(300.0)
-    """The same after the first step."""
+    """Seconds that ranks wait for each other after the first step."""
     lost_after: Annotated[float, Field(gt=0)] = execution(30.0)
-    """A rank without a heartbeat for this many seconds counts as dead, and the others exit."""
+    """A rank that sends no heartbeat for this many seconds counts as dead, and the others exit."""
     graphs: Literal["auto"] | bool = execution("auto")
-    """Replay the step from CUDA graphs; auto: on a GPU, unless the recipe forbids it."""
+    """Run training steps as CUDA graphs; auto: on a GPU, unless another setting rules it out."""
     compile: Literal["auto"] | bool = execution("auto")
-    """Compile the networks by block; auto: on a GPU, for trainings long enough to repay the minute it takes."""
+    """Compile the networks block by block; auto: on a GPU, if the training is long enough for it to pay off."""
     threads: Positive | None = execution(None)
-    """CPU threads of torch; null: one per core."""
+    """CPU threads that torch uses; null: one per core."""
     loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")
     workers: Positive = execution(2)
     """Number of decoding threads, and of packing processes."""
     predict_batch: Positive = execution(256)
     log_every: Positive = execution(20)
-    """Steps between two metrics lines."""
+    """Steps between two lines of metrics.jsonl."""
     checkpoint_every: Positive = execution(1000)
-    """Steps between two checkpoints; at most a fifth of the training."""
+    """Steps between two checkpoints; never more than a fifth of the training."""
     deterministic: bool = execution(False)
-    """Resume bit-identically on a GPU, at some cost in speed; a CPU always does."""
+    """Resume bit-identically on a GPU, at some cost in speed. A CPU always resumes bit-identically."""
     trace: bool = execution(False)
-    """Write each step's sample_ids, boxes and chosen rows to logs/trace-rank*.jsonl, to compare runs."""
+    """Log the sample_ids, crop boxes and chosen rows of each step to logs/trace-rank*.jsonl, to compare runs."""
 
 
 class Recipe(Section):
@@ -239,5 +243,5 @@ class Recipe(Section):
     execution: ExecutionConfig = ExecutionConfig()
 
     def section(self, name: str) -> Any:
-        """The section of a training method; None if the recipe has none."""
+        """Return the section of a training method, or None if the recipe has none."""
         return getattr(self, name, None)

@@ -1,4 +1,4 @@
-"""Variants of one recipe (`--vary`), such as seeds or noise settings; each is a separate run."""
+"""Variants of one recipe (`--vary`), such as different seeds or noise ratios; each is a separate run."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ class Variant:
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """The overrides of each variant: `seed=0,1` and `labels.ratio=0.2,0.5` give four; an empty `vary` gives one."""
+    """Return the overrides of each variant: `seed=0,1` and `labels.ratio=0.2,0.5` give four; no `vary` gives one."""
     every = []
     for one in vary:
         key, equals, values = one.partition("=")
         if key.startswith("execution."):
             raise ConfigError(
-                f"--vary {key}: how to run is the same for all that run in one process; vary result keys"
+                f"--vary {key}: all variants run in one process and share execution keys; vary result keys"
             )
         found = [value for value in values.split(",") if value]
         if not equals or not key or len(set(found)) < len(found) or not found:
-            raise ConfigError(f"--vary {one!r}: say a key and its values, each once, as in seed=0,1,2")
+            raise ConfigError(f"--vary {one!r}: give a key and distinct values, as in seed=0,1,2")
         every.append([f"{key}={value}" for value in found])
     return list(itertools.product(*every))

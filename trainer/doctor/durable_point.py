@@ -1,4 +1,4 @@
-"""One line that describes the durable progress of a run, to compare with an earlier one."""
+"""Describes the durable progress of a run in one line, to be compared with an earlier line."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ NO_DURABLE_POINT = "no durable point yet"
 
 
 def describe_durable_point(root: Path) -> str:
-    """A line that changes if and only if a stage, checkpoint, predict pass or evaluation became durable.
+    """Return a line that changes if and only if another stage, checkpoint, predict pass or evaluation is saved.
 
-    It contains no times, starts or attempts: a run that restarts without progress keeps its line. Works on any
+    It contains no times or counts of starts, so it stays the same if a run restarts without progress. Works on any
     folder, even one that does not exist yet.
     """
     run = RunDirectory(root)
     stages = read_mapping(run.manifest).get("stages") or {}
-    # Packing belongs to the shards, which every start checks again.
+    # Packing does not count: every start checks the shards again.
     done = [name for name, stage in stages.items() if name != "pack" and (stage or {}).get("state") == "done"]
     parts = {
         "done": done,
@@ -29,7 +29,7 @@ def describe_durable_point(root: Path) -> str:
 
 
 def _find_checkpoints(run: RunDirectory) -> list[str]:
-    """The newest checkpoint of each training. A checkpoint folder gets its final name only once it is complete."""
+    """Return the newest checkpoint of each training. A checkpoint folder gets its final name once it is complete."""
     newest: dict[str, int] = {}
     for top in (run.rounds, run.methods):
         for folder in top.rglob("checkpoints/step-*"):

@@ -1,4 +1,4 @@
-"""Format the doctor's report for the terminal: the run, a table of its ranks, the verdict and notes."""
+"""Formats the doctor's report for the terminal: the run, a table of its ranks, the verdict and notes."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ _MAX_RANKS_WIDTH, _MIN_WHERE_WIDTH, _MAX_HOST_WIDTH = 14, 16, 16
 
 
 def examine(root: Path, now: float) -> tuple[str, bool]:
-    """The report, at most 100 columns wide, and whether the run is healthy.
+    """Return the report, at most 100 columns wide, and whether the run is healthy.
 
     Raises ConfigError if `root` is not a run directory.
     """
@@ -46,7 +46,7 @@ def _format_heading(run: RunRecord, now: float) -> str:
 
 
 def format_table(ranks: Sequence[Rank], now: float) -> str:
-    """One row per rank; similar ranks share a row if there are many. A few ranks in trouble always get their own."""
+    """Format one row per rank. If there are many, similar ranks share a row, except for a few ranks in trouble."""
     if all(rank.state in ("unseen", "starting") for rank in ranks):
         return ""
     groups: dict[object, list[Rank]] = {}
@@ -60,7 +60,7 @@ def format_table(ranks: Sequence[Rank], now: float) -> str:
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns as wide as needed; `where`, which can be long, gets the rest of the line."""
+    """Align the columns; `where`, which can be long, is shortened to fit the line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     others = sum(widths) - widths[_HEADER.index("where")] + len(_GAP) * (len(_HEADER) - 1)
     widths[_HEADER.index("where")] = min(widths[_HEADER.index("where")], max(WIDTH - others, _MIN_WHERE_WIDTH))
@@ -70,7 +70,7 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _similarity_key(rank: Rank) -> object:
-    """Ranks that share a row. Moving ranks are seen at slightly different steps; of stalled ones the step matters."""
+    """Return a key that is equal for ranks that can share a row. The step matters only for stalled ranks."""
     return rank.state, rank.where, rank.step if rank.state == "still" else None
 
 
@@ -122,7 +122,7 @@ def _collect_notes(run: RunRecord) -> list[str]:
 
 
 def _read_log_tail(directory: RunDirectory, rank: Rank | None) -> list[str]:
-    """The last lines that the last start wrote to a rank's log."""
+    """Return the last lines that the last start wrote to a rank's log; empty if there are none."""
     if rank is None:
         return []
     path = directory.rank_log(rank.number)

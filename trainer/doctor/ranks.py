@@ -1,4 +1,4 @@
-"""Read the manifest and heartbeat files of a run, and derive the state of each rank."""
+"""Reads the manifest and the heartbeat files of a run, and derives the state of each rank."""
 
 import json
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from trainer.records.heartbeat import WAITING
 from trainer.records.run_directory import RunDirectory
 
 SILENT_AFTER = 60.0
-"""Seconds without a heartbeat after which a rank counts as dead; it writes one every few seconds."""
-_STALLED_AFTER = 60.0  # seconds at one step after which a rank counts as stalled
-_STALLED_UNCOUNTED_AFTER = 600.0  # the same for work without a step count: writing a report, checking shards
-_CLOCK_SKEW = 2.0  # seconds between the clocks of the nodes, including rounding
+"""Seconds without a heartbeat after which a rank counts as dead; a live rank writes one every few seconds."""
+_STALLED_AFTER = 60.0  # seconds without a new step after which a rank counts as stalled
+_STALLED_UNCOUNTED_AFTER = 600.0  # the same for work without steps, such as writing a report or checking shards
+_CLOCK_SKEW = 2.0  # seconds that the clocks of the nodes may differ, including rounding
 
 _TYPES = {"rank": int, "size": int, "host": str, "pid": int, "launcher": str, "where": str, "step": int, "total": int}
 
@@ -27,7 +27,7 @@ class Rank:
 
     number: int
     state: str
-    """moving, still, waiting, silent, unseen, starting; finished, stopped, failed."""
+    """moving, still, waiting, silent, unseen or starting; or, if it has ended, finished, stopped or failed."""
     where: str = ""
     step: int = 0
     total: int = 0
@@ -40,7 +40,7 @@ class Rank:
 
     @property
     def place(self) -> str:
-        """Position, as part of a sentence."""
+        """The position, to be used in a sentence."""
         return f"{self.where} at step {self.step:,} of {self.total:,}" if self.total else self.where
 
     @property
@@ -50,7 +50,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The run as recorded in its directory."""
+    """A run as recorded in its directory."""
 
     root: Path
     recipe: str | None
@@ -59,7 +59,7 @@ class RunRecord:
     began: float | None
     """Unix time of the last start."""
     ended: str | None
-    """How the last start ended: finished, stopped, failed; None while it runs or if it was killed."""
+    """How the last start ended: finished, stopped or failed; None if it is running or was killed."""
     stopped: dict[str, Any] | None
     """Content of stopped.json."""
     launcher: str
@@ -128,7 +128,7 @@ def _read_heartbeats(logs: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A JSON object, or {} if the file is missing or damaged: the doctor reads what is left of a run."""
+    """Read a JSON object; {} if the file is missing or damaged, so that damaged runs can be diagnosed too."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text())
         if isinstance(content, dict):

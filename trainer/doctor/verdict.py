@@ -1,4 +1,4 @@
-"""Decide which rank hangs and where, or that the run is healthy: pure functions of the ranks' states."""
+"""Decides whether a run is healthy or which rank hangs, and where: pure functions of the ranks' states."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from trainer.doctor.ranks import Rank, RunRecord
 from trainer.report.text import format_duration
 
 _STALL_MARGIN = 5.0
-"""Seconds by which a rank must have stalled before the others to be the one they wait for."""
+"""If a rank stalled more than this many seconds before the others, it is the one they wait for."""
 _MAX_WAIT = 60.0  # seconds that all ranks may wait at once
 _MAX_DESCRIBED = 3  # ranks named with host and pid in a sentence; the table lists all
 _RESUME_HINT = "Rerun the same command to resume from the last checkpoint."
@@ -22,7 +22,7 @@ class Verdict:
 
 
 def judge(run: RunRecord, now: float) -> Verdict:
-    """The verdict on a run: ended runs first, then failed, silent and unseen ranks, then stalled ones."""
+    """Return the verdict on a run. Checks, in order: run ended; failed, silent or unseen ranks; stalled ranks."""
     ranks = run.ranks
     if run.stopped is not None or run.ended == "stopped" or _all_in_state(ranks, "stopped"):
         return Verdict([_report_stopped(run)], healthy=True)
@@ -59,10 +59,10 @@ def _judge_living(ranks: Sequence[Rank], now: float) -> Verdict:
 
 
 def find_hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
-    """The ranks that the others wait for, and whether each of them certainly hangs.
+    """Return the ranks that hang, so that the others wait for them, and whether that is certain.
 
-    Of ranks that stall in the same part of the run, those at an earlier step hang, or those that stalled earlier by a
-    clear margin. If all stalled together, one of them hangs, and the files cannot tell which.
+    Among the ranks that stalled in the same part of the run, those at an earlier step hang, or those that stalled
+    clearly earlier. If all stalled together, any of them may hang: all are returned, as uncertain.
     """
     groups: dict[str, list[Rank]] = {}
     for rank in ranks:
@@ -76,7 +76,7 @@ def find_hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
 
 
 def _find_behind(group: Sequence[Rank]) -> list[Rank]:
-    """Ranks of a group that are behind the rest of it; empty if all stalled together."""
+    """Return the ranks of a group that are behind the others; empty if all stalled together."""
     first = min(rank.step for rank in group)
     last = [rank for rank in group if rank.step == first]
     if len(last) < len(group):
@@ -114,12 +114,12 @@ def _report_failed(failed: Sequence[Rank]) -> str:
 
 
 def _report_silent(silent: Sequence[Rank], ranks: Sequence[Rank], now: float) -> list[str]:
-    """Ranks whose heartbeat stopped: dead, or on a node that is gone."""
+    """Describe the ranks whose heartbeat stopped: they are dead, or their node is down."""
     if not silent:
         return []
     who = _name_all(ranks) if len(silent) == len(ranks) > 1 else _capitalise(describe_ranks(silent))
     since = format_duration(now - max(rank.written for rank in silent))
-    lost = f"{who} {_has(silent)} written no heartbeat for {since}: killed, frozen, or on a node that is gone."
+    lost = f"{who} {_has(silent)} written no heartbeat for {since}: killed, frozen, or on a failed node."
     return [f"{lost} Last seen: {_describe_places(silent)}."]
 
 
@@ -132,7 +132,7 @@ def _report_unseen(unseen: Sequence[Rank]) -> list[str]:
 
 
 def _report_others(these: Sequence[Rank], ranks: Sequence[Rank], now: float) -> list[str]:
-    """What the other ranks are doing."""
+    """Describe what the ranks that are not in `these` are doing."""
     others = [rank for rank in ranks if rank not in these]
     waiting = [rank for rank in others if rank.state in ("still", "waiting")]
     moving = [rank for rank in others if rank.state == "moving"]
@@ -156,21 +156,21 @@ def _report_stalled(stalled: Sequence[Rank], now: float) -> str:
     since = format_duration(now - max(rank.moved for rank in stalled))
     return (
         f"{_capitalise(name_ranks(stalled))} stalled together in {stalled[0].place}: no progress for {since}. "
-        "One of them, or a disk they share, hangs inside the step; the files cannot tell which."
+        "One of them, or a shared disk, hangs within the step; the records do not show which."
     )
 
 
 def _debug_hint(rank: Rank) -> str:
     return (
-        f"To see where it hangs: `py-spy dump --pid {rank.pid}` on {rank.host}. "
-        "To continue: end the run and start it again with the same command."
+        f"To see where it hangs, run `py-spy dump --pid {rank.pid}` on {rank.host}. "
+        "To continue, end the run and start it again with the same command."
     )
 
 
 def _report_healthy(ranks: Sequence[Rank]) -> str:
     starting = [rank for rank in ranks if rank.state == "starting"]
     if starting:
-        return f"{_capitalise(name_ranks(starting))} of {len(ranks)} not seen yet: the run has just started."
+        return f"{_capitalise(name_ranks(starting))} of {len(ranks)} not seen yet; the run has just started."
     living = [rank for rank in ranks if rank.alive]
     if len(ranks) == 1:
         return f"All is well: {living[0].place}."
@@ -180,7 +180,7 @@ def _report_healthy(ranks: Sequence[Rank]) -> str:
 
 
 def _describe_places(ranks: Iterable[Rank]) -> str:
-    """Ranks grouped by place. Ranks of one training show slightly different steps, as their files differ in age."""
+    """List the ranks, grouped by place. Steps in a group may differ slightly, as heartbeats differ in age."""
     groups: dict[str, list[Rank]] = {}
     for rank in ranks:
         groups.setdefault(rank.where, []).append(rank)
@@ -196,14 +196,14 @@ def _describe_place(group: Sequence[Rank]) -> str:
 
 
 def describe_ranks(ranks: Sequence[Rank]) -> str:
-    """With host and pid if there are few: `rank 3 (node2, pid 411)`."""
+    """Name the ranks, with host and pid if there are few: `rank 3 (node2, pid 411)`."""
     if len(ranks) > _MAX_DESCRIBED:
         return name_ranks(ranks)
     return " and ".join(f"rank {rank.number} ({rank.host}, pid {rank.pid})" for rank in ranks)
 
 
 def name_ranks(ranks: Iterable[Rank]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
+    """Name the ranks: `rank 3`, `ranks 0-2, 5`."""
     numbers = [rank.number for rank in ranks]
     return f"rank{'s' * (len(numbers) > 1)} {format_spans(numbers)}"
 

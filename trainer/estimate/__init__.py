@@ -1,3 +1,3 @@
-"""Plan and estimate of `--dry-run`: state and work of each stage, then time, cost and memory of a recipe on N GPUs,
-from measured rates and counted FLOPs. The folder imports trainer.run and below.
+"""The output of `--dry-run`: the state and work of each stage, then an estimate of time, cost and memory on N GPUs,
+from measured rates and counted FLOPs. The package may import trainer.run and lower layers.
 """

@@ -1,4 +1,4 @@
-"""Seconds and memory of a recipe's trainings and predict passes on N GPUs, from FLOPs and measured rates."""
+"""Estimates time and memory of a recipe's trainings and predict passes on N GPUs, from FLOPs and measured rates."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,24 +28,24 @@ from trainer.run.preflight import check_rows
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """FLOPs and saved numbers are per row."""
+    """The computing cost of a network; FLOPs and saved numbers are per row."""
 
     parameters: int
     layers: int
-    """Convolutions and linear layers."""
+    """Number of convolutions and linear layers."""
     forward_flops: float
     step_flops: float
-    """Forward and backward."""
+    """FLOPs of forward and backward."""
     saved_numbers: float
-    """Numbers that the forward saves for the backward."""
+    """Numbers that the forward pass saves for the backward pass."""
 
 
 def count_network(name: str, classes: int, pixels: int, options: dict[str, Any]) -> NetworkCost:
-    """Count one training step on the meta device, which only computes shapes."""
-    rows = 2  # BatchNorm refuses one row if the last feature map is a single pixel
+    """Count the cost of one training step on the meta device, which computes only shapes."""
+    rows = 2  # BatchNorm rejects a single row if the last feature map is one pixel
     network = create_model(name, classes, 0, **options).to("meta")
     own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    saved: dict[int, torch.Tensor] = {}  # a reference keeps a tensor's storage address from being reused
+    saved: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that no storage address is reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         saved[tensor.untyped_storage()._cdata] = tensor
@@ -70,12 +70,12 @@ def count_network(name: str, classes: int, pixels: int, options: dict[str, Any])
 
 
 def all_reduce_bytes(parameters: int, gpus: int) -> float:
-    """Bytes that each GPU of a ring sends to sum fp32 gradients."""
+    """Return the bytes that each GPU sends in a ring all-reduce of fp32 gradients."""
     return 2 * (gpus - 1) / gpus * 4 * parameters
 
 
 def all_reduce_seconds(parameters: int, gpus: int) -> float:
-    """Per step: one flat sum after the backward, not overlapped with it."""
+    """Return the seconds per step of the gradient all-reduce, which does not overlap with the backward pass."""
     one_node = gpus <= measured.GPUS_PER_NODE
     bandwidth = measured.NVLINK_BYTES_PER_S if one_node else measured.NETWORK_BYTES_PER_S
     latency = measured.COLLECTIVES_PER_STEP * 2 * math.log2(gpus) * measured.HOP_S
@@ -84,24 +84,24 @@ def all_reduce_seconds(parameters: int, gpus: int) -> float:
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """Training steps of equal shape, or predict passes over one set, on each GPU that takes part."""
+    """The cost, on each GPU involved, of training steps of equal shape or of predict passes over one set."""
 
     stage: str
     count: float
-    """Steps or passes; of both folds together if they share the GPUs."""
+    """Number of steps or passes; of both folds together if they share GPUs."""
     images: int
-    """Per step or pass, as are the seconds below."""
+    """Images per step or pass; the seconds below are also per step or pass."""
     compute_s: dict[str, float]
-    """By resource; they do not overlap."""
+    """Seconds by resource; these do not overlap."""
     decoding_s: float
     compiled: bool
     rows_at_once: int = 0
-    """Rows whose activations are in memory at once; 0: predict passes."""
+    """Rows whose activations are in memory at once; 0 for predict passes."""
     memory_bytes: float = 0.0
 
     @property
     def seconds_by(self) -> dict[str, float]:
-        """By resource, of all steps. Decoding overlaps with compute; only the slower of the two counts."""
+        """Total seconds by resource. Decoding overlaps with compute, so only the slower of the two counts."""
         decodes = self.decoding_s > sum(self.compute_s.values())
         slower = {"decoding": self.decoding_s} if decodes else self.compute_s
         return {name: seconds * self.count for name, seconds in slower.items()}
@@ -124,7 +124,7 @@ class CostModel:
     samples: int
     classes: int
     eval_samples: tuple[int, ...] = ()
-    """Of each evaluation set."""
+    """Number of samples of each evaluation set."""
 
     @property
     def reference(self) -> measured.MeasuredNetwork:
@@ -133,7 +133,7 @@ class CostModel:
 
     @property
     def decoded_per_s(self) -> float:
-        """Images/s per GPU; infinite if the decoded images stay on the GPU."""
+        """Decoded images/s per GPU; infinite if the decoded images stay in GPU memory."""
         image, execution = self.recipe.image, self.recipe.execution
         small = image.resize is None and self.samples * 3 * image.size**2 <= MAX_RESIDENT_BYTES
         if execution.loader == "resident" or (execution.loader == "auto" and small):
@@ -143,12 +143,12 @@ class CostModel:
 
     @property
     def noise(self) -> float:
-        """ε that Eq. 4 or 5 gives for the assumed agreement; 0 without INCV."""
+        """The noise ratio ε by Eq. 4 or 5 for the assumed agreement; 0 without INCV."""
         classes, incv = max(self.classes, 2), self.recipe.incv
         return theory.noise_from_accuracy(measured.AGREEMENT, classes, incv.noise_kind) if incv else 0.0
 
     def expect_rounds(self) -> list[tuple[int, int]]:
-        """|S| and |C| before each round and after the last, if predictions match a share AGREEMENT of the labels."""
+        """Return |S| and |C| before each round and after the last, if a share AGREEMENT of the labels agrees."""
         incv = self.recipe.incv
         if incv is None:
             return [(self.samples, 0)]
@@ -161,7 +161,7 @@ class CostModel:
         return sizes
 
     def scale_rates(self, compiled: bool) -> tuple[float, float, float]:
-        """Of one network's step: seconds per row, fixed seconds, and the time of a forward relative to a step."""
+        """Return, for one network, a step's seconds per row and fixed seconds, and a forward pass's share of it."""
         reference, network = self.reference, self.network
         rates = reference.compiled if compiled else reference.eager
         slowdown = measured.FP32_SLOWDOWN if self.recipe.precision == "fp32" else 1.0
@@ -170,22 +170,22 @@ class CostModel:
         return row_s, rates.fixed_s * network.layers / reference.layers, forward_share
 
     def cost_run(self, gpus: int) -> list[PhaseCost]:
-        """Every training and predict pass, in stage order; raises ConfigError if a run would be refused."""
+        """Return the cost of all trainings and predict passes; raises ConfigError if the run would be refused."""
         recipe, methods = self.recipe, methods_of(self.recipe)
         if gpus > recipe.batch.global_:
-            raise ConfigError(f"batch.global = {recipe.batch.global_} rows leave some without any")
+            raise ConfigError(f"batch.global = {recipe.batch.global_} rows are fewer than one per GPU")
         check_rows(recipe, gpus)
         phases = list(self._cost_incv(recipe.incv, gpus)) if recipe.incv else []
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
         for method in methods:
             passes = method.passes(method.config(recipe), sizes)
             phases += self.cost_training(method.name, passes, method.networks, gpus)
-        for method in methods:  # evaluation loads the networks, and loaded networks are not compiled
+        for method in methods:  # not compiled: evaluation loads the networks, and loaded networks never are
             phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
         return phases
 
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
-        """Each fold on half of the GPUs, or both on all of them: in turn, or at once if the data stay on the GPU."""
+        """Yield the cost of INCV. Each fold runs on half of the GPUs, or both on all GPUs: in turn, or at once."""
         execution = self.recipe.execution
         halves = gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
         at_once = gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
@@ -200,7 +200,7 @@ class CostModel:
             yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
 
     def cost_training(self, stage: str, passes: Sequence[Epochs], networks: int, gpus: int) -> Iterator[PhaseCost]:
-        """Assumes that every row of S, and of C if the epochs use it, is trained on: none forgotten or unreadable."""
+        """Yield the cost of a training's epochs, assuming that every row is trained on (none dropped)."""
         batch, parameters = self.recipe.batch.global_, networks * self.network.parameters
         steps = [epochs.count * -(-epochs.selected // batch) for epochs in passes]
         compiled = should_compile(self.recipe.execution, sum(steps))
@@ -209,7 +209,7 @@ class CostModel:
         for epochs, count in zip(passes, steps, strict=True):
             candidates = candidate_rows(batch, epochs.selected, epochs.candidates)
             rows = -(-batch // gpus) + -(-candidates // gpus)
-            trained = batch if epochs.ranks_first and gpus == 1 else rows  # one GPU gathers the chosen rows
+            trained = batch if epochs.ranks_first and gpus == 1 else rows  # one GPU trains only on the chosen rows
             at_once = min(trained, self.recipe.batch.micro or trained)
             forward = forward_share if epochs.ranks_first else 0.0
             parts = -(-trained // at_once) + forward * -(-rows // at_once)
@@ -225,7 +225,7 @@ class CostModel:
     def cost_predicting(
         self, stage: str, samples: int, passes: int, networks: int, gpus: int, compiled: bool = False
     ) -> PhaseCost:
-        """compiled: whether the training was compiled. Short passes never are."""
+        """Return the cost of predict passes. compiled: whether the training was; short passes are never compiled."""
         share = -(-samples // gpus)
         compiled = compiled and share >= WORTH_COMPILING
         row_s, fixed_s, forward_share = self.scale_rates(compiled)

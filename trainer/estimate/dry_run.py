@@ -1,4 +1,4 @@
-"""What a run would do: its stages, their state and work, and the estimate."""
+"""Describes what a run would do: its stages, their state and work, and the estimated cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ Made = TypeVar("Made")
 def describe_plan(
     recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), options: EstimateOptions | None = None
 ) -> str:
-    """The plan as text, with the reasons why it would be refused; reads shards and run directory, writes nothing."""
+    """Describe the plan, and why the run would be refused, if so. Reads shards and run directory, writes nothing."""
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _load_packed(config) for split, config in splits.items()}
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
@@ -59,11 +59,11 @@ def describe_plan(
 
 
 def size_split(config: DataConfig, index: SampleIndex | None, source: Source | None) -> SplitSize | None:
-    """From the packed index, else the source's list, else the published size; None: unknown."""
+    """Return the size of a split: as packed, else as listed by the source, else as published; None if unknown."""
     if index is not None:
         return SplitSize(len(limit_ids(index, config.limit)), index.num_classes, "packed")
     if source is not None:
-        size = SplitSize(len(source), len(source.class_names), "in the source's list")
+        size = SplitSize(len(source), len(source.class_names), "listed by the source")
     else:
         published = published_size(config.source, config.split, config.subset, config.classes)
         if published is None:
@@ -73,7 +73,7 @@ def size_split(config: DataConfig, index: SampleIndex | None, source: Source | N
 
 
 def _try(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
-    """The result, or the error with which a run would be refused."""
+    """Return the result of `make`, or None and the error message with which a run would be refused."""
     try:
         return make(), []
     except InputError as error:
@@ -92,7 +92,7 @@ def _load_packed(config: DataConfig) -> SampleIndex | None:
 def _find_states(
     recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None], redo: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The state of each stage, and why this directory would refuse the recipe."""
+    """Return the state of each stage, and the reasons why a run in this directory would be refused."""
     states = dict.fromkeys(stages_of(recipe), "to do")
     states |= {"pack": "to do" if None in indices.values() else "done", "report": "always run"}
     obstacles = _find_refusals(run.require_run_directory)
@@ -111,16 +111,16 @@ def _find_states(
 def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
     if stage == "pack":
         missing = [name for name, index in indices.items() if index is None]
-        return f"pack {', '.join(missing)}" if missing else "the shards are there"
+        return f"pack {', '.join(missing)}" if missing else "all shards exist"
     if stage == "labels":
         ratio = f" {recipe.labels.ratio:g}" if recipe.labels.noise in ("symmetric", "asymmetric") else ""
         return f"file {recipe.labels.file}" if recipe.labels.file else f"noise {recipe.labels.noise}{ratio}"
     if stage == "incv" and recipe.incv is not None:
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
-        extra = ", a predict pass an epoch while the best epoch judges" if each_epoch else ""
+        extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
         steps = _describe_steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
         rounds, epochs = recipe.incv.rounds, recipe.incv.epochs
-        return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} a fold of round 1{extra}"
+        return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} per fold in round 1{extra}"
     if stage in recipe.methods:
         method = get_method(stage)
         epochs = method.config(recipe).epochs
@@ -133,7 +133,7 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
 
 
 def _describe_steps(samples: int | None, batch: int, epochs: int, share: float = 1.0) -> str:
-    """Steps over `share` of the samples (a fold of round 1 trains on half of them)."""
+    """Describe the number of steps. share: of the samples trained on; a fold of round 1 trains on half."""
     if samples is None:
-        return "as many steps as the samples give"
+        return "number of steps unknown until packed"
     return f"{-(-round(samples * share) // batch) * epochs:,} steps"

@@ -1,16 +1,16 @@
-"""Measured, nominal and assumed constants of the estimate, with their source; docs/scaling.md lists them too."""
+"""The measured, nominal and assumed constants of the estimate; docs/scaling.md explains them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """Training rates at two batch sizes. A step of r rows takes `fixed_s + r * row_s`."""
+    """Training rates measured at two batch sizes; a step with r rows takes `fixed_s + r * row_s` seconds."""
 
     rows: tuple[int, int]
     images_per_s: tuple[float, float]
     forward_efficiency: float
-    """FLOP/s of a forward alone, relative to a training step's."""
+    """FLOP/s of a forward pass alone, relative to those of a training step."""
 
     @property
     def row_s(self) -> float:
@@ -19,26 +19,26 @@ class StepRates:
 
     @property
     def fixed_s(self) -> float:
-        """Independent of the rows: kernels too small to fill the GPU, and the optimiser."""
+        """Seconds independent of the number of rows: kernels too small to fill the GPU, and the optimiser."""
         return self.rows[0] / self.images_per_s[0] - self.rows[0] * self.row_s
 
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """Trained on one H200: bf16, data on the GPU, the whole step in one CUDA graph."""
+    """A network measured on one H200: bf16, data on the GPU, the whole step in one CUDA graph."""
 
     name: str
     pixels: int
     eager: StepRates
     compiled: StepRates
     step_flops: float
-    """Per row, forward and backward, as `count_network` counts them."""
+    """Per row, forward and backward, as counted by `count_network`."""
     layers: int
 
 
 # --- measured on one H200 -----------------------------------------------------------------------------------
 
-# Forward alone, 512 rows of Inception-ResNet-v2: 8,757 images/s eager, 15,887 compiled.
+# Forward pass alone of Inception-ResNet-v2 with 512 rows: 8,757 images/s eager, 15,887 compiled.
 INCEPTION = MeasuredNetwork(
     "inception_resnet_v2",
     227,
@@ -47,7 +47,7 @@ INCEPTION = MeasuredNetwork(
     step_flops=39.61e9,
     layers=245,
 )
-# Compiled, only 128 rows were measured: the gain at 1,024 rows and of the forwards is assumed to be the same.
+# Compiled, only 128 rows were measured; the same speed-up is assumed for 1,024 rows and for forward passes.
 RESNET32 = MeasuredNetwork(
     "cifar_resnet32",
     32,
@@ -58,16 +58,16 @@ RESNET32 = MeasuredNetwork(
 )
 NETWORKS = (INCEPTION, RESNET32)
 
-# Two compiled networks on two streams train on 2,159 images/s at 128 rows, each image through both. Their rows cost
-# twice those of one network; the fixed parts overlap: this is their total relative to one network's.
+# Two compiled networks on two streams train at 2,159 images/s with 128 rows, each image through both. Their time per
+# row is twice that of one network, but their fixed times overlap: together they take PAIR_FIXED times one network's.
 PAIR_FIXED = (128 / 2_159 - 2 * 128 * INCEPTION.compiled.row_s) / INCEPTION.compiled.fixed_s
-# Two trainings of ResNet-32 at once on one GPU: 52,000 images/s in total, against 35,000 for one alone (eager).
+# Two trainings of ResNet-32 at once on one GPU: 52,000 images/s in total; one alone: 35,000 (eager).
 FOLDS_AT_ONCE = 35_000 / 52_000
-FP32_SLOWDOWN = 1_217 / 541  # images/s, eager, 128 rows: bf16 against fp32
-DALI_IMAGES_PER_S = {"fast": 19_100.0, "smooth": 17_500.0}  # per GPU, by image.chroma; JPEGs of 110 KB
+FP32_SLOWDOWN = 1_217 / 541  # images/s of bf16 and of fp32, eager, 128 rows
+DALI_IMAGES_PER_S = {"fast": 19_100.0, "smooth": 17_500.0}  # per GPU, by image.chroma, for JPEGs of 110 KB
 WORKER_IMAGES_PER_S = 2_722 / 16  # PIL, one of 16 worker processes
 GPU_BYTES = 139 * 2**30
-BYTES_PER_PARAMETER = 16  # calculated: fp32 weights, gradients and the two moments of Adam; SGD has one
+BYTES_PER_PARAMETER = 16  # calculated: fp32 weights, gradients and Adam's two moments; SGD has only one
 
 # --- nominal, times an assumed efficiency --------------------------------------------------------------------
 
@@ -79,6 +79,6 @@ NETWORK_BYTES_PER_S = GPUS_PER_NODE * 400e9 / 8 * 0.25
 # --- assumed --------------------------------------------------------------------------------------------------
 
 HOP_S = 10e-6  # latency of a message between two GPUs; a collective has 2 log2(GPUs) hops
-COLLECTIVES_PER_STEP = 3  # the sum of the gradients, and up to two small ones
-AGREEMENT = 0.6  # share of held-out labels that agree in each INCV round
+COLLECTIVES_PER_STEP = 3  # the gradient all-reduce, and up to two small ones
+AGREEMENT = 0.6  # share of held-out labels that the predictions agree with in each INCV round
 DOLLARS_PER_GPU_HOUR = 4.0

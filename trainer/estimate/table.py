@@ -1,4 +1,4 @@
-"""The estimate as text: its premises, then a column for each number of GPUs."""
+"""Formats the estimate as text: the assumptions, then a column for each number of GPUs."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,7 @@ from trainer.estimate.cost import CostModel, PhaseCost, count_network
 from trainer.report.text import format_duration
 from trainer.run.preflight import check_rows
 
-_CLASSES = 1000  # if unknown; the last layer is a small part of a network
+_CLASSES = 1000  # used if unknown; it affects only the last layer, a small part of a network
 
 
 @dataclass(frozen=True)
@@ -21,28 +21,28 @@ class SplitSize:
     samples: int
     classes: int
     origin: str
-    """Source of the number of samples."""
+    """Where the number of samples comes from, such as `packed`."""
 
 
 @dataclass(frozen=True)
 class EstimateOptions:
     gpus: tuple[int, ...] = ()
-    """Empty: `execution.world`, else the number of processes that the launcher has started."""
+    """Numbers of GPUs to estimate for; empty: `execution.world`, else the number of processes of the launcher."""
     price: float = measured.DOLLARS_PER_GPU_HOUR
     samples: int | None = None
-    """None: the packed, listed or published number."""
+    """Number of training samples to assume; None: the packed, listed or published number."""
 
 
 def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], options: EstimateOptions) -> str:
-    """The estimate, or why there is none. splits: `train`, and the evaluation sets by name; None: size unknown."""
+    """Return the estimate, or why there is none. splits: sizes of `train` and each evaluation set; None: unknown."""
     train = splits["train"]
     if options.samples is not None:
         classes = train.classes if train else recipe.data.train.classes or _CLASSES
-        train = SplitSize(options.samples, classes, "as asked")
+        train = SplitSize(options.samples, classes, "from --samples")
     if recipe.execution.device == "cpu":
-        return "no estimate: execution.device is cpu, and only GPUs were measured"
+        return "no estimate: execution.device is cpu, but only GPUs were measured"
     if train is None:
-        return "no estimate: the number of training samples is not known before they are packed: add --samples N"
+        return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
     try:
         network = count_network(recipe.model.name, train.classes, recipe.image.size, recipe.model.options)
     except InputError as error:
@@ -65,13 +65,13 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         lines.append("")
         lines += [f"  {row:<30}" + "".join(f"{column[row]:>14}" for column in columns) for row in columns[0]]
     unknown = [name for name, size in evaluated.items() if size is None]
-    notes += [f"not counted: {name}, whose size is known when it is packed" for name in unknown]
+    notes += [f"not counted: {name}, whose size is unknown until it is packed" for name in unknown]
     return "\n".join(lines + notes)
 
 
 def _premises(model: CostModel, origin: str, price: float) -> list[str]:
     recipe, network, near = model.recipe, model.network, model.reference
-    rates = f"scaled by FLOPs and layers from {near.name} at {near.pixels} pixels; may be wrong several times over"
+    rates = f"scaled by FLOPs and layers from {near.name} at {near.pixels} pixels; may be off by several times"
     if (near.name, near.pixels) == (recipe.model.name, recipe.image.size):
         rates = "measured with this network"
     if recipe.precision == "fp32":
@@ -85,8 +85,8 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
     if recipe.incv is not None:
         selected, candidates = model.expect_rounds()[-1]
         lines.append(
-            f"assumed: every round agrees with {measured.AGREEMENT:.0%} of the labels (noise {model.noise:.2f}): "
-            f"{selected:,} selected, {candidates:,} candidates in the end"
+            f"assumed: {measured.AGREEMENT:.0%} of the labels agree in each round (noise {model.noise:.2f}): "
+            f"{selected:,} selected, {candidates:,} candidates after the last round"
         )
     lines += [
         f"assumed: {price:,.2f} dollars per GPU hour",
@@ -96,7 +96,7 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
 
 
 def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, str]:
-    """The cells for one number of GPUs, by row name."""
+    """Return the cells of one column (a number of GPUs), by row name."""
     stages: dict[str, float] = defaultdict(float)
     spent: dict[str, float] = defaultdict(float)
     for phase in phases:
@@ -110,19 +110,19 @@ def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, s
     return {
         "": _gpus(gpus),
         **{f"time of {stage}": format_duration(seconds) for stage, seconds in stages.items()},
-        "time of all": format_duration(total),
+        "total time": format_duration(total),
         "GPU hours": _short(gpu_hours),
         "dollars": _short(gpu_hours * price),
         "training, images/s per GPU": _short(max(phase.images_per_s for phase in trainings)),
         "predicting, images/s per GPU": _short(max((phase.images_per_s for phase in passes), default=0)),
         "all-reduce, ms per step": _short(1e3 * max(phase.compute_s["all-reduce"] for phase in trainings)),
         "memory, GB per GPU": _short(max(phase.memory_bytes for phase in trainings) / 1e9),
-        "binds first": max(spent, key=lambda name: spent[name]),
+        "bottleneck": max(spent, key=lambda name: spent[name]),
     }
 
 
 def _advise_on_memory(recipe: Recipe, gpus: int, phases: Sequence[PhaseCost]) -> list[str]:
-    """What to set if the rows of a step do not fit on a GPU."""
+    """Suggest a batch.micro if the rows of a step do not fit in GPU memory."""
     largest = max(phases, key=lambda phase: phase.memory_bytes)
     needs = largest.memory_bytes
     if needs <= measured.GPU_BYTES:
@@ -134,7 +134,7 @@ def _advise_on_memory(recipe: Recipe, gpus: int, phases: Sequence[PhaseCost]) ->
     try:
         check_rows(recipe.model_copy(update={"batch": batch}), gpus)
     except ConfigError as error:
-        advice += f"; alone it would be refused: {error}"
+        advice += f"; that setting alone would be refused: {error}"
     return [advice]
 
 
@@ -143,5 +143,5 @@ def _gpus(number: int) -> str:
 
 
 def _short(number: float) -> str:
-    """Three significant digits, or all before the decimal point."""
+    """Format with three significant digits, or as an integer from 100 on."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,5 +1,5 @@
-"""Files that a run writes about itself: run directory, manifest, metrics, heartbeats, logs, profile and traces.
-Results (checkpoints, predictions, reports) are written elsewhere. `incv doctor` reads these files without torch, so
-the modules it uses import torch only for types. The folder may import trainer.loading, trainer.distributed and
-trainer.config.
+"""The records of a run: run directory, manifest, metrics, heartbeats, logs, profile and traces. Its results
+(checkpoints, predictions, reports) are written elsewhere. `incv doctor` reads these records without torch, so the
+modules it uses import torch only for type annotations. This package may import trainer.loading, trainer.distributed
+and trainer.config.
 """

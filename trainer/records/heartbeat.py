@@ -1,4 +1,4 @@
-"""Heartbeat file of a rank: that it is alive, and its current step; `incv doctor` reads those of all ranks."""
+"""The heartbeat file of a rank, which shows that it is alive and its current step; `incv doctor` reads them."""
 
 import json
 import os
@@ -10,27 +10,27 @@ from pathlib import Path
 from trainer.distributed.launch import hostname
 
 WAITING = "waiting"
-"""Prefix of a position in which no progress is expected, since other ranks are working."""
+"""Prefix of a position in which a rank waits for others, so that no progress is expected of it."""
 
 
 class Heartbeat:
-    """`update` sets the position in memory, at any rate; `write` writes the file.
+    """`update` sets the position in memory and is cheap; `write` writes the file.
 
-    A rank whose file is no longer written is dead. One whose file is written but whose position never changes hangs.
+    A rank that no longer writes its file is dead. A rank that writes it, but whose position never changes, hangs.
     """
 
     def __init__(self, path: Path | None, rank: int, size: int, launcher: str) -> None:
-        """path: None to write no file."""
+        """path: the heartbeat file; None to write none."""
         self._path = path
         self._identity = {"rank": rank, "size": size, "host": hostname(), "pid": os.getpid(), "launcher": launcher}
         self._position = ("start", 0, 0, time.time())
         self._ended: str | None = None
-        self._write_lock = threading.Lock()  # the watchdog thread must not overwrite the last heartbeat
+        self._write_lock = threading.Lock()  # keeps the watchdog thread from overwriting the last heartbeat
 
     def update(self, where: str, step: int, total: int) -> None:
-        """Set the position: `step` of `total` in `where` (`incv/0/1`). An unchanged position is no progress.
+        """Set the position: `step` of `total` in `where`, e.g. `incv/0/1`. An unchanged position means no progress.
 
-        Call it before a step, once its batch has arrived: a rank whose loader hangs is then one step behind the
+        Call it before a step, once its batch has arrived, so that a rank whose loader hangs is one step behind the
         ranks that wait for it.
         """
         position = self._position
@@ -38,7 +38,7 @@ class Heartbeat:
             self._position = (where, step, total, time.time())  # one atomic assignment: another thread reads it
 
     def write(self) -> None:
-        """Write the file atomically. Ignores OSError: a full or missing disk must not end the run."""
+        """Write the file atomically. Ignores OSError: a full or unavailable disk must not end the run."""
         if self._path is None:
             return
         with self._write_lock, suppress(OSError):
@@ -48,13 +48,13 @@ class Heartbeat:
             self._replace(self._path, (json.dumps(record) + "\n").encode())
 
     def close(self, how: str) -> None:
-        """Write the last heartbeat: `finished`, `stopped` or `failed`."""
+        """Write the last heartbeat. how: `finished`, `stopped` or `failed`."""
         self._ended = how
         self.write()
 
     def _replace(self, path: Path, content: bytes) -> None:
-        """Readers see the old or the new file. No fsync: heartbeats are irrelevant after a power cut."""
-        # Unique to this process; the next start removes one that a kill left behind (shards/durable.py).
+        """Replace the file atomically. No fsync: heartbeats need not survive a power failure."""
+        # Unique to this process. If the process is killed, the next start removes the file (shards/durable.py).
         temporary = path.with_name(f".{path.name}.tmp{self._identity['pid']}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

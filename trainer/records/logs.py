@@ -1,7 +1,7 @@
-"""Log output of a process: rank 0 writes to the terminal, every rank to a file of its own.
+"""Log output: rank 0 writes to the terminal, and every rank writes to its own file.
 
-Modules log through `logging.getLogger(__name__)`. `configure_logging` installs one handler for them; where its lines
-go is the current `LogTarget`, which a run sets while it is active: several runs may share a process.
+Modules log through `logging.getLogger(__name__)`. `configure_logging` installs one handler, which writes to the
+current `LogTarget`. A run sets its own target while it is active, because several runs may share a process.
 """
 
 import logging
@@ -22,14 +22,14 @@ from shards.progress import allow_bars
 from trainer.distributed.launch import hostname
 
 ANY_RANK = {"any_rank": True}
-"""Pass as `extra` for a line that reaches the terminal from every rank."""
+"""Pass as `extra` to print a log line on the terminal from any rank, not only from rank 0."""
 
 _PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "incv: error: "}
 _PACKAGES = ("trainer", "shards")
 
 
 class LogFile:
-    """Whole lines, each appended by one write. A full disk must not end the run: lines that do not fit are lost."""
+    """A log file, appended to line by line. Write errors are ignored: a full disk must not end the run."""
 
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
@@ -50,10 +50,10 @@ class LogTarget:
     """Where log lines go."""
 
     prefix: str = ""
-    """Of every line on the terminal: names the run where several share a process."""
+    """Prefix of every terminal line; it names the run if several share a process."""
     file: LogFile | None = None
     echo: bool = True
-    """Whether lines reach the terminal; on ranks above 0 only those marked ANY_RANK do."""
+    """Whether to print all lines on the terminal; if false, as on ranks above 0, only those marked ANY_RANK."""
 
 
 _target = LogTarget()
@@ -79,14 +79,14 @@ class _Handler(logging.Handler):
             if target.file is not None:
                 target.file.write(f"{_now()} {record.levelname:<7} {text}")
             if target.echo or getattr(record, "any_rank", False):
-                # tqdm keeps the line apart from an active progress bar.
+                # tqdm.write does not break an active progress bar.
                 tqdm.write(target.prefix + text, file=sys.stderr)
         except Exception:
             self.handleError(record)
 
 
 def configure_logging() -> None:
-    """Send the log lines of this program to the current target. Call it once per process; again is harmless."""
+    """Send the log lines of `trainer` and `shards` to the current target. Repeated calls have no effect."""
     for name in _PACKAGES:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
@@ -97,9 +97,9 @@ def configure_logging() -> None:
 
 @contextmanager
 def log_to_file(path: Path, rank: int, size: int) -> Iterator[None]:
-    """Within the block, log lines also go to `path`; ranks above 0 leave the terminal to rank 0.
+    """Within the block, also log to the file `path`, and print on the terminal only on rank 0.
 
-    An error that leaves the block is written to the file; reporting it on the terminal is up to the caller.
+    An exception that leaves the block is written to the file; the caller reports it on the terminal.
     """
     file = LogFile(path)
     file.write(f"--- {_now()} {hostname()} pid {os.getpid()}, rank {rank} of {size}")

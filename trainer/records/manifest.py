@@ -16,7 +16,7 @@ from trainer.records.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 
-if TYPE_CHECKING:  # imports torch, which is slow; commands that only read a manifest do not need it
+if TYPE_CHECKING:  # slow, because it imports torch; not needed to read a manifest
     from trainer.distributed.world import World
 
 _PACKAGES = ("incv", "torch", "torchvision", "timm", "numpy", "pyarrow", "pillow")
@@ -27,7 +27,7 @@ def now() -> str:
 
 
 class Manifest:
-    """The record of a run; every change is durable before the call returns."""
+    """The content of manifest.json. `save` returns only once the file is durable."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -49,9 +49,9 @@ class Manifest:
         write_json(self._run.manifest, self.content)
 
     def begin(self, recipe: str, world: "World", batchnorm_rows: Mapping[str, int], code: str) -> "StartLog":
-        """Record this start, after merging the logs of earlier starts that were killed.
+        """Record this start, after adding the logs of earlier starts, which may have been killed.
 
-        code: hash of the running code.
+        code: hash of the source code.
         """
         for number, earlier in enumerate(self.content["starts"]):
             earlier.update(self._start_log(number).read())
@@ -78,7 +78,7 @@ class Manifest:
         return self._start_log(len(self.content["starts"]) - 1)
 
     def _warn_if_changed(self, start: dict[str, Any]) -> None:
-        """Results may differ if the code or a package changes between starts."""
+        """Warn if the code or a package has changed since the last start, because results may then differ."""
         if not self.content["starts"]:
             return
         before = self.content["starts"][-1]
@@ -91,7 +91,7 @@ class Manifest:
         if before.get("code", start["code"]) != start["code"]:
             changes.append("incv's own code")
         if changes:
-            _log.warning("changed since this run's last start: %s", "; ".join(changes))
+            _log.warning("changed since the last start of this run: %s", "; ".join(changes))
 
     def end(self, how: str) -> None:
         self.start["ended"] = how
@@ -105,18 +105,18 @@ class Manifest:
 
 
 class StartLog:
-    """Steps and resume points of one start, in one file per training: several ranks may write at once."""
+    """Executed steps and resume points of one start, in one file per training: several ranks may write at once."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:
         self.number = number
         self._folder = run.logs / f"start-{number:04d}"
 
     def open_counter(self, training: str) -> "StepCounter":
-        """Open the counter of executed steps of one training (`incv/0/1`, `standard`) in this start."""
+        """Open the counter of the steps that this start executes in one training (`incv/0/1`, `standard`)."""
         return StepCounter(self._make_folder("steps") / training.replace("/", "."))
 
     def record_resume(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
-        """Record that a training or stage of an earlier start resumes here."""
+        """Record that this start resumes a training or stage at `step`."""
         name = stage if round_ is None else f"{stage}.{round_}.{fold}"
         point = {"stage": stage, "round": round_, "fold": fold, "step": step}
         file = self._make_folder("resumed") / name
@@ -130,7 +130,7 @@ class StartLog:
         return folder
 
     def read(self) -> dict[str, Any]:
-        """Manifest entries: steps executed and resume points by training, and the first resume point."""
+        """Return manifest entries: executed steps and resume points by training, and the first resume point."""
         steps = {file.name.replace(".", "/"): int(file.read_text() or 0) for file in self._files("steps")}
         notes = {file.name.replace(".", "/"): read_json(file) for file in self._files("resumed")}
         first = min(notes.values(), key=lambda note: note["at"])["point"] if notes else None
@@ -143,7 +143,7 @@ class StartLog:
 
 
 class StepCounter:
-    """A step count in a file, written in place after every step: correct even after a kill -9."""
+    """A step count kept in a file and rewritten in place after every step, so that it survives a kill."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -165,7 +165,7 @@ class StepCounter:
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Versions of Python and of those `packages` that are installed."""
+    """Return the versions of Python and of those `packages` that are installed."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line every few steps; truncated to the checkpoint on resume."""
+"""Writes metrics.jsonl: one line every few steps; on resume, lines after the checkpoint are dropped."""
 
 import json
 import math
@@ -11,14 +11,14 @@ import torch
 from shards.durable import disk_errors, write_bytes
 
 COUNTED = "counted"
-"""Key of a step's values: 1 if the step counts, 0 if all of its images were unreadable."""
+"""Name of a metric that is 1 for a normal step and 0 if all images of the step were unreadable."""
 
 
 class MetricsLog:
-    """Averages a task's metrics between two lines; syncs with the device only when it writes a line."""
+    """Averages metrics over the steps between two lines; syncs with the device only to write a line."""
 
     def __init__(self, path: Path, writes: bool = True) -> None:
-        """writes: False on all ranks but rank 0."""
+        """writes: whether to write the file; true only on rank 0."""
         self._path, self._writes = path, writes
         self._names: tuple[str, ...] = ()
         self._sums: torch.Tensor | None = None
@@ -27,7 +27,7 @@ class MetricsLog:
         return self._path.exists() and self._path.stat().st_size > 0
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines after `step`: those steps will be executed again."""
+        """Drop the lines after `step`, because those steps will be executed again."""
         if not self._path.exists():
             return
         kept = []
@@ -36,14 +36,14 @@ class MetricsLog:
                 if json.loads(line)["step"] <= step:
                     kept.append(line.rstrip("\n") + "\n")
             except (json.JSONDecodeError, KeyError):
-                break  # a kill can truncate only the last line
+                break  # only the last line can be incomplete, after a kill
         write_bytes(self._path, "".join(kept).encode())
 
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
-        """values: scalars of a step; with COUNTED = 0, the step does not count and all of them are 0."""
+        """Add the metrics of a step. values: scalars; COUNTED = 0 excludes the step from the means."""
         if COUNTED not in values:
             values = {**values, COUNTED: torch.ones_like(next(iter(values.values())))}
-        # Two operations for any number of values; a new tensor, since the next step overwrites these.
+        # Only two operations, however many values; a new tensor, because the next step overwrites the values.
         stacked = torch.stack([value.detach() for value in values.values()])
         if self._names != tuple(values):
             assert self._sums is None, f"a step reports {tuple(values)} after steps that reported {self._names}"
@@ -52,7 +52,7 @@ class MetricsLog:
         self._sums += stacked
 
     def write(self, **facts: Any) -> str:
-        """Append a line with the means since the last one; returns a short text for the progress bar."""
+        """Append a line with `facts` and the means since the last line; returns a short text for the progress bar."""
         steps, sums = self._read()
         means = {name: total / steps for name, total in sums.items() if steps}
         self._reset()
@@ -80,7 +80,7 @@ class MetricsLog:
         self._names, self._sums = (), None
 
     def _read(self) -> tuple[int, dict[str, float]]:
-        """Number of counted steps and the sums over them, with one device sync."""
+        """Return the number of counted steps and the sums over them, with one device sync."""
         if self._sums is None:
             return 0, {}
         sums = dict(zip(self._names, self._sums.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Time spent in each phase of a training, as `--profile` measures it, and the profile files."""
+"""Measures the time spent in each phase of a training, for `--profile`, and writes the profile files."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from shards.errors import InputError
 from trainer.records.profile_trace import StepTrace
 
 FILE = "profile.json"
-"""In a training's folder: its entries, one per start. In the run directory: the entries of all trainings."""
+"""In a training's folder it has one entry per start; in the run directory, the entries of all trainings."""
 PHASES = ("data_wait", "step", "predict", "checkpoint", "warm_up")
 _NOT_IN_ALL = ("predict",)
 _NO_PHASE, _ELSEWHERE = "other", "elsewhere"
@@ -26,14 +26,14 @@ Item = TypeVar("Item")
 
 
 class _Timeline(Protocol):
-    """Seconds between marks, summed by the name of the later mark."""
+    """Sums the seconds between successive marks, by the name of the later mark."""
 
     seconds: dict[str, float]
 
     def mark(self, name: str) -> None: ...
 
     def settle(self) -> None:
-        """Count the marks that the device has reached; non-blocking."""
+        """Add the time of the marks that the device has reached; non-blocking."""
         ...
 
 
@@ -48,11 +48,11 @@ class _HostTimeline:
         self._last = now
 
     def settle(self) -> None:
-        """Does nothing: marks are counted immediately."""
+        """Do nothing: `mark` adds the time at once."""
 
 
 class _DeviceTimeline:
-    """GPU time by CUDA events on the current stream; no host-device sync."""
+    """Measures GPU time with CUDA events on the current stream, without host-device syncs."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -78,7 +78,7 @@ class _DeviceTimeline:
 
 
 class Stopwatch:
-    """Measures one training in one start; the loop reports batches and steps to it."""
+    """Measures one training in one start; the training loop reports batches and steps to it."""
 
     def __init__(self, device: torch.device, start: int, trace: StepTrace | None = None) -> None:
         self._device, self._start, self._trace = device, start, trace
@@ -86,16 +86,16 @@ class Stopwatch:
         self.begin()
 
     def begin(self) -> None:
-        """Start the clock, at the beginning of the training."""
+        """Start measuring; call at the beginning of the training."""
         self._began, self._steps = time.perf_counter(), 0
         self._timeline: _Timeline = _DeviceTimeline() if self._device.type == "cuda" else _HostTimeline()
 
     def mark(self, done: str) -> None:
-        """End the phase `done`. The first batch and step of a start, compilation included, count as warm-up."""
+        """Mark the end of the phase `done`. The first batch and step, with any compilation, count as warm-up."""
         self._timeline.mark(done if self._steps else "warm_up")
 
     def request_batch(self) -> None:
-        """Begin the wait for a batch."""
+        """Mark the beginning of the wait for a batch."""
         self._timeline.mark(_NO_PHASE)
 
     def end_step(self) -> None:
@@ -105,13 +105,13 @@ class Stopwatch:
             self._trace.end_step(self._steps)
 
     def end_batches(self) -> None:
-        """No more steps follow: stop the trace."""
+        """Stop the trace, because no more steps follow."""
         if self._trace is not None:
             self._trace.stop()
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Count the time inside as `phase`; for use between steps."""
+        """Count the time inside the block as `phase`; for use between steps."""
         self._timeline.mark(_NO_PHASE)
         try:
             yield
@@ -120,13 +120,13 @@ class Stopwatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Exclude the time inside, in which other trainings of this process take their turn."""
+        """Exclude the time inside the block, in which other trainings of this process run."""
         self._timeline.mark(_NO_PHASE)
         yield
         self._timeline.mark(_ELSEWHERE)
 
     def write(self, folder: Path, stage: str, round_: int | None, fold: int | None) -> None:
-        """Write the measurements so far after the entries of earlier starts; a failure is only a warning."""
+        """Write the measurements so far, after the entries of earlier starts. A failure only prints a warning."""
         if not self._steps:
             return
         where = {"stage": stage, "round": round_, "fold": fold, "start": self._start}
@@ -143,7 +143,7 @@ class Stopwatch:
         self._timeline.settle()
         wall, found = time.perf_counter() - self._began, self._timeline.seconds
         on_gpu = self._device.type == "cuda"
-        if not on_gpu:  # a GPU keeps working on a training while the host serves another
+        if not on_gpu:  # a GPU may work on this training while the host runs another
             wall -= found.get(_ELSEWHERE, 0.0)
         seconds = {name: found.get(name, 0.0) for name in PHASES if name in found or name not in _NOT_IN_ALL}
         seconds["other"] = max(wall - sum(seconds.values()), 0.0)
@@ -156,7 +156,7 @@ class Stopwatch:
 
 
 def time_data_wait(batches: Iterator[Item], watch: Stopwatch | None) -> Iterator[Item]:
-    """The batches; waiting for each counts as data wait, on a GPU only while the GPU is idle."""
+    """Yield the batches and measure the wait for each as `data_wait`; on a GPU, only its idle time counts."""
     return batches if watch is None else _time_each(batches, watch)
 
 
@@ -175,7 +175,7 @@ class Profile:
     """The stopwatches of a start, by training name."""
 
     def __init__(self, device: torch.device, start: int, trace: bool = False) -> None:
-        """trace: also write a torch.profiler trace of each training."""
+        """start: number of this start; trace: also write a torch.profiler trace of each training."""
         self._device, self._start, self._traces = device, start, trace
         self._watches: dict[str, Stopwatch] = {}
 
@@ -189,7 +189,7 @@ class Profile:
 def merge_profiles(root: Path, stages: Sequence[str]) -> None:
     """Merge the entries of all trainings into the run directory's profile.json; call on one rank only.
 
-    stages: determines the order of the entries.
+    stages: stage names, in the order in which their entries are written.
     """
     files = [*(root / "rounds").glob(f"*/fold*/{FILE}"), *(root / "methods").glob(f"*/{FILE}")]
     entries = sorted((entry for file in files for entry in read_entries(file)), key=partial(_order, stages))
@@ -208,7 +208,7 @@ def _order(stages: Sequence[str], entry: dict[str, Any]) -> tuple[int, ...]:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """The entries of a file; empty if it is missing or malformed."""
+    """Return the entries of a profile file; empty if it is missing or malformed."""
     try:
         content = read_json(path) if path.exists() else []
     except InputError:

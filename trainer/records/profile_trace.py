@@ -7,13 +7,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 FILE = "profile-trace.json"
-"""In each training's folder: a Chrome trace, for https://ui.perfetto.dev or chrome://tracing."""
+"""Chrome trace in each training's folder, for https://ui.perfetto.dev or chrome://tracing."""
 _SKIPPED_STEPS, _TRACED_STEPS = 10, 3
-"""Steps of a start before the profiler's warm-up step, and steps in the trace."""
+"""Steps before the profiler's warm-up step, and steps in the trace."""
 
 
 class StepTrace:
-    """Traces one training. A process has only one profiler: interleaved trainings are traced one after the other."""
+    """Traces one training. A process can run only one profiler, so interleaved trainings are traced in turn."""
 
     _busy = False
 
@@ -27,7 +27,7 @@ class StepTrace:
         self._done = False
 
     def end_step(self, steps: int) -> None:
-        """steps: number of steps in this start so far."""
+        """Start, advance or stop the profiler. steps: number of steps in this start so far."""
         if self._profiler is not None and not self._done:
             self._profiler.step()
             self._traced += 1
@@ -45,10 +45,10 @@ class StepTrace:
             StepTrace._busy = True
         except RuntimeError as error:  # another profiler is attached to the process
             self._profiler, self._done = None, True
-            print(f"warning: steps are not traced: {error}", file=sys.stderr)
+            print(f"warning: no steps are traced: {error}", file=sys.stderr)
 
     def stop(self) -> None:
-        """Stop the profiler; an incomplete trace, where the training ended early, is discarded."""
+        """Stop the profiler; discard the trace if the training ended before it was complete."""
         if self._profiler is not None and not self._done:
             self._profiler.stop()
             self._done, StepTrace._busy = True, False
@@ -56,7 +56,7 @@ class StepTrace:
                 self._profiler = None
 
     def write(self, folder: Path) -> None:
-        """Write the trace if it is complete, once."""
+        """Write the trace if it is complete and not yet written."""
         if self._profiler is not None and self._done:
             complete, self._profiler = self._profiler, None
             complete.export_chrome_trace(str(folder / FILE))

@@ -1,4 +1,4 @@
-"""Every path that a run writes, and the lock that keeps a second process out."""
+"""The paths of all files of a run, and the lock that keeps other processes out."""
 
 import fcntl
 import json
@@ -14,7 +14,7 @@ from shards.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-_LOCK_LEASE = 120.0  # seconds that a file server may keep the lock of a dead node
+_LOCK_LEASE = 120.0  # seconds that a file server may hold the lock of a dead node
 
 
 class RunDirectory:
@@ -50,12 +50,12 @@ class RunDirectory:
         return self.round(number) / "selection.parquet"
 
     def round_files(self, name: str) -> dict[int, Path]:
-        """The files of this name in rounds/<i>/, by i ascending."""
+        """Return the files called `name` in rounds/<i>/, by round number i, ascending."""
         found = {int(path.parent.name): path for path in self.rounds.glob(f"[0-9]*/{name}")}
         return dict(sorted(found.items()))
 
     def fold_metrics(self) -> dict[tuple[int, int], Path]:
-        """metrics.jsonl of each fold that has one, by round and fold."""
+        """Return the metrics.jsonl of each fold that has one, by (round, fold)."""
         found = {
             (int(path.parent.parent.name), int(path.parent.name.removeprefix("fold"))): path
             for path in self.rounds.glob("[0-9]*/fold[0-9]*/metrics.jsonl")
@@ -63,7 +63,7 @@ class RunDirectory:
         return dict(sorted(found.items()))
 
     def method_metrics(self) -> dict[str, Path]:
-        """metrics.jsonl of each method that has one."""
+        """Return the metrics.jsonl of each method that has one, by method."""
         return {path.parent.name: path for path in sorted(self.methods.glob("*/metrics.jsonl"))}
 
     def unreadable_logs(self) -> list[Path]:
@@ -91,7 +91,7 @@ class RunDirectory:
         return self.logs / f"trace-rank{rank}.jsonl"
 
     def require_run_directory(self) -> None:
-        """Raise ConfigError if the folder holds anything but a run."""
+        """Raise ConfigError if the folder exists and is neither empty nor a run directory."""
         if not self.root.exists():
             return
         if not self.root.is_dir():
@@ -114,18 +114,16 @@ class RunDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = (self.root / ".lock").open("w")
         except OSError as error:
-            raise ConfigError(
-                f"{self.root} cannot be created or written: {error}; choose another --run-dir"
-            ) from None
+            raise ConfigError(f"cannot create or write to {self.root}: {error}; choose another --run-dir") from None
         if not self._try_lock(self._lock):
             raise ConfigError(
-                f"another process is running in {self.root}: wait for it, stop it "
+                f"another process is using {self.root}: wait for it, stop it "
                 f"(`touch {self.root}/STOP`), or choose another --run-dir"
             )
         remove_leftovers(self.root)
 
     def _try_lock(self, lock: IO[str]) -> bool:
-        """Whether the lock was acquired; after a restart, wait until a dead node's lock expires."""
+        """Take the lock and return whether that succeeded. After a restart, wait for a dead node's lock to expire."""
         restarted = any(os.environ.get(name, "0") != "0" for name in _RESTART_COUNTS)
         deadline = time.monotonic() + (_LOCK_LEASE if restarted else 0.0)
         while True:
@@ -137,7 +135,7 @@ class RunDirectory:
                     return False
                 time.sleep(1.0)
             except OSError as error:
-                _log.warning("%s cannot be locked (%s): start no second run in it", self.root, error.strerror)
+                _log.warning("%s cannot be locked (%s): do not start a second run in it", self.root, error.strerror)
                 return True
 
     def release(self) -> None:

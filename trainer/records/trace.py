@@ -1,4 +1,4 @@
-"""Trace of every step (ids, boxes, selected rows), for comparing two runs."""
+"""Logs the sample ids, crop boxes and chosen samples of every step, to compare two runs."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ from trainer.loading.batch import Batch
 
 
 class Trace:
-    """logs/trace-rank<r>.jsonl: one line per step, written after the step.
+    """Writes logs/trace-rank<r>.jsonl: one line per step, after the step.
 
-    A step that is repeated after a kill has two equal lines.
+    A step that is repeated after a kill has two identical lines.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def step(self, training: str, step: int, batch: Batch, chosen: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Append one step. chosen: this rank's small-loss sample_ids of each of the two networks."""
+        """Append the line of one step. chosen: small-loss sample_ids on this rank, for each of the two networks."""
         request = batch.request
         assert request is not None, "every loader attaches the request to its batch"
         real = request.real_rows

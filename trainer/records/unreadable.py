@@ -1,4 +1,4 @@
-"""Log of the images that could not be read in training or predict passes; survives stops and kills."""
+"""Logs the images that could not be read during training or prediction; the log survives stops and kills."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from shards.durable import disk_errors, write_bytes
 from shards.errors import DataError
 from trainer.records.run_directory import RunDirectory
 
-if TYPE_CHECKING:  # import torch, which is slow; a report that only reads the log does not need it
+if TYPE_CHECKING:  # slow, because they import torch; not needed to read the log
     from trainer.loading.batch import Batches, BatchRequest, Loader
     from trainer.loading.image_set import ImageSet
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where in the run an image was read."""
+    """Where in a run an image was read."""
 
     split: str
     """`train`, or the name of an evaluation set."""
@@ -32,9 +32,9 @@ class Location:
 
 
 class UnreadableLog:
-    """logs/unreadable-rank<r>.jsonl: one line per image and location, durable before its batch is used.
+    """Writes logs/unreadable-rank<r>.jsonl: one line per image and location, durable before the batch is used.
 
-    A sample that fails again in the same location, in a later epoch or after a resume, is not written again.
+    A sample that fails again in the same location, in a later epoch or after a resume, is not logged again.
     """
 
     def __init__(self, run: RunDirectory, rank: int) -> None:
@@ -47,10 +47,10 @@ class UnreadableLog:
                 write_bytes(self._path, b"".join(map(_encode_line, self._lines)))  # drop lines truncated by a kill
 
     def watch(self, data: "ImageSet", location: Location, max_share: float | None = None) -> "ImageSet":
-        """The same samples, through a loader that logs unreadable ones.
+        """Return the same image set with a loader that logs unreadable samples.
 
-        max_share: raise DataError if a larger share of the samples turns out unreadable from now on; None: no limit.
-            Failures of earlier starts do not count: the shards may have been repaired since.
+        max_share: raise DataError if more than this fraction of the samples is unreadable; None: no limit. Failures
+            in earlier starts do not count, because the shards may have been repaired since.
         """
         logged = {_identity(line) for line in self._lines}
         failed: set[int] = set()
@@ -82,13 +82,13 @@ class UnreadableLog:
         folder = data.index.folder
         raise DataError(
             f"{count:,} of the {len(data.ids):,} training samples in {folder} could not be read, more than "
-            f"data.max_unreadable = {max_share:.1%}: they are listed in {self._path}. Check the shards with "
+            f"data.max_unreadable = {max_share:.1%} allows; they are listed in {self._path}. Check the shards with "
             f"`incv shards verify {folder}`, and pack damaged ones again"
         )
 
 
 class _WatchedLoader:
-    """Wraps a loader and records unreadable samples before their batch is used."""
+    """Wraps a loader and records the unreadable samples of a batch before yielding it."""
 
     def __init__(self, loader: "Loader", record: Callable[[list[int]], None]) -> None:
         self._loader, self._record = loader, record
@@ -105,7 +105,7 @@ class _WatchedLoader:
 
 
 def parse_complete_lines(content: bytes) -> Iterator[dict[str, Any]]:
-    """Parse the complete lines of such a file; a power cut may leave truncated ones."""
+    """Parse the complete lines of a JSON Lines file and skip truncated ones, which a power failure may leave."""
     for line in content.splitlines(keepends=True):
         with suppress(ValueError):
             if line.endswith(b"\n"):

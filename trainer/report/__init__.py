@@ -1,4 +1,4 @@
-"""The report of a run: collect -> plots -> page."""
+"""The report of a run: collect the data (`collect`), draw the plots (`figures`), render the page (`page`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +19,9 @@ def write_report(
     image_of: Callable[[int], Image.Image] | None = None,
     keys_of: Callable[[list[int]], list[str]] | None = None,
 ) -> dict[str, Any]:
-    """Write report.json and report.html of a finished or unfinished run.
+    """Write report.json and report.html of a finished or unfinished run; returns the report.
 
-    image_of, keys_of: images and source keys of samples, by sample_id.
+    image_of, keys_of: functions from sample_ids to images and source keys.
     """
     report = collect_report(run)
     suspects = report["suspicious"] or []

@@ -1,22 +1,22 @@
-"""INCV's selection by class: all classes, or the lowest and highest if there are many."""
+"""Tables of INCV's selection by class; if there are many classes, only those with the lowest and highest values."""
 
 from dataclasses import dataclass
 from typing import Any
 
-ALL_SHOWN = 50  # classes; above this, only the two ends
+ALL_SHOWN = 50  # with more classes, only the lowest and highest are shown
 ENDS = 20
 
 
 @dataclass(frozen=True)
 class ClassTable:
-    """One row of numbers per class."""
+    """A table with one row (class, numbers) per class."""
 
     caption: str
     rows: list[tuple[int, dict[str, Any]]]
 
 
 def class_tables(report: dict[str, Any]) -> list[ClassTable]:
-    """By true class if known, else by given label; lowest first if not all are shown."""
+    """Return one table of all classes, or two: lowest and highest. By true class if known, else by given label."""
     selection = report["selection"] or {}
     truth = selection.get("by_class") is not None
     rows = list(enumerate(selection.get("by_class" if truth else "by_label") or []))
@@ -26,8 +26,8 @@ def class_tables(report: dict[str, Any]) -> list[ClassTable]:
     ranked = sorted((row for row in rows if row[1]["samples"]), key=lambda row: (_kept(row[1], truth), row[0]))
     what = "recall" if truth else "share selected"
     return [
-        ClassTable(f"By {by}: the {ENDS} of lowest {what}", ranked[:ENDS]),
-        ClassTable(f"By {by}: the {ENDS} of highest {what}", ranked[-ENDS:][::-1]),
+        ClassTable(f"By {by}: the {ENDS} with the lowest {what}", ranked[:ENDS]),
+        ClassTable(f"By {by}: the {ENDS} with the highest {what}", ranked[-ENDS:][::-1]),
     ]
 
 

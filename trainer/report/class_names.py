@@ -1,4 +1,4 @@
-"""Class names short enough for tables and axes."""
+"""Shortens class names for tables and axes."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Step one of the report: collect the run directory into one JSON-ready mapping."""
+"""Step one of the report: collect the data of a run directory in one mapping, ready for JSON."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from trainer.report.unreadable import find_unreadable
 
 
 def collect_report(run: RunDirectory) -> dict[str, Any]:
-    """The content of report.json; None where the run is unfinished or has no true labels."""
+    """Return the content of report.json; values are None if the run is unfinished or has no true labels."""
     config = yaml.safe_load(run.config.read_text()) or {}
     manifest = read_json(run.manifest)
     incv = _optional(run.incv)
@@ -73,7 +73,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
 
 
 def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
-    """Drop a large matrix, which is no use on a page; config.resolved.yaml has it."""
+    """Replace a large noise matrix by a short description, because it is unreadable on a page."""
     labels = config.get("labels") or {}
     rows = len(labels.get("matrix") or ())
     if rows <= MATRIX_CLASSES:
@@ -82,7 +82,7 @@ def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Title and role of each method from the registry; the name if it is not installed here."""
+    """Return title and role of each method from the registry; the title of an unregistered method is its name."""
     described: dict[str, dict[str, Any]] = {}
     for name in names:
         described[name] = {"title": title_of(name), "headline": False, "reference": False}
@@ -93,7 +93,7 @@ def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def accuracy(evaluation: dict[str, Any] | None) -> dict[str, dict[str, dict[str, Any]]] | None:
-    """Percentages from exact counts; top1 and top5 are means over a method's networks."""
+    """Convert the counts of evaluation.json to percentages; top1 and top5 are means over a method's networks."""
     if evaluation is None:
         return None
     return {
@@ -123,7 +123,7 @@ def _percentages(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
-    """Seconds of each stage, in training order."""
+    """Return the seconds of each stage, in the order in which stages run."""
     last = ("evaluate", "export", "report")
     order = {name: place for place, name in enumerate(("pack", "labels", "incv", *method_names(), *last))}
     names = sorted(stages, key=lambda name: order.get(name, len(order)))
@@ -131,15 +131,15 @@ def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
 
 
 def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
-    """One sentence for each empty part of the report, saying why it is empty."""
+    """Return one sentence for each empty part of the report that says why it is empty."""
     reasons = {}
     if samples.truth is None:
         reasons["truth"] = (
-            "The true labels of this data set are not known, so nothing can be measured against them: "
-            "precision, recall and the true noise stay open."
+            "The true labels of this data set are unknown, so precision, recall and the true noise ratio "
+            "cannot be measured."
         )
     if not run.incv.exists():
-        reasons["incv"] = "The incv stage has not finished in this run, so there is no estimate of the noise."
+        reasons["incv"] = "The incv stage has not finished in this run, so there is no noise estimate."
     if not run.round_files("selection.parquet"):
         reasons["rounds"] = "No round of INCV has finished in this run, so nothing has been selected."
     if not run.evaluation.exists():
@@ -148,7 +148,7 @@ def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
 
 
 def strict(value: Any) -> Any:
-    """Convert to strict JSON: no nan or inf, no NumPy types, string keys; anything else as `str`."""
+    """Convert to strict JSON: NaN and infinity become None, NumPy types plain ones, keys and other types strings."""
     if isinstance(value, dict):
         return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

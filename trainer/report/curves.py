@@ -1,4 +1,4 @@
-"""The training curves of a run: every metrics.jsonl as columns of at most 200 points."""
+"""Reads the training curves of a run from its metrics.jsonl files, thinned to at most 200 points."""
 
 import json
 import math
@@ -11,7 +11,7 @@ MOST_POINTS = 200
 
 
 def read_curves(run: RunDirectory) -> dict[str, Any]:
-    """{"rounds": {"1": {"fold 1": columns, ...}}, "methods": {method: columns}}; rounds and folds from 1."""
+    """Return {"rounds": {"1": {"fold 1": columns, ...}}, "methods": {method: columns}}; numbered from 1."""
     rounds: dict[str, dict[str, Any]] = {}
     for (number, fold), path in run.fold_metrics().items():
         if columns := read_metrics(path):
@@ -21,13 +21,13 @@ def read_curves(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> dict[str, list[float | None]]:
-    """The numeric columns of one file, thinned; {} for an empty file."""
+    """Return the numeric columns of one metrics.jsonl, thinned; {} for an empty file."""
     lines = []
     for text in path.read_text().splitlines():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
-            break  # a torn last line of a stopped run; resuming truncates it
+            break  # a killed run may leave an incomplete last line, which a resume removes
         if isinstance(line, dict):
             lines.append(line)
     lines = thin(lines)
@@ -36,7 +36,7 @@ def read_metrics(path: Path) -> dict[str, list[float | None]]:
 
 
 def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:
-    """At most `most` points, evenly spaced, including the first and the last."""
+    """Return at most `most` points, evenly spaced, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]

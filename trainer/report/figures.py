@@ -1,4 +1,4 @@
-"""Step two of the report: the plots of each section, from report.json alone."""
+"""Step two of the report: draw the plots of each section, from report.json alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from trainer.report.profile import shares, shown_phases
 from trainer.report.summary import method_title, method_with, points, share
 from trainer.report.text import format_duration
 
-NAMED_CLASSES = 20  # up to this many, every row and column of a heatmap is labelled
+NAMED_CLASSES = 20  # with more classes, a heatmap labels only every fifth row and column
 STATES = (
     ("selected", "selected", "var(--c2)"),
     ("candidates", "candidates", "var(--c5)"),
@@ -21,7 +21,7 @@ STATES = (
 
 
 def noise_plot(report: dict[str, Any]) -> Markup | None:
-    """Both noise estimates and, if known, the true ratio as a bar and a reference line."""
+    """Plot both noise estimates as bars and, if known, the true ratio as a bar and a dashed line."""
     noise = report["noise"]
     rows = (
         ("Paper's estimate", noise["paper"], 0),
@@ -35,7 +35,7 @@ def noise_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def precision_plot(report: dict[str, Any]) -> Markup | None:
-    """LP and LR after each round: measured (solid) and theoretical (dashed)."""
+    """Plot label precision and recall after each round: measured (solid) and theoretical (dashed)."""
     rounds = [entry for entry in report["rounds"] if entry["label_precision"] is not None]
     if not rounds:
         return None
@@ -59,7 +59,7 @@ def precision_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def counts_plot(report: dict[str, Any]) -> Markup | None:
-    """Samples by state after each round."""
+    """Plot the number of samples in each state after each round."""
     if not report["rounds"]:
         return None
     rows = []
@@ -70,11 +70,11 @@ def counts_plot(report: dict[str, Any]) -> Markup | None:
     shown = [index for index in range(len(STATES)) if index < 3 or any(counts[index] for _, counts in rows)]
     rows = [(label, [counts[index] for index in shown]) for label, counts in rows]
     parts = [STATES[index][1:] for index in shown]
-    return stacked_bars(rows, parts, title="Samples selected, left as candidates and removed, after each round")
+    return stacked_bars(rows, parts, title="Samples selected, remaining as candidates and removed, after each round")
 
 
 def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
-    """One bar chart per evaluation set: bars are means over networks, dots are individual networks."""
+    """Return a bar chart for each evaluation set: bars are means over networks, dots are individual networks."""
     plots = {}
     headline = method_with(report, "headline", report.get("methods") or ())
     for name, results in (report["accuracy"] or {}).items():
@@ -104,22 +104,22 @@ def time_plot(report: dict[str, Any]) -> Markup | None:
 
 
 def profile_plot(report: dict[str, Any]) -> Markup | None:
-    """One stacked bar per training: the shares of its phases."""
+    """Plot the time share of each phase as one stacked bar per training."""
     trainings = report["profile"]
     if not trainings:
         return None
     phases = shown_phases(trainings)
     rows = [(each["training"], [shares(each)[phase] for phase, _, _ in phases]) for each in trainings]
     parts = [(words, colour) for _, words, colour in phases]
-    return stacked_bars(rows, parts, title="Where the time of each training goes", width=960, ticks=share)
+    return stacked_bars(rows, parts, title="Time of each training by phase", width=960, ticks=share)
 
 
 def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Small multiples: one panel per round and per method, each with loss and training accuracy."""
+    """Return small panels, one per round and one per method, each with training loss and accuracy."""
     curves, order = report["curves"], report["config"].get("methods") or []
     methods = sorted(curves["methods"], key=lambda method: order.index(method) if method in order else len(order))
     groups = (
-        ("INCV, one line a fold", {f"Round {number}": folds for number, folds in curves["rounds"].items()}),
+        ("INCV, one line per fold", {f"Round {number}": folds for number, folds in curves["rounds"].items()}),
         ("Methods", {method_title(report, method): {"": curves["methods"][method]} for method in methods}),
     )
     found = []
@@ -135,7 +135,7 @@ def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str, dict[str, Any]]:
-    """One small chart per panel with `key` in its metrics, all on the same scale."""
+    """Return a small chart of the metric `key` for each panel that has it, all on the same scale."""
     lines = {name: series for name, columns in runs.items() if (series := _lines(columns, key))}
     values = [y for series in lines.values() for line in series for _, y in line.points if y is not None]
     if not values:
@@ -153,7 +153,7 @@ def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str,
 
 
 def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Series]:
-    """Every column of a kind (`loss`, `loss_a`, ...) of every training in a panel, over epochs or else steps."""
+    """Return a line per column of the metric `key` (`loss`, `loss_a`, ...) and training, over epochs or steps."""
     series: list[Series] = []
     for run, columns in runs.items():
         along = columns.get("epoch") or columns.get("step")
@@ -166,13 +166,13 @@ def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Ser
 
 
 def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """T, M and the confident T as heatmaps on one scale; none above `measured.MATRIX_CLASSES`."""
+    """Plot T, M and the confident estimate of T as heatmaps on one scale; none above MATRIX_CLASSES classes."""
     kinds = (
         ("transition", "T: true class → given label", "true class", "given label"),
         ("predicted", "M: true class → held-out prediction", "true class", "predicted in round 1"),
         (
             "confident",
-            "Confident estimate of T, made without the truth",
+            "Confident estimate of T, without the true labels",
             "estimated true class",
             "given label",
         ),
@@ -186,7 +186,7 @@ def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def tick_names(names: Sequence[str]) -> list[str]:
-    """Class names if they fit, else every fifth class number."""
+    """Return the class names if they fit, else every fifth class number."""
     if len(names) <= NAMED_CLASSES:
         return list(names)
     return [str(number) if number % 5 == 0 else "" for number in range(len(names))]

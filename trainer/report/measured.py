@@ -1,4 +1,4 @@
-"""Measurements for the report: counts per round, precision and recall against theory, confusion."""
+"""Measures a run for the report: counts per round, precision and recall compared with theory, confusion."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +14,17 @@ from trainer.incv import measure
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 
-MATRIX_CLASSES = 50  # above this a matrix is too large to read: only its worst pairs are kept
+MATRIX_CLASSES = 50  # with more classes a matrix is too large to read: only its largest entries are kept
 WORST_PAIRS = 15
 
 
 @dataclass(frozen=True)
 class RunSamples:
-    """The labels of a run as dense arrays over sample_id; -1 for an unknown label."""
+    """The labels of a run as dense arrays indexed by sample_id; -1 if unknown."""
 
     given: NDArray[np.int32]
     truth: NDArray[np.int32] | None
-    inside: NDArray[np.bool_]  # the samples of this run
+    inside: NDArray[np.bool_]  # whether a sample belongs to this run
     names: list[str]
 
     @property
@@ -33,12 +33,12 @@ class RunSamples:
 
     @cached_property
     def measurable(self) -> NDArray[np.bool_]:
-        """The samples of the run whose true label is known."""
+        """Mask of the run's samples whose true label is known."""
         return np.zeros_like(self.inside) if self.truth is None else self.inside & (self.truth >= 0)
 
     @cached_property
     def known(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """(true, given) of the measurable samples, or None if there are none."""
+        """The (true, given) labels of the samples whose true label is known; None if there are none."""
         if self.truth is None or not self.measurable.any():
             return None
         return self.truth[self.measurable], self.given[self.measurable]
@@ -48,7 +48,10 @@ class RunSamples:
 
 
 def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
-    """Given labels and, if known, true labels; the run's samples are those not OUTSIDE in the selection."""
+    """Read the given labels and, if known, the true ones. Samples marked OUTSIDE in the selection are not in the run.
+
+    names: the class names; unnamed classes are numbered.
+    """
     selection = last_selection(run)
     ids, labels = _columns(run.labels, "sample_id", "label")
     size = max(int(ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
@@ -68,14 +71,14 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
 
 
 def last_selection(run: RunDirectory) -> SelectionIndex | None:
-    """The final selection or, in an unfinished run, that of the last finished round."""
+    """Return the final selection or, in an unfinished run, that of the last finished round."""
     paths = [*run.round_files("selection.parquet").values(), run.selection]
     found = [path for path in paths if path.exists()]
     return SelectionIndex.read(found[-1]) if found else None
 
 
 def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One cumulative entry per finished round; `notes` are the round entries of incv.json."""
+    """Return one entry per finished round, cumulative over rounds. notes: the round entries of incv.json."""
     rounds = []
     for index, path in run.round_files("selection.parquet").items():
         state = _states(SelectionIndex.read(path), len(samples.given))
@@ -88,7 +91,7 @@ def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str,
 
 
 def final_selection(run: RunDirectory, samples: RunSamples) -> dict[str, Any] | None:
-    """The last selection: counts, overall and by given label; precision and recall, overall and by true class."""
+    """Describe the last selection: counts (total, by given label), precision and recall (total, by true class)."""
     selection = last_selection(run)
     if selection is None:
         return None
@@ -114,7 +117,7 @@ def final_selection(run: RunDirectory, samples: RunSamples) -> dict[str, Any] | 
 
 
 def measure_confusion(run: RunDirectory, samples: RunSamples, confident: Any) -> dict[str, Any]:
-    """T, its confident estimate, M from round 1's held-out predictions, and the most confused pairs."""
+    """Return T, its confident estimate, M from the held-out predictions of round 1, and the most confused pairs."""
     small = samples.classes <= MATRIX_CLASSES
     given_pairs = predicted_pairs = held_out_pairs = transition = predicted_matrix = prior = None
     predicted = _first_predictions(run, len(samples.given))
@@ -140,7 +143,7 @@ def measure_confusion(run: RunDirectory, samples: RunSamples, confident: Any) ->
 
 
 def worst_pairs(rows: measure.Labels, columns: measure.Labels, classes: int) -> list[dict[str, Any]]:
-    """The most frequent off-diagonal pairs, in that order: {from, to, count, share of `from`}."""
+    """Return the most frequent off-diagonal pairs (from, to), each with its count and share of the class `from`."""
     counts = measure.confusion_counts(rows, columns, classes)
     totals = counts.sum(axis=1)
     np.fill_diagonal(counts, 0)
@@ -165,7 +168,7 @@ def _counts(state: NDArray[np.int8], samples: RunSamples) -> dict[str, int]:
 
 
 def _against_truth(state: NDArray[np.int8], samples: RunSamples) -> dict[str, float | None]:
-    """LP and LR of the selected samples, and the share of wrong labels among the removed."""
+    """Return label precision and recall of the selected samples, and the share of wrong labels among the removed."""
     if samples.known is None:
         return {"label_precision": None, "label_recall": None, "removed_noise": None}
     true, given = samples.known
@@ -179,14 +182,14 @@ def _against_truth(state: NDArray[np.int8], samples: RunSamples) -> dict[str, fl
 
 
 def _theory(samples: RunSamples, rounds: int) -> dict[str, float] | None:
-    """LP_k and LR_k of a memorising network for the realised T and prior."""
+    """Return label precision and recall after `rounds` rounds as the theory of a memorising network predicts them."""
     if samples.known is None:
         return None
     true, given = samples.known
     prior = measure.class_prior(true, samples.classes)
     transition = measure.confusion(true, given, samples.classes)
     absent = prior == 0
-    transition[absent] = np.eye(samples.classes)[absent]  # weight 0: any distribution will do
+    transition[absent] = np.eye(samples.classes)[absent]  # any distribution will do: its weight is 0
     return {
         "label_precision": float(theory.label_precision_after(transition, prior, rounds)),
         "label_recall": float(theory.label_recall_after(transition, prior, rounds)),
@@ -194,7 +197,7 @@ def _theory(samples: RunSamples, rounds: int) -> dict[str, float] | None:
 
 
 def _first_predictions(run: RunDirectory, size: int) -> NDArray[np.int32] | None:
-    """Round 1's held-out predictions by sample_id; -1 where missing or unusable."""
+    """Return the held-out predictions of round 1 by sample_id; -1 if missing or unusable."""
     path = run.round_predictions(0)
     if not path.exists():
         return None

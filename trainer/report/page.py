@@ -1,4 +1,4 @@
-"""Step three of the report: one self-contained HTML file."""
+"""Step three of the report: render one self-contained HTML file."""
 
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from trainer.report.summary import (
 )
 from trainer.report.text import format_duration
 
-LISTED = 50  # maximum rows of an unbounded table
+LISTED = 50  # maximum rows of tables that could be very long
 
 
 def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -> str:
-    """The page of a report; the template escapes everything that comes from data."""
+    """Render the HTML page of a report; the template escapes all text that comes from data."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -62,7 +62,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
 
 
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
-    """The key figures: value, label, and a line of comparison."""
+    """Return the key figures, each with value, label and a note for comparison."""
     noise = _noise_tile(report)
     found = [noise] if noise else []
     selection, rounds = report["selection"], report["rounds"]
@@ -84,16 +84,16 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
         found.append(_tile(points(evaluated[1][method]["top1"]), f"top-1 on {evaluated[0]}", note))
     seconds = [value for value in report["time_s"].values() if value is not None]
     if seconds:
-        found.append(_tile(format_duration(sum(seconds)), "in all", f"{len(seconds)} stages"))
+        found.append(_tile(format_duration(sum(seconds)), "total time", f"{len(seconds)} stages"))
     return found
 
 
 def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
     noise = report["noise"]
     if noise["true"] is not None:
-        return _tile(share(noise["true"]), "labels that are wrong", f"estimated {share(noise['confident'])}")
+        return _tile(share(noise["true"]), "of labels are wrong", f"estimated {share(noise['confident'])}")
     estimate = noise["confident"] if noise["confident"] is not None else noise["paper"]
-    return _tile(share(estimate), "labels estimated wrong", "truth not known") if estimate is not None else None
+    return _tile(share(estimate), "of labels estimated wrong", "truth unknown") if estimate is not None else None
 
 
 def _tile(value: str, label: str, note: str) -> dict[str, str]:
@@ -101,59 +101,59 @@ def _tile(value: str, label: str, note: str) -> dict[str, str]:
 
 
 def noise_words(report: dict[str, Any]) -> str:
-    """The two noise estimates in words, against the true ratio if known."""
+    """Explain the two noise estimates in words, and compare them with the true ratio if known."""
     paper, confident, true = (report["noise"][key] for key in ("paper", "confident", "true"))
     words = (
-        "The paper's estimator turns the agreement of held-out predictions with the given labels into a "
-        "noise ratio. It assumes a network that memorises its wrong labels; one that generalises agrees with "
-        "more labels than that, and the estimate reads low. The confident estimate counts, for each class, "
-        "the held-out samples that the network places confidently elsewhere, and needs no such assumption."
+        "The paper's estimator computes the noise ratio from how often held-out predictions agree with the given "
+        "labels. It assumes that the network memorises wrong labels; a network that generalises agrees with more "
+        "labels, so the estimate is too low. The confident estimate counts, for each class, the held-out samples "
+        "that the network confidently assigns to another class, and does not need this assumption."
     )
     if true is None or paper is None or confident is None:
         return words
-    far = [f"the paper's is {_off(paper - true)}", f"the confident one {_off(confident - true)}"]
-    return f"{words} Here, against a true {share(true)}, {far[0]} and {far[1]}."
+    far = [f"the paper's estimate is {_off(paper - true)}", f"the confident one {_off(confident - true)}"]
+    return f"{words} Here the true noise ratio is {share(true)}: {far[0]}, {far[1]}."
 
 
 def _off(difference: float) -> str:
     size = abs(difference) * 100
-    return "right to 0.05 points" if size < 0.05 else f"{size:.1f} points {'low' if difference < 0 else 'high'}"
+    return "within 0.05 points" if size < 0.05 else f"{size:.1f} points too {'low' if difference < 0 else 'high'}"
 
 
 def selection_words(report: dict[str, Any]) -> str:
-    """The measured selection against the theory of a memorising network, in words."""
+    """Compare the measured selection with the theory of a memorising network, in words."""
     if not report["rounds"]:
         return ""
     last = report["rounds"][-1]
     if last["label_precision"] is None or last["theory"] is None:
-        return "Counts after each round, over all rounds so far."
-    kept = f"After {_plural(last['round'], 'round')} {last['selected']:,} samples are selected: "
-    kept += f"{share(last['label_precision'])} of them are labelled rightly (precision), and they are "
-    kept += f"{share(last['label_recall'])} of all rightly labelled samples (recall)."
+        return "Cumulative counts after each round."
+    kept = f"After {_plural(last['round'], 'round')}, {last['selected']:,} samples are selected: "
+    kept += f"{share(last['label_precision'])} of them have the correct label (precision), and they are "
+    kept += f"{share(last['label_recall'])} of all correctly labelled samples (recall)."
     theory = last["theory"]
     return (
-        f"{kept} A network that only memorised the noise would give {share(theory['label_precision'])} and "
-        f"{share(theory['label_recall'])} under the same noise matrix: the dashed lines."
+        f"{kept} For a network that only memorises the noise, theory predicts {share(theory['label_precision'])} and "
+        f"{share(theory['label_recall'])} with the same noise matrix (dashed lines)."
     )
 
 
 def suspect_words(report: dict[str, Any]) -> str:
-    """How many suspects are actually mislabelled, in words."""
+    """Describe the suspects and, if the truth is known, how many of them are mislabelled."""
     suspects = report["suspicious"] or []
     words = (
-        "Samples that were never selected and whose label the held-out network contradicts most strongly, "
-        "largest loss first. Below each: the given label → the prediction."
+        "Samples that were never selected and whose label the held-out prediction contradicts most strongly, "
+        "largest loss first. Below each image: given label → prediction."
     )
     judged = [suspect for suspect in suspects if suspect["true"] is not None]
     if not judged:
         return words
     wrong = sum(suspect["true"] != suspect["given"] for suspect in judged)
     right = sum(suspect["true"] == suspect["predicted"] for suspect in judged)
-    return f"{words} Of these {len(judged)}, {wrong} are mislabelled; for {right} the prediction is the truth."
+    return f"{words} Of these {len(judged)}, {wrong} are mislabelled; for {right} the prediction is the true class."
 
 
 def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:
-    """Each start of the run in words; rounds and folds count from 1, as throughout the report."""
+    """Describe each start of the run; rounds and folds count from 1, as throughout the report."""
     rows = []
     for start in report["starts"]["list"]:
         place = start.get("resumed_from") or {}

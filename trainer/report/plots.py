@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: pure functions from numbers to markup, coloured by the page's CSS variables."""
+"""Small charts as inline SVG: pure functions from numbers to markup, with colours from the page's CSS variables."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a line chart; a None in `points` breaks the line."""
+    """One line of a line chart; a y value of None breaks the line."""
 
     label: str
     points: Sequence[tuple[float, float | None]]
@@ -26,7 +26,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """One horizontal bar: its value, the text written after it, and dots on it (e.g. individual networks)."""
+    """One horizontal bar: its value, the text after it, and dots drawn on it (such as individual networks)."""
 
     label: str
     value: float
@@ -36,7 +36,7 @@ class Bar:
 
 
 def plain(value: float) -> str:
-    """A tick label: 0.25, 40, 1,200; 3M from a million on."""
+    """Format a tick label: 0.25, 40, 1,200, 3M."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
@@ -47,7 +47,7 @@ def percent(value: float) -> str:
 
 
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `about` steps."""
+    """Return round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `about` steps."""
     span = high - low
     if not math.isfinite(span) or span < 1e-300:  # zero, or too small for a logarithm
         low, span = (low if math.isfinite(low) else 0.0), max(abs(low), 1.0) if math.isfinite(low) else 1.0
@@ -68,7 +68,7 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     ticks: Ticks = plain,
 ) -> Markup:
-    """Lines on shared axes, with a legend above if there are several."""
+    """Draw lines on shared axes, with a legend above if there are several."""
     width, height = size
     known = [(x, y) for line in series for x, y in line.points if y is not None]
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
@@ -100,7 +100,7 @@ def bar_chart(
     width: int = 480,
     ticks: Ticks | None = plain,
 ) -> Markup:
-    """Horizontal bars from zero, each followed by its text; `reference` draws a dashed line across all."""
+    """Draw horizontal bars from zero, each followed by its text. reference: value marked by a dashed line."""
     row, top = 34, 8
     left = 12 + CHARACTER * max((len(shorten(bar.label, 26)) for bar in bars), default=0)
     right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
@@ -142,7 +142,7 @@ def stacked_bars(
     width: int = 480,
     ticks: Ticks = "{:,}".format,
 ) -> Markup:
-    """One full-width stacked bar per row, of counts or shares; parts_of: (label, CSS colour) of each part."""
+    """Draw one stacked bar per row, of counts or shares. parts_of: (label, CSS colour) of each part."""
     legend, top = _legend([(label, colour, False) for label, colour in parts_of], width, square=True)
     row = min(max(225 // max(len(rows), 1), 34), 72)
     left = 12 + CHARACTER * max((len(label) for label, _ in rows), default=0)
@@ -166,7 +166,7 @@ def stacked_bars(
 
 
 def heat(value: float) -> float:
-    """Opacity of a share: the square root keeps small off-diagonal shares visible beside the diagonal."""
+    """Return the opacity of a share: its square root, which keeps small off-diagonal shares visible."""
     return math.sqrt(min(max(value, 0.0), 1.0))
 
 
@@ -179,7 +179,7 @@ def heatmap(
     column_label: str,
     width: int = 480,
 ) -> Markup:
-    """Shares as opacity, on the same scale in every heatmap; percentages in the cells if they fit."""
+    """Draw shares as opacity, on the same scale in every heatmap, with percentages in the cells if they fit."""
     count = len(matrix)
     shown = [shorten(name, 12) for name in names]
     longest = max((len(name) for name in shown), default=0)
@@ -226,7 +226,7 @@ def _cell(x: float, y: float, side: float, value: float | None, about: str) -> l
 
 
 def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]:
-    """The path of one series, broken where a value is missing, with dots if there are few points."""
+    """Draw one series as a path, interrupted at missing values. dotted: also draw a dot at each point."""
     runs: list[list[str]] = [[]]
     dots = []
     for x, y in line.points:
@@ -248,7 +248,7 @@ def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]
 def _legend(
     entries: Sequence[tuple[str, int | str, bool]], width: int, square: bool = False
 ) -> tuple[list[str], int]:
-    """Legend entries from left to right, wrapped to the width; returns them and their height."""
+    """Lay out legend entries from left to right, wrapped to the width; returns their markup and height."""
     parts, x, y = [], 4.0, 13
     for label, colour, dashed in entries:
         wide = 30 + CHARACTER * len(label)

@@ -1,4 +1,4 @@
-"""Time per phase of each training, summed over the starts of a run; None without `--profile`."""
+"""Reads the time per phase of each training, summed over the starts of a run, as measured with `--profile`."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ PHASES = (
     ("warm_up", "warm-up", "var(--c4)"),
     ("other", "other", "var(--faint)"),
 )
-"""Key, label and colour. Forward, backward, optimiser and exchange occur in older runs, which have no `step`."""
+"""Key, label and colour. Only older runs have forward, backward, optimiser and exchange; they have no `step`."""
 
 
 def read_profile(run: RunDirectory) -> list[dict[str, Any]] | None:
-    """Steps and seconds of each training, in run order; rounds and folds count from 1."""
+    """Return steps and seconds of each training, in run order, numbered from 1; None if there is no profile."""
     trainings: dict[tuple[Any, ...], dict[str, Any]] = {}
     try:
         for entry in read_json(run.profile):
@@ -34,7 +34,7 @@ def read_profile(run: RunDirectory) -> list[dict[str, Any]] | None:
         KeyError,
         TypeError,
         ValueError,
-    ):  # missing or foreign: the report is written without it
+    ):  # missing or malformed: the report is written without it
         return None
     return list(trainings.values()) or None
 
@@ -65,31 +65,31 @@ def _add(training: dict[str, Any], entry: dict[str, Any]) -> None:
 
 
 def shares(training: dict[str, Any]) -> dict[str, float]:
-    """Share of the training's time by phase; they sum to 1."""
+    """Return the share of a training's time by phase; the shares sum to 1."""
     seconds = training["seconds"]
     whole = sum(seconds.values()) or 1.0
     return {phase: seconds.get(phase, 0.0) / whole for phase, _, _ in PHASES}
 
 
 def shown_phases(trainings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Key, label and colour of the phases that occur: one process exchanges nothing, few trainings predict."""
+    """Return key, label and colour of the phases that occur in at least one training."""
     return [each for each in PHASES if any(each[0] in training["seconds"] for training in trainings)]
 
 
 def profile_words(report: dict[str, Any]) -> str:
-    """What the table's columns mean, and the devices they were measured on."""
+    """Explain the columns of the profile table, and name the devices that were measured."""
     trainings = report["profile"] or []
     devices = sorted({device for training in trainings for device in training["devices"]})
     named = ["the CPU" if device == "CPU" else device for device in devices]
-    waiting, rest = "the time until a batch had come", " and the ends of epochs"
+    waiting, rest = "the time spent waiting for a batch", " and the work between epochs"
     predicting = "Predict is the pass over the held-out half after an epoch. "
     if not any("predict" in training["seconds"] for training in trainings):
         predicting = ""
     if any(device != "CPU" for device in devices):
-        waiting = "the time that the GPU was idle for lack of a batch; a step is the time it took on the GPU"
-        rest = ", the ends of epochs, and any other time in which the GPU had nothing to do"
+        waiting = "the time that the GPU was idle while waiting for a batch; step is GPU time"
+        rest = ", the work between epochs, and any other time in which the GPU was idle"
     return (
         f"Shares of each training's time, measured on {' and '.join(named)}. Data wait is {waiting}. {predicting}"
-        "Checkpoint is reading one, and the time that the training stood still for writing them. Warm-up is the "
-        f"first batch and the first step of each start; other is logging{rest}."
+        "Checkpoint is the time to load a checkpoint and the time that training paused to write them. Warm-up is the "
+        f"first batch and the first step of each start. Other is logging{rest}."
     )

@@ -1,4 +1,4 @@
-"""The report in words: a one-sentence verdict, and a plain-text table for the end of a run."""
+"""The report as text: a one-sentence verdict, and a plain-text table printed at the end of a run."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,29 +14,29 @@ def method_title(report: dict[str, Any], method: str) -> str:
 
 
 def method_with(report: dict[str, Any], role: str, among: Iterable[str]) -> str | None:
-    """The first of these methods with the role: `headline` or `reference`."""
+    """Return the first method in `among` with the role `headline` or `reference`; None if there is none."""
     roles = report.get("methods") or {}
     return next((method for method in among if (roles.get(method) or {}).get(role)), None)
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """0.405 -> 40.5 %; None is a dash."""
+    """Format a fraction as a percentage: 0.405 -> 40.5 %; a dash for None."""
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
 def points(value: float | None) -> str:
-    """93.04 (already percent) -> 93.0 %."""
+    """Format a percentage: 93.04 -> 93.0 %; a dash for None."""
     return "–" if value is None else f"{value:.1f} %"
 
 
 def first_set(report: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]] | None:
-    """The evaluation set of the headline: the first one."""
+    """Return name and results of the first evaluation set, which the headline uses; None if there is none."""
     sets = report["accuracy"] or {}
     return next(iter(sets.items()), None)
 
 
 def best_method(report: dict[str, Any], results: dict[str, dict[str, Any]]) -> str | None:
-    """The headline's method: the one marked `headline`, else the most accurate."""
+    """Return the method for the headline: the one marked `headline`, else the most accurate."""
     known = {method: result["top1"] for method, result in results.items() if result["top1"] is not None}
     headline = method_with(report, "headline", known)
     if headline is not None:
@@ -45,7 +45,7 @@ def best_method(report: dict[str, Any], results: dict[str, dict[str, Any]]) -> s
 
 
 def gain(report: dict[str, Any], results: dict[str, dict[str, Any]], method: str) -> tuple[float, str] | None:
-    """Top-1 gain of `method` over the reference method in points, and the reference's title; None without one."""
+    """Return the top-1 gain in percentage points over the reference method, and its title; None if there is none."""
     reference = method_with(report, "reference", results)
     base = results[reference]["top1"] if reference is not None else None
     if reference is None or base is None or method == reference:
@@ -54,16 +54,16 @@ def gain(report: dict[str, Any], results: dict[str, dict[str, Any]], method: str
 
 
 def compare_words(ahead: tuple[float, str]) -> str:
-    """`6.7 points above standard training`."""
+    """Format a gain, such as `6.7 points above standard training`."""
     points_ahead, title = ahead
     title = title[:1].lower() + title[1:]
     if abs(points_ahead) < 0.05:
-        return f"level with {title}"
+        return f"equal to {title}"
     return f"{abs(points_ahead):.1f} points {'above' if points_ahead > 0 else 'below'} {title}"
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """The run's result in one sentence, from what is known."""
+    """Summarise the run's result, as far as it is known, in one sentence."""
     parts = [part for part in (_noise_words(report), _kept_words(report), _accuracy_words(report)) if part]
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
@@ -82,7 +82,7 @@ def _noise_words(report: dict[str, Any]) -> str:
 def _kept_words(report: dict[str, Any]) -> str:
     selection = report["selection"]
     if selection is None:
-        return "INCV has not selected yet" if report["config"].get("incv") else ""
+        return "INCV has not selected any samples yet" if report["config"].get("incv") else ""
     words = f"INCV kept {selection['selected']:,}"
     precision = selection["label_precision"]
     return words if precision is None else f"{words} with {share(precision)} precision"
@@ -99,7 +99,7 @@ def _accuracy_words(report: dict[str, Any]) -> str:
 
 
 def summary_table(report: dict[str, Any]) -> str:
-    """The report as a short plain-text table, at most 90 columns wide."""
+    """Format the report as a short plain-text table, at most 90 columns wide."""
     noise = report["noise"]
     about = [str(report["recipe"]), f"seed {report['seed']}", f"{report['samples']:,} samples"]
     lines = [" · ".join([*about, f"{report['classes']:,} classes"]), ""]
@@ -116,7 +116,7 @@ def summary_table(report: dict[str, Any]) -> str:
         lines += [_method_line(report, method, result) for method, result in results.items()]
     unreadable = report["unreadable"]["count"]
     if unreadable:
-        lines += ["", f"{unreadable:,} image(s) could not be read: the report lists them."]
+        lines += ["", f"{unreadable:,} image(s) could not be read; the report lists them."]
     lines += ["", *report["missing"].values()]
     return "\n".join(piece for line in lines for piece in _wrapped(line)).rstrip()
 
@@ -136,13 +136,13 @@ def _round_line(entry: dict[str, Any]) -> str:
 def _method_line(report: dict[str, Any], method: str, result: dict[str, Any]) -> str:
     each = " ".join(points(value).removesuffix(" %") for value in result["top1_each"])
     name = shorten(method_title(report, method), 30)
-    top5 = points(result["top5"] if report["classes"] > 5 else None)  # up to five classes top-5 is always right
+    top5 = points(result["top5"] if report["classes"] > 5 else None)  # with up to five classes, top-5 is always right
     top = f"{points(result['top1']):>8}{top5:>10}{points(result['top1_ensemble']):>11}"
     return f"{name:<30}{top}   {shorten(each, 28)}"
 
 
 def _wrapped(line: str) -> list[str]:
-    """Wrap a long sentence at spaces."""
+    """Wrap a line at spaces to at most WIDTH columns."""
     pieces = [""]
     if len(line) <= WIDTH:
         return [line]

@@ -1,4 +1,4 @@
-"""The most suspicious samples: those whose label the held-out predictions contradict most strongly."""
+"""Finds the most suspicious samples, whose labels the held-out predictions contradict most strongly."""
 
 import base64
 import io
@@ -18,11 +18,11 @@ from trainer.report.measured import RunSamples, last_selection
 
 MOST = 24
 THUMBNAIL = 176  # pixels; larger images are scaled down to this
-SMALL = 64  # pixels; up to this size an image is shown pixelated
+SMALL = 64  # pixels; images up to this size are stored losslessly and shown pixelated
 
 
 def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> list[dict[str, Any]] | None:
-    """Samples never selected whose last held-out prediction contradicts the label, largest loss first."""
+    """Return samples that were never selected and whose last held-out prediction contradicts the label, by loss."""
     paths = run.round_files("predictions.parquet")
     selection = last_selection(run)
     if not paths or selection is None:
@@ -60,7 +60,7 @@ def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> l
 def thumbnails(
     suspects: Iterable[dict[str, Any]], image_of: Callable[[int], Image.Image] | None
 ) -> dict[int, dict[str, Any]]:
-    """sample_id -> {"uri": data URI, "pixelated": bool}; omits samples whose image cannot be read."""
+    """Return sample_id -> {"uri": data URI, "pixelated": bool}, without samples whose image cannot be read."""
     found: dict[int, dict[str, Any]] = {}
     if image_of is None:
         return found
@@ -74,7 +74,7 @@ def thumbnails(
 
 
 def data_uri(image: Image.Image) -> str:
-    """Small images as lossless PNG, larger ones scaled down as JPEG."""
+    """Encode an image as a data URI: small ones as PNG, larger ones scaled down as JPEG."""
     stream = io.BytesIO()
     if max(image.size) <= SMALL:
         kind = "png"

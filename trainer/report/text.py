@@ -1,8 +1,8 @@
-"""How durations and long texts are written, everywhere in the program."""
+"""Formats durations and shortens long texts, for the report and the command line."""
 
 
 def format_duration(seconds: float | None) -> str:
-    """0.4 s, 12 s, 3 min 05 s, 2 h 07 min; a dash for None."""
+    """Format seconds as 0.4 s, 12 s, 3 min 05 s or 2 h 07 min; a dash for None."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -16,7 +16,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def shorten(text: str, most: int, keep_end: bool = False) -> str:
-    """At most `most` characters; keep_end: leave out the middle, for names that differ at their ends."""
+    """Shorten a text to `most` characters. keep_end: omit the middle instead of the end."""
     if len(text) <= most:
         return text
     if not keep_end:

@@ -1,15 +1,18 @@
-"""The images a run could not read, each with the places of the failure."""
+"""Lists the images that a run could not read, and in which stages."""
 
 from typing import Any
 
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import parse_complete_lines
 
-MOST = 1000  # maximum in report.json; the logs have all
+MOST = 1000  # maximum listed in report.json; the logs list all
 
 
 def find_unreadable(run: RunDirectory) -> dict[str, Any]:
-    """{"count", "samples": [{"split", "sample_id", "key", "met": [...]}]} from the logs of all ranks."""
+    """Return {"count", "samples": [{"split", "sample_id", "key", "met": [...]}]} from the logs of all ranks.
+
+    met: where the image could not be read.
+    """
     samples: dict[tuple[str, int], dict[str, Any]] = {}
     for path in run.unreadable_logs():
         for line in parse_complete_lines(path.read_bytes()):
@@ -22,7 +25,7 @@ def find_unreadable(run: RunDirectory) -> dict[str, Any]:
 
 
 def _words(line: dict[str, Any]) -> str:
-    """The place of a failure in words; rounds and folds count from 1, as throughout the report."""
+    """Describe where an image could not be read; rounds and folds count from 1, as throughout the report."""
     where = [line["stage"]]
     where += [f"{name} {line[name] + 1}" for name in ("round", "fold") if line[name] is not None]
     return f"{', '.join(where)}: {line['doing']}"

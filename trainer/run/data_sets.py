@@ -1,4 +1,4 @@
-"""Open the packed splits of a recipe: verify those that exist, pack the others from their sources."""
+"""Open the packed splits of a recipe: verify those that exist, and pack the others from their sources."""
 
 import logging
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ _WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
 
 def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
-    """The split's index; verifies the split if it is packed, else packs it.
+    """Verify a packed split, or pack it if it does not exist; returns its index.
 
-    key: its recipe key, `data.train` or `data.eval.NAME`, for error messages.
+    key: the split's recipe key, `data.train` or `data.eval.NAME`, for error messages.
     """
     folder = Path(config.shards)
     if folder.exists() and not folder.is_dir():
@@ -36,7 +36,7 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) ->
 
 
 def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> None:
-    """Raise DataError if the folder was packed with other settings than the recipe's."""
+    """Raise DataError if the folder was packed with settings that differ from the recipe's."""
     dataset = index.dataset
     pairs = {
         "source": (dataset.source, config.source),
@@ -51,7 +51,7 @@ def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> No
             raise DataError(
                 f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_said(found)}; "
                 f"the recipe asks for {_said(asked)}: "
-                f"change {key}.{name}, or {key}.shards to another folder"
+                f"change {key}.{name}, or set {key}.shards to another folder"
             )
 
 
@@ -69,7 +69,7 @@ def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest) -> Sa
             stop=stop.requested,
             resize=config.resize,
         )
-    assert index is not None, "only a task of an array returns without an index"
+    assert index is not None, "pack() returns None only for an array task"
     return index
 
 
@@ -81,7 +81,7 @@ def source_of(key: str, config: DataConfig) -> Source:
 
 @contextmanager
 def _words_of_a_recipe(key: str) -> Iterator[None]:
-    """In packing errors, replace the flags of `incv shards pack` by the recipe's keys."""
+    """In packing errors, replace the flags of `incv shards pack` with the recipe's keys."""
     flags = {f"--{name}": f"{key}.{name}" for name in ("root", "split", "subset", "classes", "resize")}
     flags["--out"] = f"{key}.shards"
     try:
@@ -94,20 +94,20 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
 
 
 def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:
-    """The training split and the evaluation sets; raises DataError unless all have the same classes."""
+    """Open the training split and the evaluation sets; raises DataError unless all have the same classes."""
     workers = recipe.execution.workers
     train = open_split("data.train", recipe.data.train, workers, stop)
     sets = {name: open_split(f"data.eval.{name}", config, workers, stop) for name, config in recipe.data.eval.items()}
     for name, index in sets.items():
         if index.class_names != train.class_names:
             raise DataError(
-                f"evaluation set {name} ({index.folder}) has other classes than the training set ({train.folder})"
+                f"evaluation set {name} ({index.folder}) has different classes than the training set ({train.folder})"
             )
     return train, sets
 
 
 def load_packed_splits(recipe: Recipe) -> tuple[SampleIndex, dict[str, SampleIndex]]:
-    """On the other ranks: the splits that rank 0 has packed or verified, as this node sees them."""
+    """Load the splits that rank 0 has packed or verified; called on all other ranks."""
     return _seen(recipe.data.train), {name: _seen(config) for name, config in recipe.data.eval.items()}
 
 
@@ -115,7 +115,7 @@ def _seen(config: DataConfig) -> SampleIndex:
     folder = Path(config.shards)
     if not (folder / "dataset.json").exists():
         raise DataError(
-            f"this node does not see the shards in {folder}: put them on storage that every node mounts, or stage "
-            "them on each node first (`incv shards download`)"
+            f"this node cannot access the shards in {folder}: put them on storage that every node mounts, or copy "
+            "them to each node first (`incv shards download`)"
         )
     return SampleIndex.load(folder)

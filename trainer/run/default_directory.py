@@ -1,4 +1,4 @@
-"""The run directory that a recipe and its overrides resolve to."""
+"""The default run directory for a recipe and its overrides."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +10,22 @@ from trainer.run.result_keys import Keys, hash_keys, result_keys
 
 
 def default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
-    """runs/<recipe>, followed by 8 digits of the result keys' hash if an override changes one of them.
+    """Return runs/<recipe>; if an override changes a result key, 8 digits of the keys' hash are appended.
 
-    With --redo and changed keys: the existing run with these keys, else runs/<recipe>, whose stages are redone.
+    With --redo and changed keys, return the existing run with these keys, or else runs/<recipe>, to redo its stages.
     """
     keys, plain = _naming_keys(recipe), Path("runs") / path.stem
     try:
         if keys == _naming_keys(load_recipe(path)):
             return plain
-    except ConfigError:  # the recipe is complete only with its overrides
+    except ConfigError:  # the recipe is incomplete without its overrides
         pass
     own = _find_run(path.stem, keys) or Path("runs") / f"{path.stem}-{hash_keys(keys)[:8]}"
     return plain if redo and not own.exists() else own
 
 
 def _find_run(stem: str, keys: Keys) -> Path | None:
-    """An existing run with these keys, whatever hash is in its name: older versions hashed differently."""
+    """Find an existing run with these keys, whatever hash its name has: older versions hashed differently."""
     for config in sorted(Path("runs").glob(f"{stem}-????????/config.resolved.yaml")):
         try:
             if _naming_keys(load_recipe(config)) == keys:
@@ -36,5 +36,5 @@ def _find_run(stem: str, keys: Keys) -> Path | None:
 
 
 def _naming_keys(recipe: Recipe) -> Keys:
-    """The result keys, with a label file by its name, since its content is read later."""
+    """Return the result keys; a label file is represented by its path, because its content is read later."""
     return {**result_keys(recipe), "labels.file": recipe.labels.file}

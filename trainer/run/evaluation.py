@@ -1,4 +1,4 @@
-"""Exact top-1 and top-5 counts of each network, and of the ensemble (the mean of their probabilities)."""
+"""Counts top-1 and top-5 hits of each network, and of the ensemble, which averages their probabilities."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,17 +12,17 @@ _TOP = 5
 
 
 def hits(scores: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Top-1 and top-5 counts over the real rows: int64 [2]. scores: [rows, classes]."""
+    """Count top-1 and top-5 hits over the real rows (not padding): int64 [2]. scores: [rows, classes]."""
     first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
-    # A row with a NaN or infinite score counts as missed.
+    # A row with a NaN or infinite score counts as wrong.
     first &= torch.isfinite(scores).all(dim=1, keepdim=True) & real[:, None]
     return torch.stack([first[:, 0].sum(), first.any(dim=1).sum()])
 
 
 def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, Any]:
-    """Counts over a forward pass; an unreadable image counts as missed by every network.
+    """Count the hits of all networks over a forward pass. An unreadable image counts as wrong.
 
-    The sums stay on the device until the end: no host-device sync between batches.
+    The sums stay on the device until the end, so that there is no host-device sync between batches.
     """
     sums: torch.Tensor | None = None
     for batch, logits in passes:
@@ -40,7 +40,7 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
 
 
 def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:
-    """The counts summed over all ranks. networks: their number, which a rank without samples cannot infer."""
+    """Sum the counts over all ranks. networks: their number, which a rank without samples cannot infer."""
     own = counted["networks"] or [{"top1": 0, "top5": 0}] * networks
     pairs = [*own, counted["ensemble"] or {"top1": 0, "top5": 0}]
     numbers = [counted["count"], counted["unreadable"], *(pair[top] for pair in pairs for top in ("top1", "top5"))]

@@ -1,4 +1,4 @@
-"""Report the error that ends a command: one log line and the exit code."""
+"""Reports the error that ends a command as one log line, and gives its exit code."""
 
 import logging
 

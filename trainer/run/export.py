@@ -1,6 +1,7 @@
-"""Export trained networks as folders of weights (safetensors) and description, in timm's format.
+"""Export each trained network as a folder with weights (safetensors) and a description, in timm's format.
 
-`load_network(FOLDER)` loads any of them; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads timm models.
+`load_network(FOLDER)` loads any exported network; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads timm
+models.
 """
 
 import json
@@ -40,7 +41,7 @@ def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, .
 
 
 def load_network(folder: Path | str) -> nn.Module:
-    """An exported network, in eval mode, on the CPU."""
+    """Load an exported network, in eval mode, on the CPU."""
     folder = Path(folder)
     description = read_json(folder / "config.json")
     network = create_model(

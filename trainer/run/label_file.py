@@ -11,12 +11,12 @@ import numpy.typing as npt
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # int() also accepts 0_1 and non-ASCII digits
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # stricter than int(), which accepts 0_1 and non-ASCII digits
 Lines = list[tuple[int, str]]
 
 
 def read_label_file(path: Path, index: SampleIndex) -> npt.NDArray[np.int64]:
-    """Labels by sample_id; raises DataError unless every sample has exactly one valid label."""
+    """Read labels by sample_id; raises DataError unless every sample has exactly one valid label."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
@@ -43,8 +43,8 @@ def file_checksum(path: Path) -> str:
 def _in_order(path: Path, lines: Lines, index: SampleIndex) -> npt.NDArray[np.int64]:
     if len(lines) != len(index):
         raise DataError(
-            f"labels.file {path} has {len(lines)} labels, the data set {len(index)} samples: give one label "
-            "a line in the source's order, or a CSV with the columns key,label"
+            f"labels.file {path} has {len(lines)} labels, but the data set has {len(index)} samples: write one "
+            "label per line in the source's order, or a CSV with the columns key,label"
         )
     return np.asarray([_as_label(path, number, line, index) for number, line in lines], np.int64)
 
@@ -74,7 +74,7 @@ def _by_key(path: Path, lines: Lines, index: SampleIndex) -> npt.NDArray[np.int6
     missing = np.flatnonzero(~seen)
     if len(missing):
         some = ", ".join(repr(key) for key in index.keys(missing[:3]))
-        raise DataError(f"labels.file {path} lacks {len(missing)} of {len(index)} keys, for instance {some}")
+        raise DataError(f"labels.file {path} lacks {len(missing)} of {len(index)} keys, for example {some}")
     return labels
 
 
@@ -82,11 +82,11 @@ def _cells(path: Path, number: int, line: str) -> list[str]:
     try:
         return [cell.strip() for cell in next(csv.reader([line]))]
     except csv.Error as error:
-        raise DataError(f"labels.file {path}, line {number}: not a line of CSV ({error})") from None
+        raise DataError(f"labels.file {path}, line {number}: not valid CSV ({error})") from None
 
 
 def _as_label(path: Path, number: int, text: str, index: SampleIndex) -> int:
-    """The class with this number, or else with this name."""
+    """Parse a label: a class number or a class name."""
     text = text.strip()
     if _WHOLE_NUMBER.fullmatch(text):
         return int(text)
@@ -94,6 +94,6 @@ def _as_label(path: Path, number: int, text: str, index: SampleIndex) -> int:
         return index.class_names.index(text)
     some = ", ".join(f"{label} = {name}" for label, name in enumerate(index.class_names[:5]))
     raise DataError(
-        f"labels.file {path}, line {number}: {text[:40]!r} is not a class number nor a class name; "
+        f"labels.file {path}, line {number}: {text[:40]!r} is neither a class number nor a class name; "
         f"classes are {some}{', ...' if index.num_classes > 5 else ''}"
     )

@@ -1,4 +1,4 @@
-"""The labels a run trains on: the source's, a label file's, or the source's corrupted. Shards are never changed."""
+"""The labels a run trains on: from the source, from a label file, or from the source with noise added."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ Labels = npt.NDArray[np.int64]
 
 
 def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:
-    """Redraw each label from its class's row of T; a draw depends only on the sample's id and the seed."""
+    """Redraw each label from its class's row of `transition`; a draw depends only on the sample's id and the seed."""
     upper = np.cumsum(transition, axis=1)
     upper[:, -1] = 1.0
     draw = draw_uniforms(stream, 0, ids, "label")
     drawn = np.empty(len(labels), np.int64)
-    by_class = np.argsort(labels, kind="stable")  # class by class: [samples, classes] would not fit in memory
+    by_class = np.argsort(labels, kind="stable")  # by class: an array [samples, classes] might not fit in memory
     ends = np.cumsum(np.bincount(labels, minlength=len(transition)))
     for label, rows in enumerate(np.split(by_class, ends[:-1])):
         drawn[rows] = np.searchsorted(upper[label], draw[rows], side="right")
@@ -31,7 +31,7 @@ def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64]
 
 
 def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -> tuple[Labels, Labels | None]:
-    """The labels to train on and the true ones (None where unknown), for `ids`."""
+    """Return the labels to train on and the true labels (None if unknown) of the samples `ids`."""
     source = index.label[ids].astype(np.int64)
     labels = source
     if config.file is not None:
@@ -48,7 +48,7 @@ def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
     if len(missing):
         names = ", ".join(f"{label} ({class_names[label]})" for label in missing[:5])
         raise DataError(
-            f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one label in the run"
+            f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one labelled sample"
         )
 
 
@@ -57,7 +57,7 @@ def write_labels(path: Path, ids: Ids, labels: Labels) -> None:
 
 
 def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
-    """The run's ids, and its labels as a dense array over sample_id (-1 for samples outside the run)."""
+    """Return the run's sample_ids, and its labels as an array indexed by sample_id (-1 outside the run)."""
     table = read_parquet(path, "table of labels")
     ids = table["sample_id"].to_numpy().astype(np.int64)
     dense = np.full(samples, -1, np.int64)

@@ -1,4 +1,4 @@
-"""Checks before the first stage, for errors that would otherwise end a run hours later."""
+"""Checks before the first stage that find errors which would otherwise end a run hours later."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from trainer.training.optim import make_optimizer
 
 @dataclass(frozen=True)
 class RunLabels:
-    """The samples of a run, ascending, with their labels in the same order."""
+    """The sample_ids of a run, ascending, and their labels in the same order."""
 
     ids: Ids
     given: Labels
@@ -33,7 +33,7 @@ class RunLabels:
 
 @dataclass(frozen=True)
 class RunData:
-    """The packed splits of a run and its labels, checked."""
+    """The packed splits and the labels of a run, after all checks."""
 
     train: SampleIndex
     eval: dict[str, SampleIndex]
@@ -41,7 +41,7 @@ class RunData:
 
 
 def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
-    """Check that labels, network and optimisers fit this data set and these ranks; returns the labels."""
+    """Check that labels, network and optimisers suit the data set and the number of ranks; returns the labels."""
     check_rows(recipe, world.size)
     _check_ranks(recipe, world)
     check_acceleration(recipe, world)
@@ -54,13 +54,13 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
 
 
 def preflight_evaluation(recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
-    """Check that the recipe's loader can load the evaluation sets too."""
+    """Check that the recipe's loader can also load the evaluation sets."""
     for name, index in indices.items():
         check_loader(index, limit_ids(index, recipe.data.eval[name].limit), recipe.image, recipe.execution)
 
 
 def check_rows(recipe: Recipe, ranks: int) -> None:
-    """Check that every method can hold its rows of a step, given `batch.micro`."""
+    """Check that every method supports the recipe's `batch.micro` on this number of ranks."""
     for method in methods_of(recipe):
         method.validate_rows(recipe, ranks)
 
@@ -70,10 +70,10 @@ def _training_sections(recipe: Recipe) -> list[TrainingConfig]:
 
 
 def _check_ranks(recipe: Recipe, world: World) -> None:
-    """Checks that depend on the number of processes, the device or the engine."""
+    """Check what depends on the number of processes, the device or the engine."""
     if world.size > recipe.batch.global_:
         raise ConfigError(
-            f"{world.size} processes share batch.global = {recipe.batch.global_} rows, so some would have none: "
+            f"{world.size} processes cannot share batch.global = {recipe.batch.global_} rows: some would have none; "
             "start fewer processes, or raise batch.global"
         )
     if recipe.incv is not None:
@@ -84,12 +84,12 @@ def _check_ranks(recipe: Recipe, world: World) -> None:
         return
     if any(section.optimizer.clip for section in _training_sections(recipe)):
         raise ConfigError(
-            "optimizer.clip limits each network's gradient by itself, and DeepSpeed keeps gradients in pieces that "
-            "mix networks: set optimizer.clip to null, or start without DeepSpeed"
+            "optimizer.clip clips the gradient of each network separately, but DeepSpeed stores the gradients of all "
+            "networks together: set optimizer.clip to null, or start without DeepSpeed"
         )
     if recipe.precision == "fp16":
         raise ConfigError(
-            "precision: fp16 needs a loss scale, which DeepSpeed would not know: use bf16, or no DeepSpeed"
+            "precision: fp16 needs loss scaling, which is not supported with DeepSpeed: use bf16, or no DeepSpeed"
         )
 
 
@@ -108,16 +108,16 @@ def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
     if recipe.incv is None:
         return
     if samples < 2:
-        raise DataError("the data set has 1 usable sample: one half of round 1 would be empty. INCV needs 2 or more")
+        raise DataError("INCV needs at least 2 usable samples, but the data set has only 1")
     if recipe.incv.agree_top_k >= index.num_classes:
         raise ConfigError(
-            f"incv.agree_top_k = {recipe.incv.agree_top_k} of {index.num_classes} classes: every label would agree; "
+            f"incv.agree_top_k = {recipe.incv.agree_top_k} with {index.num_classes} classes: all labels would agree; "
             "choose a smaller number"
         )
 
 
 def _check_network(recipe: Recipe, classes: int) -> None:
-    """Build the network, run it on one image of the recipe's size, and build each optimiser."""
+    """Check that the network can be built and run on an image of the recipe's size, and build each optimiser."""
     network = create_model(recipe.model.name, classes, recipe.seed, **recipe.model.options).eval()
     picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
     try:
@@ -125,12 +125,12 @@ def _check_network(recipe: Recipe, classes: int) -> None:
             logits = network(picture)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"model {recipe.model.name} cannot take RGB images of image.size = {recipe.image.size}: {error}"
+            f"model {recipe.model.name} does not accept RGB images of image.size = {recipe.image.size}: {error}"
         ) from error
     if tuple(logits.shape) != (1, classes):
         raise ConfigError(
-            f"model {recipe.model.name} gives an output of shape {tuple(logits.shape)}, not one score for each of "
-            f"the {classes} classes: choose another, or change model.options"
+            f"model {recipe.model.name} has an output of shape {tuple(logits.shape)}, not one score for each of "
+            f"the {classes} classes: choose another model, or change model.options"
         )
     for section in (recipe.incv, *_training_sections(recipe)):
         if section is not None:

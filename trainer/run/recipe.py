@@ -1,4 +1,4 @@
-"""Load complete recipes: the base sections and the sections of all registered methods."""
+"""Loads complete recipes: the base sections, and the sections of all registered methods."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,13 +15,13 @@ from trainer.run.noise_kinds import validate_noise
 
 
 class _CheckedRecipe(Recipe):
-    """Base of the composed schema, with the checks that need the registries."""
+    """Base class of the composed schema, with the checks that need the registries."""
 
     @model_validator(mode="after")
     def _check_registered(self) -> "_CheckedRecipe":
         validate_noise(self.labels)
         if len(set(self.methods)) < len(self.methods):
-            raise ValueError("methods: each method once")
+            raise ValueError("methods lists a method twice")
         for name in self.methods:
             try:
                 get_method(name)
@@ -41,7 +41,7 @@ class _CheckedRecipe(Recipe):
 
 @cache
 def recipe_schema() -> type[Recipe]:
-    """The base sections, plus an optional section for each registered method."""
+    """Return the recipe schema: the base sections and an optional section for each registered method."""
     sections: dict[str, Any] = {method.name: (method.section | None, None) for method in usable_methods()}
     return create_model("Recipe", __base__=_CheckedRecipe, **sections)
 
@@ -52,7 +52,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
-    """origin: where the content comes from, for errors."""
+    """Validate the content of a recipe; raises ConfigError. origin: where it comes from, for errors."""
     for name in method_names():
         if name in content:
             get_method(name)  # unusable: raises an error that names its package, not "unknown key"
@@ -60,9 +60,10 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
 
 
 def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Fill unset keys of a section from the section it inherits; keys that only the heir has move to the heir.
+    """Fill unset keys of a method's section from the section it inherits.
 
-    A recipe may therefore set the heir's keys in the inherited section, as recipes did before the heir had a section.
+    Keys that only the inheriting method has may also be set in the inherited section, as in older recipes; they are
+    moved to the inheriting one.
     """
     filled = dict(content)
     for method in usable_methods():
@@ -85,7 +86,7 @@ def _keys_of(section: type[TrainingConfig]) -> set[str]:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`: recursively, keys that `above` leaves unset come from `below`."""
+    """Merge two mappings recursively; keys that `above` does not set come from `below`."""
     merged = dict(below)
     for key, value in above.items():
         inner = below.get(key)

@@ -1,6 +1,6 @@
-"""Result keys: the recipe keys that a stage's outputs depend on, flat and dotted, and their hash.
+"""Result keys: the recipe keys that a stage's outputs depend on, as a flat mapping of dotted names, and their hash.
 
-Keys at their default are left out, so that a key added later does not invalidate existing runs.
+Keys at their default are omitted, so that keys added by later versions do not invalidate existing runs.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from trainer.methods.registry import get_method, method_names, methods_of
 Keys = dict[str, Any]
 
 FORMAT = 2
-"""Format of the keys that the manifest records for a stage. Format 1 also recorded keys at their default, and had
-no separate keys for a method that inherits another's section."""
+"""Format of the keys that the manifest records for a stage. Format 1 also recorded keys at their default, and did not
+record separate keys for a method that inherits another's section."""
 
 
 def result_keys(recipe: Recipe) -> Keys:
-    """The result keys of a recipe that differ from their default, dotted, with their values."""
+    """Return the result keys of a recipe that differ from their default, with their values."""
     return {key: value for key, value, default in _flatten(recipe, "") if value != default}
 
 
 def default_keys(recipe: Recipe) -> Keys:
-    """The defaults of a recipe's result keys, where they have one."""
+    """Return the defaults of those result keys of a recipe that have one."""
     return {key: default for key, _, default in _flatten(recipe, "") if default is not PydanticUndefined}
 
 
 def _flatten(value: Any, prefix: str, default: Any = PydanticUndefined) -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, default) of every result key; values as JSON types."""
+    """Yield (key, value, default) of every result key below `prefix`; values are JSON types."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             extra = field.json_schema_extra
@@ -56,7 +56,7 @@ def hash_keys(keys: Keys) -> str:
 
 
 def select_keys(keys: Keys, prefixes: Sequence[str]) -> Keys:
-    """The keys that equal a prefix or lie below it."""
+    """Return the keys that equal one of the prefixes or are nested below it."""
     return {
         key: value
         for key, value in keys.items()
@@ -65,7 +65,7 @@ def select_keys(keys: Keys, prefixes: Sequence[str]) -> Keys:
 
 
 def upgrade_keys(recorded: Mapping[str, Any], stage: str, recipe: Recipe) -> Keys:
-    """The keys that a manifest recorded for a stage, converted to FORMAT. recorded: the stage's entry."""
+    """Convert the keys that a manifest recorded for a stage to FORMAT. recorded: the stage's manifest entry."""
     keys: Keys = recorded["keys"]
     if recorded.get("format", 1) >= FORMAT:
         return keys

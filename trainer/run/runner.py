@@ -1,4 +1,4 @@
-"""Execute a run: check everything, claim the run directory, run the stages that are not done."""
+"""Executes a run: all checks, then the lock on the run directory, then the stages that are not done."""
 
 import logging
 import time
@@ -44,16 +44,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of the command line."""
+    """The recipe, the run directory and the command-line options of a run."""
 
     recipe: Recipe
     name: str
     run: RunDirectory
     redo: Sequence[str] = ()
     only: str | None = None
-    """The only stage to run; None: all."""
+    """The only stage to run; None: all stages."""
     profile: str | None = None
-    """`summary`: time the phases of trainings; `trace`: also trace a few steps; None: neither."""
+    """`summary`: measure the phases of each training; `trace`: also trace a few steps; None: neither."""
 
 
 def run_recipe(
@@ -64,16 +64,16 @@ def run_recipe(
     only: str | None = None,
     profile: str | None = None,
 ) -> int:
-    """Run all stages, or `only` one, in the directory `root`; returns the command's exit code. Every rank calls it.
+    """Run all stages, or `only` one, in the directory `root`; returns the exit code. Call it on every rank.
 
-    Nothing is written to the run directory before recipe, shards and labels have passed all checks. If packing is
-    stopped, raises PackStopped.
+    Nothing is written to the run directory until recipe, shards and labels have passed all checks. Raises PackStopped
+    if packing is stopped.
     """
     return run_to_end(iterate_run(RunOptions(recipe, name, RunDirectory(root), redo, only, profile)))
 
 
 def iterate_run(options: RunOptions) -> Steps[int]:
-    """`run_recipe` as a generator that yields after every training step, so that runs can be interleaved."""
+    """Run a recipe as a generator that yields after every training step, so that runs can be interleaved."""
     recipe = options.recipe
     try:
         check_launcher_options(recipe.precision)
@@ -102,7 +102,7 @@ def iterate_run(options: RunOptions) -> Steps[int]:
 
 
 def _give_up(world: World, error: Exception) -> None:
-    """With several ranks: report the error, notify the others and end the process. Alone: the caller reports it."""
+    """Report the error, notify the other ranks and end the process. Without other ranks, leave that to the caller."""
     if world.rank_group is None:
         return
     if is_peer_failure(error):
@@ -115,7 +115,7 @@ def _give_up(world: World, error: Exception) -> None:
 
 
 def _find_cause(world: World, error: Exception) -> WorldError:
-    """The reason that the lost rank has reported, or that the watchdog finds within a few polls."""
+    """Return the cause that the failed rank has reported or that the watchdog finds within a few polls."""
     try:
         for _ in range(_CAUSE_POLLS):
             world.watchdog.raise_if_failed()
@@ -123,16 +123,16 @@ def _find_cause(world: World, error: Exception) -> WorldError:
     except WorldError as cause:
         return cause
     return WorldError(
-        f"the other ranks no longer answer ({str(error).splitlines()[0]}): a process was killed or a node is gone. "
+        f"the other ranks no longer respond ({str(error).splitlines()[0]}): a process was killed or a node failed. "
         "Run the same command again to resume from the last checkpoint"
     )
 
 
 def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[int]:
-    """The whole run, on every rank."""
+    """Execute the whole run on this rank; returns the exit code."""
     recipe, run = options.recipe, options.run
     if world.stop_exits_zero and world.broadcast_from_rank0(lambda: _stopped_by_this_launch(run)):
-        return 0  # the elastic agent restarted us because a worker failed after the stop
+        return 0  # the elastic agent restarted this process because a worker failed after the stop
     opened = world.run_on_rank0(lambda: _open_data(options, world, stop))
     data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe))
     require_same_start(world, recipe, {"train": data.train, **data.eval})
@@ -166,14 +166,14 @@ def _stopped_by_this_launch(run: RunDirectory) -> bool:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What rank 0 opens before the other ranks."""
+    """The data that rank 0 opens before the other ranks."""
 
     data: RunData
     packing_seconds: float
 
 
 def _open_data(options: RunOptions, world: World, stop: StopRequest) -> _Opened:
-    """Rank 0: pack or verify the splits, and check that the recipe fits them."""
+    """On rank 0: pack or verify the splits, and check them against the recipe."""
     began = time.monotonic()
     _refuse_other_recipe(options.run, options.name)
     require_stages(options.redo, options.only, options.recipe)
@@ -190,21 +190,21 @@ def _check_data(recipe: Recipe, world: World, train: SampleIndex, eval_sets: dic
 
 @dataclass(frozen=True)
 class _Claimed:
-    """Rank 0's state of the claimed run directory."""
+    """What rank 0 holds after it has claimed the run directory."""
 
     manifest: Manifest
     ledger: StageLedger
     start: int
 
     def shared(self) -> dict[str, Any]:
-        """The part that every rank needs."""
+        """Return the part that every rank needs."""
         return {"start": self.start, "identities": self.ledger.identities()}
 
 
 def _claim_directory(
     options: RunOptions, world: World, stop: StopRequest, data: RunData, packing_seconds: float
 ) -> _Claimed:
-    """Rank 0: lock the directory, refuse or redo changed stages, and record this start."""
+    """On rank 0: lock the directory, refuse or redo changed stages, and record this start."""
     recipe, run = options.recipe, options.run
     run.acquire()
     manifest = Manifest(run)
@@ -224,7 +224,7 @@ def _claim_directory(
 
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
-    """Rows per BatchNorm batch, in a fold of INCV and in a method."""
+    """Return the rows that BatchNorm sees at once, in a fold of INCV and in a training method."""
     halves = 2 if recipe.incv is not None and folds_side_by_side(recipe.execution, world) else 1
     return {
         stage: batchnorm_rows(recipe.batch.global_, ranks, recipe.batch.micro)
@@ -233,7 +233,7 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
 
 
 def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claimed: _Claimed | None) -> Steps[int]:
-    """Run the stages and record how this start ended. claimed: on rank 0 only."""
+    """Run the stages, record how this start ended, and return the exit code. claimed: None except on rank 0."""
     ended = "failed"
     try:
         stopped_in = yield from _run_stages(options, ctx, stages, claimed.ledger if claimed is not None else None)
@@ -249,7 +249,7 @@ def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claim
     if claimed is not None:
         claimed.manifest.end(ended)
     if stopped_in is None:
-        ctx.world.barrier()  # keep every rank alive until rank 0 has written its files
+        ctx.world.barrier()  # no rank exits before rank 0 has written its files
         return 0
     stage, why = stopped_in
     if ctx.world.is_rank0:
@@ -257,15 +257,15 @@ def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claim
         write_json(options.run.stopped, record | {"launch": get_launch_id()})
         ctx.stop.mark_obeyed()
         _log.info("incv: %s; run the same command again to resume", why)
-    with suppress(WorldError, RuntimeError):  # a rank lost from here on has stopped anyway
-        ctx.world.barrier()  # the marker is written before any rank exits: an agent may then kill the others
+    with suppress(WorldError, RuntimeError):  # a rank that fails from here on has stopped anyway
+        ctx.world.barrier()  # no rank exits before stopped.json is written: its agent may kill the others
     return 0 if ctx.world.stop_exits_zero else EXIT_STOPPED
 
 
 def _run_stages(
     options: RunOptions, ctx: RunContext, stages: StageRunner, ledger: StageLedger | None
 ) -> Steps[tuple[str, Stopped] | None]:
-    """Where and why the run was stopped; None if it finished. ledger: on rank 0 only."""
+    """Run the stages; returns where and why the run was stopped, or None if it finished. ledger: rank 0 only."""
     world = ctx.world
     names = stages_of(options.recipe)
     for stage in names:
@@ -295,18 +295,18 @@ def _run_stages(
 
 
 def _begins(stage: str, ledger: StageLedger | None) -> bool:
-    """Rank 0: whether the stage has to run; if so, records it as begun."""
+    """On rank 0: return whether the stage has to run; if so, record it as begun."""
     assert ledger is not None
     if ledger.status(stage).state == "done":
         ledger.require_outputs(stage)
-        _log.info("%s: done before", stage)
+        _log.info("%s: already done", stage)
         return False
     ledger.begin(stage)
     return True
 
 
 def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:
-    """Checksums that represent files among the result keys."""
+    """Return the checksums that represent shards and label file among the result keys."""
     facts: Keys = {"data.train.checksum": index.checksum}
     facts |= {f"data.eval.{name}.checksum": each.checksum for name, each in eval_indices.items()}
     if recipe.labels.file is not None:

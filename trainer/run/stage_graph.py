@@ -1,4 +1,4 @@
-"""The stage graph: inputs, result keys, outputs and state of each stage."""
+"""The stage graph: the inputs, result keys, outputs and state of each stage."""
 
 import json
 import shutil
@@ -25,12 +25,12 @@ _ALWAYS_RUN = ("pack", "report")  # pack only verifies existing shards; the repo
 
 
 def all_stages() -> tuple[str, ...]:
-    """All stages in order, by the names used on the command line, in the manifest and in the report."""
+    """Return all stages in order, by the names used on the command line, in the manifest and in the report."""
     return ("pack", "labels", "incv", *method_names(), "evaluate", "export", "report")
 
 
 def stages_of(recipe: Recipe) -> list[str]:
-    """The stages of this recipe, in order."""
+    """Return the stages of this recipe, in order."""
     return [
         stage
         for stage in all_stages()
@@ -41,19 +41,19 @@ def stages_of(recipe: Recipe) -> list[str]:
 
 
 def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> None:
-    """Raise ConfigError if the user names a stage that this recipe does not have."""
+    """Raise ConfigError if `redo` or `only` names a stage that this recipe does not have."""
     own = stages_of(recipe)[1:]
     named = {f"--redo {stage}": stage for stage in redo} | ({f"incv {only}": only} if only else {})
     for words, stage in named.items():
         if stage not in own:
             raise ConfigError(
                 f"`{words}`: this recipe has no such stage; its stages are {', '.join(own)} "
-                "(training methods are those listed under `methods`)"
+                "(only the training methods listed under `methods`)"
             )
 
 
 def inputs_of(stage: str, recipe: Recipe) -> list[str]:
-    """The stages whose files this one reads."""
+    """Return the stages whose files this stage reads."""
     if stage == "pack":
         return []
     if stage == "labels":
@@ -71,7 +71,7 @@ def inputs_of(stage: str, recipe: Recipe) -> list[str]:
 
 
 def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
-    """For each stage the result keys that it and its inputs read.
+    """Return, for each stage, the result keys that it and its inputs read.
 
     facts: checksums that represent files among the keys, such as `data.train.checksum`.
     """
@@ -95,7 +95,7 @@ class StageStatus:
 
 
 class StageLedger:
-    """The state of each stage: the manifest's record compared with the current recipe."""
+    """Tracks the state of each stage by comparing the manifest with the current recipe."""
 
     def __init__(self, recipe: Recipe, facts: Keys, run: RunDirectory, manifest: Manifest) -> None:
         self._recipe, self._run, self._manifest = recipe, run, manifest
@@ -111,7 +111,7 @@ class StageLedger:
         return StageStatus(stage, "done" if recorded["state"] == "done" else "half done")
 
     def identities(self) -> dict[str, str]:
-        """The hash that identifies each stage's checkpoints: the recorded one if the stage resumes."""
+        """Return the hash that identifies each stage's checkpoints: the recorded one if it resumes or is done."""
         return {
             stage: hash_keys(keys) if self.status(stage).state in ("to do", "changed") else self._recorded_hash(stage)
             for stage, keys in self._keys.items()
@@ -122,7 +122,7 @@ class StageLedger:
         return recorded
 
     def require_unchanged(self, redo: Sequence[str]) -> None:
-        """Raise ConfigError if changed keys would redo a stage that is not in `redo` or downstream of it."""
+        """Raise ConfigError if a stage has changed keys and is neither in `redo` nor downstream of it."""
         redone = self.with_followers(redo)
         statuses = [self.status(stage) for stage in stages_of(self._recipe)]
         changed = [status for status in statuses if status.state == "changed" and status.stage not in redone]
@@ -138,14 +138,14 @@ class StageLedger:
         flags = " ".join(f"--redo {stage}" for stage in first)
         shown = "; ".join(changes[:6]) + (f"; and {len(changes) - 6} more" if len(changes) > 6 else "")
         raise ConfigError(
-            f"{self._run.root} holds stages made with other values: {shown}. They would be redone: {stages}. "
-            f"Say so with `{flags}` (the old outputs move to {self._run.old}), or choose another --run-dir"
+            f"{self._run.root} has stages that were run with other values: {shown}. To redo {stages}, "
+            f"add `{flags}` (the old outputs move to {self._run.old}), or choose another --run-dir"
         )
 
     def redo(self, stages: Sequence[str]) -> None:
         """Move the outputs of these stages and of all downstream stages to old/.
 
-        If the same redo was interrupted, stages that it has begun since are kept and resume.
+        If this continues an interrupted redo, stages that it has already begun again are kept and resume.
         """
         if not stages:
             return
@@ -178,7 +178,7 @@ class StageLedger:
         for output in outputs_of(stage, self._run, needed=True):
             if not output.exists():
                 raise DataError(
-                    f"stage {stage} is recorded as done, but {output} is missing: put it back, or make it again "
+                    f"stage {stage} is recorded as done, but {output} is missing: restore it, or run the stage again "
                     f"with `--redo {stage}`"
                 )
 
@@ -210,16 +210,16 @@ class StageLedger:
         return [stage for stage in all_stages() if stage in chosen and stage != "pack"]
 
     def _can_go_on(self, stage: str) -> bool:
-        """Whether it was begun with these keys, and each of its trainings with logged progress has a checkpoint."""
+        """Whether a stage was begun with the current keys, and every training with logged steps has a checkpoint."""
         logged = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
         whole = all(any((training / "checkpoints").glob("step-*")) for training in logged)
         return whole and self.status(stage).state in ("done", "half done")
 
 
 def _changes(old: Keys, new: Keys, defaults: Keys) -> list[str]:
-    """Each changed key with both values; a key missing from a list is at its default."""
+    """Describe each changed key with both values; keys missing from `old` or `new` are at their default."""
     before, after = {**defaults, **old}, {**defaults, **new}
-    in_both = before.keys() & after.keys()  # first: added or removed keys follow from one of these
+    in_both = before.keys() & after.keys()  # listed first: they cause the added and removed keys
     missing = object()
     return [
         f"{key} ({json.dumps(before.get(key))} -> {json.dumps(after.get(key))})"
@@ -229,7 +229,7 @@ def _changes(old: Keys, new: Keys, defaults: Keys) -> list[str]:
 
 
 def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path]:
-    """The files and folders a stage writes; `needed`: only those required for it to count as done."""
+    """Return the files and folders that a stage writes. needed: only those without which it is not done."""
     if stage == "labels":
         return [run.labels] if needed else [run.labels, run.true_labels]
     if stage == "incv":

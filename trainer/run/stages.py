@@ -1,4 +1,4 @@
-"""What each stage does: read files of the run directory and write others."""
+"""Implements the stages, which read and write files of the run directory."""
 
 from contextlib import closing
 from typing import Any
@@ -35,18 +35,18 @@ from trainer.training.loop import RunContext, TrainingJob, iterate_training
 
 
 class StageRunner:
-    """Runs the stages of one run; opens the training set on first use."""
+    """Runs the stages of one run; the training set is opened on first use."""
 
     def __init__(
         self, recipe: Recipe, run: RunDirectory, ctx: RunContext, data: RunData, identities: dict[str, str]
     ) -> None:
-        """identities: for each stage, the hash of the result keys it reads."""
+        """identities: the hash of the result keys of each stage, which identifies its checkpoints."""
         self._recipe, self._run, self._ctx, self._data = recipe, run, ctx, data
         self._identities = identities
         self._opened: ImageSet | None = None
 
     def iterate(self, stage: str) -> Steps[None]:
-        """Run a stage, yielding after every training step. Called on all ranks; rank 0 writes the files."""
+        """Run a stage, yielding after every training step. Call it on all ranks; rank 0 writes the files."""
         self._ctx.heartbeat.update(stage, 0, 0)
         on_rank0 = {"labels": self._write_labels, "export": self._export, "report": self._report}
         if stage in on_rank0:
@@ -134,7 +134,7 @@ class StageRunner:
         )
 
     def _evaluate(self) -> None:
-        """Evaluate every method on every set; saves each finished pass, so that a stopped evaluation can resume."""
+        """Evaluate every method on every set; save each finished pass, so that a stopped evaluation can resume."""
         partial, world = self._run.evaluation_progress, self._ctx.world
         counts: dict[str, dict[str, Any]] = world.broadcast_from_rank0(
             lambda: read_json(partial) if partial.exists() else {}

@@ -1,4 +1,4 @@
-"""Check that all ranks have the same code, recipe and data, and see the same run directory."""
+"""Checks that all ranks have the same code, recipe and data, and access to the same run directory."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ from trainer.records.run_directory import RunDirectory
 from trainer.training.engines.deepspeed import deepspeed_stage
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "accelerate", "deepspeed", "nvidia-dali-cuda130")
-_PATIENCE = 15.0  # seconds; a network file system may show a new file with a delay
+_PATIENCE = 15.0  # seconds; a new file may appear late on a network file system
 
 
 def code_hash() -> str:
-    """Hash of all Python files of `shards` and `trainer`."""
+    """Return a hash of all Python files of `shards` and `trainer`."""
     digest = hashlib.sha256()
     for package in (shards, trainer):
         folder = Path(package.__path__[0])
@@ -64,7 +64,7 @@ def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, Sampl
 
 
 def require_common_directory(world: World, run: RunDirectory) -> None:
-    """Raise ConfigError on rank 0 if another node does not see the run directory."""
+    """Raise ConfigError on rank 0 if another node cannot access the run directory."""
     if world.rank_group is None:
         return
     token = run.root / ".seen-by-all"
@@ -82,8 +82,8 @@ def require_common_directory(world: World, run: RunDirectory) -> None:
         blind = sorted({name for name, sees in seen if not sees})
         if blind:
             raise ConfigError(
-                f"{', '.join(blind)} does not see the run directory {run.root.absolute()} of {seen[0][0]}: choose a "
-                "--run-dir on storage that every node mounts"
+                f"the run directory {run.root.absolute()} of {seen[0][0]} is not accessible on {', '.join(blind)}: "
+                "choose a --run-dir on storage that every node mounts"
             )
 
     world.broadcast_from_rank0(compare)

@@ -1,4 +1,4 @@
-"""Run the variants of a sweep (`--vary`), interleaved in one process."""
+"""Runs the variants of a sweep (`--vary`), interleaved in one process."""
 
 import logging
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 def run_sweep(
     variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
 ) -> list[int]:
-    """The exit code of each variant; a failed variant does not stop the others."""
+    """Run all variants, `at_once` at a time; returns their exit codes. A failure does not stop the others."""
     if detect_launch().master_address is not None:
-        raise ConfigError("--vary interleaves its runs in one process: start it without a launcher")
+        raise ConfigError("--vary runs all variants in one process: start it without a launcher")
     stop = StopRequest()
     stop.listen()
     world = join_world(variants[0].recipe.execution)
@@ -38,12 +38,12 @@ def run_sweep(
 
 
 def _run_variant(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
-    """One run, whose log lines start with its name. `interleave` keeps the log targets of runs separate."""
+    """Execute one run, with its name before every log line. `interleave` switches the log target between runs."""
     before = current_target()
     set_target(replace(before, prefix=f"{name}: "))
     try:
-        if stop.requested():  # before this run installed its own listener
-            _log.info("incv: not begun, since a stop was requested")
+        if stop.requested():  # requested before this run listens for stop signals itself
+            _log.info("incv: not started, because a stop was requested")
             return EXIT_STOPPED
         return (yield from run)
     except (PackStopped, InputError) as error:
