@@ -23,7 +23,7 @@ class DataError(InputError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: near matches, then all known names."""
+    """Return the end of an error message: near matches, then all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
