@@ -278,7 +278,7 @@ def test_it_fits_a_terminal(root: Path, world: int, trouble: str) -> None:
 
 
 def _rank(number: int, step: int, moved: float, where: str = "a") -> Rank:
-    return Rank(number, "still", where, step, 100, moved, NOW, "host", 1)
+    return Rank(number, "stalled", where, step, 100, moved, NOW, "host", 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100), st.sampled_from("ab")), min_size=1, max_size=8))

@@ -265,7 +265,7 @@ def test_a_step_that_does_not_fit_says_what_to_set() -> None:
         return [line for line in text.splitlines() if "batch.micro" in line]
 
     (line,) = advice()
-    micro, key = re.findall(r"batch\.micro=\d+", line)[0], re.findall(r"set (\w+\.rank): (\w+)", line)[0]
+    micro, key = re.findall(r"batch\.micro=\d+", line)[0], re.findall(r"set (\w+\.rank) to (\w+)", line)[0]
     assert advice(micro, "=".join(key)) == []
 
 

@@ -14,8 +14,8 @@ WIDTH = 100
 _MAX_SINGLE_ROWS = 8  # with more ranks, similar ones share a row
 _LOG_LINES = 12
 _LOG_BYTES = 16_384  # read from the end of a log
-_STATE_LABELS = {"moving": "alive", "waiting": "waits", "starting": "starts"}
-_HEADER = ("ranks", "state", "where", "step", "unmoved", "host", "pid")
+_STATE_LABELS = {"moving": "alive"}
+_HEADER = ("ranks", "state", "where", "step", "idle", "host", "pid")
 _GAP = "  "
 _MAX_RANKS_WIDTH, _MIN_WHERE_WIDTH, _MAX_HOST_WIDTH = 14, 16, 16
 
@@ -54,7 +54,7 @@ def format_table(ranks: Sequence[Rank], now: float) -> str:
         groups.setdefault(_similarity_key(rank) if len(ranks) > _MAX_SINGLE_ROWS else rank.number, []).append(rank)
     rows: list[tuple[str, ...]] = [_HEADER]
     for group in groups.values():
-        alone = group[0].state in ("silent", "still", "failed") and len(group) <= _MAX_SINGLE_ROWS
+        alone = group[0].state in ("silent", "stalled", "failed") and len(group) <= _MAX_SINGLE_ROWS
         rows += [_format_row([rank], now) for rank in group] if alone else [_format_row(group, now)]
     return "\n".join(_align_columns(rows))
 
@@ -71,7 +71,7 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 def _similarity_key(rank: Rank) -> object:
     """Return a key that is equal for ranks that can share a row. The step matters only for stalled ranks."""
-    return rank.state, rank.where, rank.step if rank.state == "still" else None
+    return rank.state, rank.where, rank.step if rank.state == "stalled" else None
 
 
 def _format_row(group: Sequence[Rank], now: float) -> tuple[str, ...]:
@@ -79,9 +79,7 @@ def _format_row(group: Sequence[Rank], now: float) -> tuple[str, ...]:
     label = _STATE_LABELS.get(first.state, first.state)
     if first.state in ("unseen", "starting"):
         return _format_ranks(group), label, "", "", "", "", ""
-    unmoved = (
-        format_duration(now - max(rank.moved for rank in group)) if first.alive or first.state == "silent" else ""
-    )
+    idle = format_duration(now - max(rank.moved for rank in group)) if first.alive or first.state == "silent" else ""
     hosts = list(dict.fromkeys(rank.host for rank in group))
     host = (
         shorten(hosts[0].partition(".")[0], _MAX_HOST_WIDTH, keep_end=True)
@@ -93,7 +91,7 @@ def _format_row(group: Sequence[Rank], now: float) -> tuple[str, ...]:
         label,
         first.where,
         _format_steps(group),
-        unmoved,
+        idle,
         host,
         str(first.pid) if len(group) == 1 else "",
     )

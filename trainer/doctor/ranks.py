@@ -27,7 +27,7 @@ class Rank:
 
     number: int
     state: str
-    """moving, still, waiting, silent, unseen or starting; or, if it has ended, finished, stopped or failed."""
+    """moving, stalled, waiting, silent, unseen or starting; or, if it has ended, finished, stopped or failed."""
     where: str = ""
     step: int = 0
     total: int = 0
@@ -45,7 +45,7 @@ class Rank:
 
     @property
     def alive(self) -> bool:
-        return self.state in ("moving", "still", "waiting", "starting")
+        return self.state in ("moving", "stalled", "waiting", "starting")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _find_state(heartbeat: dict[str, Any] | None, began: float | None, now: floa
     if heartbeat["where"].startswith(WAITING):
         return "waiting"
     stalled_after = _STALLED_AFTER if heartbeat["total"] else _STALLED_UNCOUNTED_AFTER
-    return "still" if now - heartbeat["moved"] > stalled_after else "moving"
+    return "stalled" if now - heartbeat["moved"] > stalled_after else "moving"
 
 
 def _read_heartbeats(logs: Path) -> Iterator[dict[str, Any]]:

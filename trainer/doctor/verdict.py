@@ -66,7 +66,7 @@ def find_hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
     """
     groups: dict[str, list[Rank]] = {}
     for rank in ranks:
-        if rank.state == "still":
+        if rank.state == "stalled":
             groups.setdefault(rank.where, []).append(rank)
     behind = [rank for group in groups.values() for rank in _find_behind(group)]
     if behind:
@@ -134,7 +134,7 @@ def _report_unseen(unseen: Sequence[Rank]) -> list[str]:
 def _report_others(these: Sequence[Rank], ranks: Sequence[Rank], now: float) -> list[str]:
     """Describe what the ranks that are not in `these` are doing."""
     others = [rank for rank in ranks if rank not in these]
-    waiting = [rank for rank in others if rank.state in ("still", "waiting")]
+    waiting = [rank for rank in others if rank.state in ("stalled", "waiting")]
     moving = [rank for rank in others if rank.state == "moving"]
     sentences = []
     if waiting:

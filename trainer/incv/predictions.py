@@ -41,7 +41,7 @@ class Predictions:
         return self.status == Status.OK
 
     def agreement(self) -> float:
-        """Return the share of usable samples whose prediction agrees with the label: the paper's test accuracy."""
+        """Return the share of usable rows whose prediction agrees (the paper's "test accuracy" on noisy labels)."""
         usable = self.usable()
         return float(self.agrees[usable].mean()) if usable.any() else 0.0
 

@@ -39,7 +39,7 @@ def warmup_epochs(config: CoteachingIncvConfig, incv: IncvConfig, noise: float) 
 
 
 def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: NoiseFacts, classes: int) -> float:
-    """Return ε_S, the estimated share of wrong labels in S, which n(e) uses."""
+    """Return ε_S, the estimated share of wrong labels in S; it sets n(e), the rows kept in epoch e."""
     rule = config.noise_of_selected
     if rule == "confident":
         return noise.selected_confident

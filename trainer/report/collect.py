@@ -148,7 +148,7 @@ def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
 
 
 def strict(value: Any) -> Any:
-    """Convert to strict JSON: NaN and infinity become None, NumPy types plain ones, keys and other types strings."""
+    """Convert to strict JSON: NaN and infinity become None, NumPy scalars numbers, keys and other types strings."""
     if isinstance(value, dict):
         return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
