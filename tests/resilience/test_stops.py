@@ -129,7 +129,7 @@ def test_the_stop_file_is_put_away_once_obeyed(stopped: StoppedRun) -> None:
 def test_a_second_process_in_the_same_directory_is_refused(stopped: StoppedRun) -> None:
     code, error, manifest = stopped.refused
     assert code == 2, error
-    assert "another process is running" in error
+    assert "another process is using" in error
     assert "--run-dir" in error
     assert len(manifest["starts"]) == 1
 
