@@ -1,5 +1,6 @@
 """The list of labels to review, from arrays: which samples, in which order, with which values."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_every_sample_of_the_run_is_listed_once_by_suspicion(seed):
     assert sorted(listed) == expected.tolist()
     qualities = [math.inf if row["label_quality"] is None else row["label_quality"] for row in rows]
     assert qualities == sorted(qualities)
-    for (_, first), (_, second) in zip(enumerate(rows), enumerate(rows[1:]), strict=False):
+    for first, second in itertools.pairwise(rows):
         assert first["loss"] != second["loss"] or first["sample_id"] < second["sample_id"]
 
 
@@ -103,7 +104,7 @@ def test_the_csv_is_escaped_and_the_parquet_is_not(tmp_path: Path):
     write_review(run, table)
     assert pq.read_table(run.labels_review_parquet).equals(table)
     text = run.labels_review_csv.read_text()
-    assert "\"'=cow\"" in text
+    assert '"\'=cow"' in text
     assert '"=cow"' not in text
 
 

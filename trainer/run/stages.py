@@ -100,7 +100,7 @@ class StageRunner:
         write_labels(self._run.labels, labels.ids, labels.given)
         if self._recipe.labels.corrections is not None:
             counts = (labels.corrected, len(labels.excluded))
-            _log.info("labels.corrections changes %d labels and excludes %d samples", *counts)
+            _log.info("labels.corrections: labels changed: %d, samples excluded: %d", *counts)
 
     def _review(self) -> pa.Table:
         """Build the list of labels to review from the last selection."""
