@@ -256,6 +256,8 @@ def _tell(root: Path, code: int, stage: str | None) -> None:
     if code == 0 and not run.stopped.exists() and stage in (None, "report") and detect_launch().rank == 0:
         print(summary_table(read_json(run.report_json)))
         print(f"\nreport: {run.report_html}")
+        if run.labels_review_csv.exists():
+            print(f"labels: {run.labels_review_csv} (all samples, most suspicious first)")
 
 
 def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.Namespace) -> int:

@@ -62,7 +62,13 @@ class ImageFolder:
         return RawSample(self._paths[row], self._labels[row], SUFFIXES[suffix_of(path.name)], data)
 
 
-SOURCE = SourceType(ImageFolder.name, ImageFolder, splits=(), note="'' if the class folders are in --root itself")
+SOURCE = SourceType(
+    ImageFolder.name,
+    ImageFolder,
+    splits=(),
+    keys_are_paths=True,
+    note="'' if the class folders are in --root itself",
+)
 
 
 def _list_class_folders(root: Path, split: str) -> list[str]:

@@ -76,6 +76,8 @@ class SourceType:
     """Empty if the splits are the folders in the root."""
     subsets: tuple[str, ...] = ()
     needs_root: bool = True
+    keys_are_paths: bool = False
+    """Whether a key is the path of its image relative to the root."""
     note: str = ""
     """A remark for the command-line help."""
     published: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)

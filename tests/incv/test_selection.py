@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
 from tests.support.prediction_rows import rows, shuffled
 from trainer.incv.folds import split_halves
@@ -199,8 +200,8 @@ def test_rounds_keep_the_laws_of_the_index(seed, ratio):
         np.testing.assert_array_equal(np.sort(every), np.arange(samples))
         np.testing.assert_array_equal(after.ids(State.OUTSIDE), np.setdiff1d(np.arange(samples), inside))
         assert (after.round[candidates] == number).all()
-        np.testing.assert_array_equal(after.predicted[predictions.sample_id], predictions.predicted)
-        np.testing.assert_array_equal(after.loss[predictions.sample_id], predictions.loss)
+        for name in ("predicted", "loss", "given_probability", "predicted_probability"):
+            np.testing.assert_array_equal(getattr(after, name)[predictions.sample_id], getattr(predictions, name))
         expected = [slow_decision(predictions.of_fold(fold), ratio) for fold in (0, 1)]
         expected_states = {
             State.SELECTED: expected[0][0] | expected[1][0],
@@ -257,6 +258,7 @@ def some_index() -> SelectionIndex:
         predicted=np.array([-1, 3, 4, 0, -1, -1], np.int32),
         loss=np.array([np.nan, 1.5, 0.25, 9.0, np.nan, np.nan], np.float32),
         given_probability=np.array([np.nan, 0.25, 0.75, 0.0, np.nan, np.nan], np.float32),
+        predicted_probability=np.array([np.nan, 0.5, 0.75, 1.0, np.nan, np.nan], np.float32),
     )
 
 
@@ -271,7 +273,7 @@ def test_the_checksum_changes_with_what_was_decided(name, row):
     assert replace(index, **{name: swapped}).checksum() != index.checksum()
 
 
-@pytest.mark.parametrize("name", ["loss", "given_probability"])
+@pytest.mark.parametrize("name", ["loss", "given_probability", "predicted_probability"])
 def test_the_checksum_does_not_change_with_floats(name):
     index = some_index()
     assert replace(index, **{name: getattr(index, name) + np.float32(1e-3)}).checksum() == index.checksum()
@@ -298,6 +300,28 @@ def test_the_index_comes_back_from_its_file(tmp_path_factory, seed):
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(back, name), getattr(index, name))
         assert getattr(back, name).dtype == getattr(index, name).dtype
+
+
+def test_a_file_without_the_predicted_probability_is_read(tmp_path: Path):
+    index, path = some_index(), tmp_path / "selection.parquet"
+    index.write(path)
+    write_parquet(path, read_parquet(path, "index").drop_columns(["predicted_probability"]))
+    back = SelectionIndex.read(path)
+    assert back.checksum() == index.checksum()
+    assert np.isnan(back.predicted_probability).all()
+    assert back.predicted_probability.dtype == np.float32
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.25, 3.0, 120.0, 130.0, np.nan]), max_size=30))
+def test_suspicion_orders_all_ids_by_loss(losses):
+    """Also those whose probability has underflowed to 0; equal losses by id, samples without a loss last."""
+    loss = np.array(losses, np.float32)
+    index = replace(SelectionIndex.of_candidates(len(loss), np.arange(len(loss))), loss=loss)
+    order = index.ids_by_suspicion().tolist()
+    known = [sample_id for sample_id in range(len(losses)) if losses[sample_id] == losses[sample_id]]
+    expected = sorted(known, key=lambda sample_id: (-losses[sample_id], sample_id))
+    assert order == expected + [sample_id for sample_id in range(len(losses)) if sample_id not in known]
 
 
 @pytest.mark.parametrize("kind", [SelectionIndex, Predictions])

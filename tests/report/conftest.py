@@ -53,6 +53,8 @@ def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, giv
             "predicted_probability": rng.uniform(0.6, 1.0, len(held_out)).astype(np.float32),
             "status": (held_out == UNREADABLE).astype(np.int8),
         }
+        for name in ("loss", "given_probability", "predicted_probability"):
+            columns[name][held_out == UNREADABLE] = np.nan
         folder = run_dir / "rounds" / str(index)
         write_parquet(folder / "predictions.parquet", pa.table(columns))
         usable = held_out[held_out != UNREADABLE]
@@ -60,6 +62,7 @@ def _write_rounds(run_dir: Path, rng: np.random.Generator, true: np.ndarray, giv
         others = usable[predicted[usable] != given[usable]]
         worst = others[np.argsort(-loss[others])][: len(agreeing) // 10]
         selection = _in_state(_in_state(selection, agreeing, State.SELECTED), worst, State.REMOVED)
+        selection = _judged(selection, usable, index, columns)
         selection.write(folder / "selection.parquet")
     selection.write(run_dir / "selection.parquet")
 
@@ -146,3 +149,15 @@ def _in_state(index, ids, state):
     states = index.state.copy()
     states[ids] = state
     return replace(index, state=states)
+
+
+def _judged(index, usable, round_, columns):
+    """The index with the last prediction of each usable sample. columns: of the round's held-out samples."""
+    rounds = index.round.copy()
+    rounds[columns["sample_id"]] = round_
+    among = np.isin(columns["sample_id"], usable)
+    names = ("predicted", "loss", "given_probability", "predicted_probability")
+    measured = {name: getattr(index, name).copy() for name in names}
+    for name, column in measured.items():
+        column[usable] = columns[name][among]
+    return replace(index, round=rounds, **measured)

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from shards.durable import read_json, write_json
-from trainer.incv.selection_index import State
+from shards.durable import read_json, write_json, write_parquet
+from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
+from trainer.report.measured import last_selection
 from trainer.report.page import start_rows
 from trainer.report.summary import summary_table, verdict
 
@@ -160,6 +161,20 @@ def test_suspects_are_contradicted_never_selected_and_sorted(make_run: Make) -> 
     assert all(suspect["true"] == true[suspect["sample_id"]] for suspect in suspects)
     losses = [suspect["loss"] for suspect in suspects]
     assert losses == sorted(losses, reverse=True)
+
+
+def test_a_selection_of_an_earlier_version_takes_the_predicted_probability_from_the_rounds(make_run: Make) -> None:
+    run_dir = make_run()
+    run = RunDirectory(run_dir)
+    expected = write_report(run)["suspicious"]
+    index = SelectionIndex.read(run.selection)
+    write_parquet(run.selection, pq.read_table(run.selection).drop_columns(["predicted_probability"]))
+    assert write_report(run)["suspicious"] == expected
+    found = last_selection(run)
+    assert found is not None
+    np.testing.assert_array_equal(found.predicted_probability, index.predicted_probability)
+    shutil.rmtree(run.rounds)
+    assert {suspect["predicted_probability"] for suspect in write_report(run)["suspicious"]} == {None}
 
 
 def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:

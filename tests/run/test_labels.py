@@ -324,7 +324,7 @@ def test_a_file_that_cannot_be_read_is_named(index, tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.csv"):
         read_label_file(tmp_path / "nowhere.csv", index)
     with pytest.raises(DataError, match=r"nowhere\.csv"):
-        file_checksum(tmp_path / "nowhere.csv")
+        file_checksum(tmp_path / "nowhere.csv", "labels.file")
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(DataError, match=r"binary\.csv"):
@@ -332,9 +332,9 @@ def test_a_file_that_cannot_be_read_is_named(index, tmp_path):
 
 
 def test_the_files_checksum_is_of_its_content(label_file):
-    first = file_checksum(label_file("a,1\n"))
-    assert file_checksum(label_file("a,2\n")) != first
-    assert file_checksum(label_file("a,1\n")) == first
+    first = file_checksum(label_file("a,1\n"), "labels.file")
+    assert file_checksum(label_file("a,2\n"), "labels.file") != first
+    assert file_checksum(label_file("a,1\n"), "labels.file") == first
 
 
 # --- classes and files

@@ -61,7 +61,7 @@ def is_execution(key: str) -> bool:
     return (
         key.startswith("execution.")
         or key.endswith((".shards", ".root"))
-        or key in ("labels.file", "batch.micro", "data.max_unreadable")
+        or key in ("labels.file", "labels.corrections", "batch.micro", "data.max_unreadable")
     )
 
 
@@ -164,6 +164,14 @@ def test_a_label_file_counts_by_its_content_not_its_path():
     recipe = tiny(*base, "labels.file=/a.csv")
     before = hashes(recipe, {**FACTS, "labels.file_checksum": "1"})
     after = hashes(recipe, {**FACTS, "labels.file_checksum": "2"})
+    assert {stage for stage in before if before[stage] != after[stage]} == set(STAGES) - {"pack"}
+
+
+def test_corrections_count_by_their_content_not_their_path():
+    assert changed_stages("labels.corrections=/a.csv") == set()
+    recipe = tiny("labels.corrections=/a.csv")
+    before = hashes(recipe, {**FACTS, "labels.corrections_checksum": "1"})
+    after = hashes(recipe, {**FACTS, "labels.corrections_checksum": "2"})
     assert {stage for stage in before if before[stage] != after[stage]} == set(STAGES) - {"pack"}
 
 

@@ -139,7 +139,7 @@ def require_whole(run_dir: Path) -> None:
 
 
 def require_same_results(run_dir: Path, other: Path) -> None:
-    """The same selection, and bitwise the same final weights, predictions, metrics and accuracy."""
+    """The same selection, and bitwise the same final weights, predictions, metrics, list of labels and accuracy."""
     checksums = [SelectionIndex.read(each / "selection.parquet").checksum() for each in (run_dir, other)]
     assert checksums[0] == checksums[1]
     ours, theirs = trainings(run_dir), trainings(other)
@@ -153,5 +153,6 @@ def require_same_results(run_dir: Path, other: Path) -> None:
     assert len(exported) == 5
     tables = sorted(file.relative_to(other) for file in other.glob("rounds/**/predictions.parquet"))
     metrics = sorted(file.relative_to(other) for file in other.rglob("metrics.jsonl"))
-    for file in [*exported, *tables, *metrics, Path("evaluation.json")]:
+    lists = [Path("labels_review.csv"), Path("labels_review.parquet")]
+    for file in [*exported, *tables, *metrics, *lists, Path("evaluation.json")]:
         assert (run_dir / file).read_bytes() == (other / file).read_bytes(), file

@@ -66,6 +66,12 @@ class LabelsConfig(Section):
 
     Its checksum counts as a result key; its path does not.
     """
+    corrections: str | None = execution(None)
+    """Labels that replace those above for some samples: a CSV with columns key,label, or an edited labels_review.csv.
+
+    A sample with an empty label is excluded from the run. The checksum of the file counts as a result key; its path
+    does not.
+    """
     source_is_true: bool | None = None
     """Whether the source's labels are the ground truth, against which selections are measured.
 

@@ -20,7 +20,7 @@ from trainer.methods.registry import get_method
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import check_matches_recipe, source_of
-from trainer.run.preflight import check_rows, preflight
+from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.runner import checksum_keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 
@@ -95,7 +95,7 @@ def _find_states(
     """Return the state of each stage, and the reasons why a run in this directory would be refused."""
     states = dict.fromkeys(stages_of(recipe), "to do")
     states |= {"pack": "to do" if None in indices.values() else "done", "report": "always run"}
-    obstacles = _find_refusals(run.require_run_directory)
+    obstacles = _find_refusals(run.require_run_directory) + _find_refusals(lambda: refuse_own_list(recipe, run))
     train = indices["train"]
     if not run.manifest.exists() or train is None or obstacles:
         return states, obstacles
@@ -114,7 +114,8 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
         return f"pack {', '.join(missing)}" if missing else "all shards exist"
     if stage == "labels":
         ratio = f" {recipe.labels.ratio:g}" if recipe.labels.noise in ("symmetric", "asymmetric") else ""
-        return f"file {recipe.labels.file}" if recipe.labels.file else f"noise {recipe.labels.noise}{ratio}"
+        labels = f"file {recipe.labels.file}" if recipe.labels.file else f"noise {recipe.labels.noise}{ratio}"
+        return labels + (f", corrections {recipe.labels.corrections}" if recipe.labels.corrections else "")
     if stage == "incv" and recipe.incv is not None:
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""

@@ -10,6 +10,8 @@ from trainer.incv.predictions import Predictions, Status
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.sample_order import Ids
 
+_MEASURED = ("predicted", "loss", "given_probability", "predicted_probability")
+
 
 @dataclass(frozen=True)
 class HalfDecision:
@@ -36,16 +38,9 @@ def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, r
     """Return the index after applying the decisions for both halves of a round (Algorithm 2, line 14)."""
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()
-    predicted, loss, probability = (
-        before.predicted.copy(),
-        before.loss.copy(),
-        before.given_probability.copy(),
-    )
-    predicted[ids], loss[ids], probability[ids] = (
-        predictions.predicted,
-        predictions.loss,
-        predictions.given_probability,
-    )
+    measured = {name: getattr(before, name).copy() for name in _MEASURED}
+    for name, column in measured.items():
+        column[ids] = getattr(predictions, name)
     rounds[ids] = round_
     for fold in (0, 1):
         half = decide_half(predictions.of_fold(fold), remove_ratio)
@@ -53,7 +48,7 @@ def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, r
         state[half.removed] = State.REMOVED
     state[ids[predictions.status == Status.UNREADABLE]] = State.UNREADABLE
     state[ids[predictions.status == Status.NON_FINITE]] = State.NON_FINITE
-    return SelectionIndex(state, rounds, predicted, loss, probability)
+    return SelectionIndex(state, rounds, **measured)
 
 
 @dataclass(frozen=True)

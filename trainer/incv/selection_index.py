@@ -33,6 +33,8 @@ class SelectionIndex:
     predicted: npt.NDArray[np.int32]
     loss: npt.NDArray[np.float32]
     given_probability: npt.NDArray[np.float32]
+    predicted_probability: npt.NDArray[np.float32]
+    """NaN in an index read from a file of a version that did not store it."""
 
     @classmethod
     def of_candidates(cls, samples: int, candidates: npt.NDArray[np.int64]) -> "SelectionIndex":
@@ -45,11 +47,20 @@ class SelectionIndex:
             predicted=np.full(samples, -1, np.int32),
             loss=np.full(samples, np.nan, np.float32),
             given_probability=np.full(samples, np.nan, np.float32),
+            predicted_probability=np.full(samples, np.nan, np.float32),
         )
 
     def ids(self, state: State) -> npt.NDArray[np.int64]:
         """Return the sample_ids that are in a state, in ascending order."""
         return np.flatnonzero(self.state == state).astype(np.int64)
+
+    def ids_by_suspicion(self) -> npt.NDArray[np.int64]:
+        """Return all sample_ids, lowest held-out probability of the given label first, those without one last.
+
+        The loss is the negative logarithm of that probability and does not underflow, so the order is that of the
+        loss. Of equal losses, the smaller sample_id comes first.
+        """
+        return np.argsort(-self.loss, kind="stable").astype(np.int64)
 
     def checksum(self) -> str:
         """SHA-256 of sample_id, state, round and predicted label, equal on all ranks and across restarts."""
@@ -68,4 +79,6 @@ class SelectionIndex:
     @classmethod
     def read(cls, path: Path) -> "SelectionIndex":
         table = read_parquet(path, "selection index")
-        return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})
+        columns = {name: table[name].to_numpy() for name in cls.__dataclass_fields__ if name in table.column_names}
+        columns.setdefault("predicted_probability", np.full(len(table), np.nan, np.float32))
+        return cls(**columns)

@@ -29,6 +29,8 @@ class RunDirectory:
         self.true_labels = root / "true_labels.parquet"
         self.incv = root / "incv.json"
         self.selection = root / "selection.parquet"
+        self.labels_review_csv = root / "labels_review.csv"
+        self.labels_review_parquet = root / "labels_review.parquet"
         self.evaluation = root / "evaluation.json"
         self.evaluation_progress = root / "evaluation.partial.json"
         self.profile = root / "profile.json"

@@ -58,6 +58,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "accuracy": accuracy(_optional(run.evaluation)),
         "unreadable": find_unreadable(run),
         "suspicious": find_suspects(run, samples),
+        "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,
         "curves": read_curves(run),
         "time_s": stage_times(manifest.get("stages") or {}),
         "profile": read_profile(run),

@@ -1,6 +1,6 @@
 """Measures a run for the report: counts per round, precision and recall compared with theory, confusion."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,20 @@ def last_selection(run: RunDirectory) -> SelectionIndex | None:
     """Return the final selection or, in an unfinished run, that of the last finished round."""
     paths = [*run.round_files("selection.parquet").values(), run.selection]
     found = [path for path in paths if path.exists()]
-    return SelectionIndex.read(found[-1]) if found else None
+    return _with_predicted_probability(SelectionIndex.read(found[-1]), run) if found else None
+
+
+def _with_predicted_probability(selection: SelectionIndex, run: RunDirectory) -> SelectionIndex:
+    """Add the probability of the predicted label from the rounds' predictions, if the file did not have it."""
+    judged = selection.round >= 0
+    if not judged.any() or np.isfinite(selection.predicted_probability[judged]).any():
+        return selection
+    probability = selection.predicted_probability.copy()
+    for number, path in run.round_files("predictions.parquet").items():
+        ids, values = _columns(path, "sample_id", "predicted_probability")
+        last = selection.round[ids] == number
+        probability[ids[last]] = values[last]
+    return replace(selection, predicted_probability=probability)
 
 
 def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shards.durable import read_parquet
 from shards.errors import InputError
 from shards.image_check import UndecodableImage
 from trainer.incv.selection_index import State
@@ -22,36 +21,24 @@ SMALL = 64  # pixels; images up to this size are stored losslessly and shown pix
 
 
 def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> list[dict[str, Any]] | None:
-    """Return samples that were never selected and whose last held-out prediction contradicts the label, by loss."""
-    paths = run.round_files("predictions.parquet")
+    """Return samples that are not selected and whose last held-out prediction contradicts the label, by suspicion."""
     selection = last_selection(run)
-    if not paths or selection is None:
+    if selection is None:
         return None
-    size = len(samples.given)
-    loss = np.full(size, -np.inf, np.float32)
-    latest = {
-        name: np.full(size, -1, np.float32) for name in ("predicted", "given_probability", "predicted_probability")
-    }
-    for path in paths.values():
-        table = read_parquet(path, "table of predictions", ["sample_id", "loss", "status", *latest])
-        usable = (table["status"].to_numpy() == 0) & np.isfinite(table["loss"].to_numpy())
-        ids = table["sample_id"].to_numpy()[usable]
-        loss[ids] = table["loss"].to_numpy()[usable]
-        for name, values in latest.items():
-            values[ids] = table[name].to_numpy()[usable]
-    doubted = samples.inside & np.isfinite(loss) & (latest["predicted"] != samples.given)
-    doubted[: len(selection.state)] &= selection.state != State.SELECTED
-    ids = np.flatnonzero(doubted)
-    ids = ids[np.argsort(-loss[ids], kind="stable")][:most]
+    size = len(selection.state)
+    doubted = samples.inside[:size] & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
+    doubted &= selection.predicted != samples.given[:size]
+    ids = selection.ids_by_suspicion()
+    ids = ids[doubted[ids]][:most]
     return [
         {
             "sample_id": int(number),
             "given": int(samples.given[number]),
-            "predicted": int(latest["predicted"][number]),
+            "predicted": int(selection.predicted[number]),
             "true": int(samples.truth[number]) if samples.truth is not None and samples.truth[number] >= 0 else None,
-            "loss": round(float(loss[number]), 5),
-            "given_probability": round(float(latest["given_probability"][number]), 6),
-            "predicted_probability": round(float(latest["predicted_probability"][number]), 6),
+            "loss": round(float(selection.loss[number]), 5),
+            "given_probability": round(float(selection.given_probability[number]), 6),
+            "predicted_probability": round(float(selection.predicted_probability[number]), 6),
         }
         for number in ids
     ]

@@ -1,14 +1,15 @@
 """Open the packed splits of a recipe: verify those that exist, and pack the others from their sources."""
 
 import logging
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shards.errors import DataError, InputError
+from shards.errors import ConfigError, DataError, InputError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
-from shards.sources import Source, open_source
+from shards.sources import Source, find_source, open_source
 from shards.verify import require_verified
 from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.stop import StopRequest
@@ -77,6 +78,14 @@ def source_of(key: str, config: DataConfig) -> Source:
     with _words_of_a_recipe(key):
         root = Path(config.root) if config.root else None
         return open_source(config.source, root, config.split, subset=config.subset, classes=config.classes)
+
+
+def find_key_root(config: DataConfig) -> str | None:
+    """Return the absolute folder in which the keys of a split are the paths of its images; None if they are none."""
+    with suppress(ConfigError):  # the package of a data set may be missing once its shards are packed
+        if config.root and find_source(config.source).keys_are_paths:
+            return os.path.abspath(config.root)
+    return None
 
 
 @contextmanager

@@ -36,5 +36,7 @@ def _find_run(stem: str, keys: Keys) -> Path | None:
 
 
 def _naming_keys(recipe: Recipe) -> Keys:
-    """Return the result keys; a label file is represented by its path, because its content is read later."""
-    return {**result_keys(recipe), "labels.file": recipe.labels.file}
+    """Return the result keys; label files are represented by their paths, because their content is read later."""
+    keys = {**result_keys(recipe), "labels.file": recipe.labels.file}
+    corrections = recipe.labels.corrections
+    return keys if corrections is None else {**keys, "labels.corrections": corrections}

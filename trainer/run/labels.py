@@ -11,7 +11,7 @@ from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from trainer.config.schema import LabelsConfig
 from trainer.loading.sample_order import Ids, derive_stream, draw_uniforms
-from trainer.run.label_file import read_label_file
+from trainer.run.label_file import Corrections, read_label_file
 from trainer.run.noise_kinds import build_transition
 
 Labels = npt.NDArray[np.int64]
@@ -41,6 +41,15 @@ def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -
         stream = derive_stream(seed if config.seed is None else config.seed, "labels")
         labels = corrupt_labels(source, ids, transition, stream)
     return labels, source if config.truth_is_known else None
+
+
+def overlay_corrections(labels: Labels, ids: Ids, corrections: Corrections) -> Labels:
+    """Return the labels of the samples `ids` with the corrections applied; EXCLUDED if a sample leaves the run."""
+    if not len(corrections.ids):
+        return labels
+    by_id = np.argsort(corrections.ids)
+    places = by_id[np.searchsorted(corrections.ids, ids, sorter=by_id).clip(max=len(by_id) - 1)]
+    return np.where(corrections.ids[places] == ids, corrections.labels[places], labels)
 
 
 def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,7 +17,9 @@ from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
-from trainer.run.labels import Labels, make_labels, require_every_class
+from trainer.records.run_directory import RunDirectory
+from trainer.run.label_file import EXCLUDED, read_corrections
+from trainer.run.labels import Labels, make_labels, overlay_corrections, require_every_class
 from trainer.training.engines.deepspeed import deepspeed_stage
 from trainer.training.optim import make_optimizer
 
@@ -29,6 +32,10 @@ class RunLabels:
     given: Labels
     true: Labels | None
     """None if unknown."""
+    excluded: Ids
+    """The sample_ids that `labels.corrections` excludes from the run, ascending."""
+    corrected: int
+    """How many labels `labels.corrections` changes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
     ids = limit_ids(index, recipe.data.train.limit)
     check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
-    _check_incv(recipe, index, len(ids))
+    _check_incv(recipe, index, len(labels.ids))
     _check_network(recipe, index.num_classes)
     return labels
 
@@ -63,6 +70,16 @@ def check_rows(recipe: Recipe, ranks: int) -> None:
     """Check that every method supports the recipe's `batch.micro` on this number of ranks."""
     for method in methods_of(recipe):
         method.validate_rows(recipe, ranks)
+
+
+def refuse_own_list(recipe: Recipe, run: RunDirectory) -> None:
+    """Raise ConfigError if `labels.corrections` is the list of the run itself, which `--redo` would move away."""
+    given = recipe.labels.corrections
+    if given is not None and Path(given).resolve() == run.labels_review_csv.resolve():
+        raise ConfigError(
+            f"labels.corrections = {given} is a file that this run itself writes: copy it and set labels.corrections "
+            "to the copy, or choose another --run-dir"
+        )
 
 
 def _training_sections(recipe: Recipe) -> list[TrainingConfig]:
@@ -94,14 +111,25 @@ def _check_ranks(recipe: Recipe, world: World) -> None:
 
 
 def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
-    if len(ids) < recipe.batch.global_:
+    before, true = make_labels(recipe.labels, recipe.seed, index, ids)
+    given = before
+    if recipe.labels.corrections is not None:
+        given = overlay_corrections(before, ids, read_corrections(Path(recipe.labels.corrections), index))
+    kept = given != EXCLUDED
+    if kept.sum() < recipe.batch.global_:
+        excluded = f" ({(~kept).sum()} are excluded by labels.corrections)" if not kept.all() else ""
         raise DataError(
-            f"the data set has {len(ids)} training samples, fewer than batch.global = {recipe.batch.global_}: "
-            "lower batch.global, or use more samples (data.train.limit)"
+            f"the data set has {kept.sum()} training samples{excluded}, fewer than batch.global = "
+            f"{recipe.batch.global_}: lower batch.global, or use more samples (data.train.limit)"
         )
-    given, true = make_labels(recipe.labels, recipe.seed, index, ids)
-    require_every_class(given, index.class_names)
-    return RunLabels(ids, given, true)
+    require_every_class(given[kept], index.class_names)
+    return RunLabels(
+        ids=ids[kept],
+        given=given[kept],
+        true=None if true is None else true[kept],
+        excluded=ids[~kept],
+        corrected=int((given != before)[kept].sum()),
+    )
 
 
 def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:

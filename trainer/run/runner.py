@@ -30,7 +30,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.run.data_sets import load_packed_splits, open_splits
 from trainer.run.label_file import file_checksum
-from trainer.run.preflight import RunData, preflight, preflight_evaluation
+from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_own_list
 from trainer.run.result_keys import Keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 from trainer.run.stages import StageRunner
@@ -176,6 +176,7 @@ def _open_data(options: RunOptions, world: World, stop: StopRequest) -> _Opened:
     """On rank 0: pack or verify the splits, and check them against the recipe."""
     began = time.monotonic()
     _refuse_other_recipe(options.run, options.name)
+    refuse_own_list(options.recipe, options.run)
     require_stages(options.redo, options.only, options.recipe)
     train, eval_sets = open_splits(options.recipe, stop)
     packing = time.monotonic() - began
@@ -306,11 +307,14 @@ def _begins(stage: str, ledger: StageLedger | None) -> bool:
 
 
 def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:
-    """Return the checksums that represent shards and label file among the result keys."""
+    """Return the checksums that represent shards and label files among the result keys."""
     facts: Keys = {"data.train.checksum": index.checksum}
     facts |= {f"data.eval.{name}.checksum": each.checksum for name, each in eval_indices.items()}
     if recipe.labels.file is not None:
-        facts["labels.file_checksum"] = file_checksum(Path(recipe.labels.file))
+        facts["labels.file_checksum"] = file_checksum(Path(recipe.labels.file), "labels.file")
+    if recipe.labels.corrections is not None:
+        path = Path(recipe.labels.corrections)
+        facts["labels.corrections_checksum"] = file_checksum(path, "labels.corrections")
     return facts
 
 

@@ -233,7 +233,8 @@ def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path
     if stage == "labels":
         return [run.labels] if needed else [run.labels, run.true_labels]
     if stage == "incv":
-        return [run.selection, run.incv] if needed else [run.rounds, run.selection, run.incv]
+        written = [run.rounds, run.selection, run.incv, run.labels_review_csv, run.labels_review_parquet]
+        return [run.selection, run.incv] if needed else written
     if stage in method_names():
         return [run.method(stage)]
     if stage == "evaluate":

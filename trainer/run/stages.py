@@ -1,9 +1,11 @@
 """Implements the stages, which read and write files of the run directory."""
 
+import logging
 from contextlib import closing
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 from torch import nn
 
@@ -26,12 +28,17 @@ from trainer.methods.task import image_type
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report import write_report
+from trainer.report.labels_review import ReviewedSamples, build_review, write_review
+from trainer.report.measured import last_selection
+from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, reduce_counts
 from trainer.run.export import export_network
 from trainer.run.labels import Labels, read_labels, write_labels
 from trainer.run.preflight import RunData
 from trainer.training.interleave import Steps
 from trainer.training.loop import RunContext, TrainingJob, iterate_training
+
+_log = logging.getLogger(__name__)
 
 
 class StageRunner:
@@ -57,6 +64,8 @@ class StageRunner:
         elif stage == "incv":
             incv = Incv(self._recipe, self._training_set(), self._run, self._ctx, self._identities[stage])
             yield from incv.steps()
+            if self._ctx.world.is_rank0:
+                write_review(self._run, self._review())
         elif stage == "evaluate":
             self._evaluate()
         else:
@@ -89,6 +98,25 @@ class StageRunner:
         if labels.true is not None:
             write_labels(self._run.true_labels, labels.ids, labels.true)
         write_labels(self._run.labels, labels.ids, labels.given)
+        if self._recipe.labels.corrections is not None:
+            counts = (labels.corrected, len(labels.excluded))
+            _log.info("labels.corrections: labels changed: %d, samples excluded: %d", *counts)
+
+    def _review(self) -> pa.Table:
+        """Build the list of labels to review from the last selection."""
+        index, selection = self._data.train, last_selection(self._run)
+        assert selection is not None
+        rejected = index.verdict != 0
+        _, given = read_labels(self._run.labels, len(index))
+        samples = ReviewedSamples(
+            keys=index.read_table(["key"])["key"],
+            given=np.where(rejected, index.label, given),
+            rejected=rejected,
+            excluded=np.isin(index.sample_id, self._data.labels.excluded),
+            class_names=index.class_names,
+            root=find_key_root(self._recipe.data.train),
+        )
+        return build_review(selection, samples)
 
     def _train(self, method: Method) -> Steps[None]:
         name, world = method.name, self._ctx.world
@@ -182,6 +210,9 @@ class StageRunner:
 
     def _report(self) -> None:
         index = self._data.train
+        listed = self._run.labels_review_csv.exists() and self._run.labels_review_parquet.exists()
+        if self._recipe.incv is not None and not listed:  # the run began with an earlier version
+            write_review(self._run, self._review(), keep_existing=True)
         reader = ShardReader(index)
         write_report(
             self._run,
