@@ -23,6 +23,7 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
 from trainer.doctor.durable_point import describe_durable_point
 from trainer.doctor.examination import examine
+from trainer.outputs.command import add_commands as add_output_commands
 from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
 from trainer.report.summary import summary_table
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--progress", action="store_true", help="print one line that changes when the run has saved new progress"
     )
     doctor.set_defaults(func=_doctor)
+    add_output_commands(commands)
     add_shards_commands(commands)
     validate = commands.add_parser("validate", help="check a recipe and its overrides without running it")
     _add_recipe_arguments(validate)

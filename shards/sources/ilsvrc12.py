@@ -155,9 +155,7 @@ def _read_list(text: TextFile, labels: dict[str, int]) -> list[_Row]:
             form = "ImageId,WNID ..." if is_table else "NAME NUMBER WNID or NAME WNID; a number alone is not enough"
             raise refuse_line(text, number, line, f"expected an image and a WordNet id ({form})")
         if "/" in name or not is_image(name):
-            raise refuse_line(
-                text, number, line, "the image must be a bare file name ending in .JPEG, .jpg or .png"
-            )
+            raise refuse_line(text, number, line, "the image must be a bare file name ending in .JPEG, .jpg or .png")
         if found not in labels:
             raise refuse_line(text, number, line, f"{found} is not one of the {len(labels):,} classes")
         rows.append(_Row(name, name, labels[found], f"{text.name} line {number}"))

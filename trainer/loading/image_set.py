@@ -63,7 +63,7 @@ def open_image_set(
     window: int | None = None,
 ) -> ImageSet:
     """Open the samples `ids` with a suitable loader. dtype: dtype of the images; window: see ShardReader."""
-    geometry = _build_geometry(image)
+    geometry = build_geometry(image)
     normalise = Normalise(image.mean, image.std, device, dtype)
     kind = choose_loader(index, ids, image, execution, device)
     loader: Loader
@@ -90,14 +90,14 @@ def choose_loader(
     check_loader(index, ids, image, execution)
     if execution.loader != "auto":
         return execution.loader
-    if can_be_resident(index, ids, _build_geometry(image)):
+    if can_be_resident(index, ids, build_geometry(image)):
         return "resident"
     return "dali" if device.type == "cuda" and _is_dali_installed() and _dali_supports_padding(image) else "cpu"
 
 
 def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
     """Raise ConfigError if the loader named in the recipe cannot load these images."""
-    if execution.loader == "resident" and not can_be_resident(index, ids, _build_geometry(image)):
+    if execution.loader == "resident" and not can_be_resident(index, ids, build_geometry(image)):
         raise ConfigError(
             "`execution.loader: resident` needs images of one size, no scaling, and at most 2 GiB of pixels: set "
             "execution.loader to auto or cpu"
@@ -119,7 +119,7 @@ def _is_dali_installed() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _build_geometry(image: ImageConfig) -> Geometry:
+def build_geometry(image: ImageConfig) -> Geometry:
     return Geometry(image.size, image.resize, image.pad, image.flip, image.fill, image.chroma == "smooth")
 
 

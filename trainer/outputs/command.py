@@ -1,0 +1,104 @@
+"""The commands `incv clean` and `incv predict`."""
+
+import argparse
+from pathlib import Path
+
+from shards.errors import ConfigError
+from shards.pack import PackStopped
+
+
+def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add both commands; each sets `func`, which takes the parsed arguments and returns an exit code."""
+    _add_clean(subparsers)
+    _add_predict(subparsers)
+
+
+def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    clean = subparsers.add_parser("clean", help="write the samples that a run selected as a data set of their own")
+    clean.add_argument("run", type=Path, metavar="RUN", help="the directory of a run whose `incv` stage has finished")
+    clean.add_argument("--out", type=Path, required=True, help="the folder (for `--as list`: the CSV file) to create")
+    clean.add_argument(
+        "--as",
+        dest="form",
+        choices=("folder", "shards", "list"),
+        default="folder",
+        help="an image folder <class>/<image>, WebDataset shards (.jpg, .cls, .json), or a CSV of key,label; "
+        "default: folder",
+    )
+    clean.add_argument("--link", action="store_true", help="in a folder, link to the original files; default: copy")
+    clean.add_argument(
+        "--apply-suggestions",
+        nargs="?",
+        type=_probability,
+        const=0.9,
+        metavar="P",
+        help="also keep samples whose label was contradicted, with the suggested label, if its probability is at "
+        "least P (0.9 if not given)",
+    )
+    clean.add_argument("--force", action="store_true", help="replace the output of an earlier `incv clean`")
+    clean.set_defaults(func=_clean, stop=lambda: False)
+
+
+def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    predict = subparsers.add_parser("predict", help="classify new images with the networks of a run")
+    predict.add_argument("images", type=Path, metavar="FOLDER", help="a folder, with its subfolders, or one file")
+    predict.add_argument("--run", type=Path, required=True, help="the directory of a finished run")
+    predict.add_argument("-o", "--out", type=Path, required=True, help="the CSV file to write")
+    predict.add_argument("--method", help="the training method whose networks to use; default: the recipe's last one")
+    predict.add_argument(
+        "--network",
+        choices=("a", "b", "mean"),
+        default="mean",
+        help="one network, or the mean of all; default: mean",
+    )
+    predict.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    predict.add_argument("--workers", type=int, default=2, help="decoding threads; default: 2")
+    predict.add_argument("--force", action="store_true", help="replace the output file if it exists")
+    predict.set_defaults(func=_predict, stop=lambda: False)
+
+
+def _probability(given: str) -> float:
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a probability from 0 to 1")
+    return value
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    # Imported here: these import torch, which takes seconds.
+    from trainer.outputs.clean import CleanOptions, CleanStopped, clean
+    from trainer.outputs.finished_run import load_finished_run
+
+    options = CleanOptions(
+        arguments.out, arguments.form, arguments.link, arguments.apply_suggestions, arguments.force
+    )
+    try:
+        written = clean(load_finished_run(arguments.run), options, arguments.stop)
+    except CleanStopped as stopped:
+        raise PackStopped(str(stopped)) from stopped
+    relabelled = f", {written['relabelled']:,} of them with the suggested label" if written["relabelled"] else ""
+    print(f"{arguments.out}: {written['samples']:,} samples{relabelled}; {written['left_out']:,} left out")
+    return 0
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from trainer.outputs.classify import PredictStopped, classify, load_classifier
+    from trainer.outputs.finished_run import open_run
+
+    out: Path = arguments.out
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder: -o names the CSV file to write")
+    if out.exists() and not arguments.force:
+        raise ConfigError(f"{out} exists: choose another -o, or replace it with --force")
+    run, recipe = open_run(arguments.run)
+    classifier = load_classifier(run, recipe, arguments.method, arguments.network, arguments.device)
+    try:
+        classified, unusable = classify(classifier, arguments.images, out, arguments.workers, arguments.stop)
+    except PredictStopped as stopped:
+        raise PackStopped(str(stopped)) from stopped
+    problems = f"; {unusable:,} files could not be used (column `problem`)" if unusable else ""
+    print(f"{out}: {classified:,} images classified{problems}")
+    return 0
