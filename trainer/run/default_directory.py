@@ -36,5 +36,8 @@ def _find_run(stem: str, keys: Keys) -> Path | None:
 
 
 def _naming_keys(recipe: Recipe) -> Keys:
-    """Return the result keys; a label file is represented by its path, because its content is read later."""
-    return {**result_keys(recipe), "labels.file": recipe.labels.file}
+    """Return the result keys; label file and weights are represented by their paths, as they are read later."""
+    model = recipe.model
+    weights = {"model.pretrained": model.pretrained or None, "model.weights": model.weights}
+    named = {key: value for key, value in weights.items() if value is not None}
+    return {**result_keys(recipe), "labels.file": recipe.labels.file, **named}

@@ -55,8 +55,8 @@ class StageRunner:
             else:
                 self._ctx.heartbeat.update(f"waiting for {stage}", 0, 0)
         elif stage == "incv":
-            incv = Incv(self._recipe, self._training_set(), self._run, self._ctx, self._identities[stage])
-            yield from incv.steps()
+            identity, weights = self._identities[stage], self._data.weights
+            yield from Incv(self._recipe, self._training_set(), self._run, self._ctx, identity, weights).steps()
         elif stage == "evaluate":
             self._evaluate()
         else:
@@ -128,6 +128,7 @@ class StageRunner:
             samples=data.ids,
             shards=self._data.train.shard,
             world=self._ctx.world,
+            weights=self._data.weights,
             selected=selected,
             candidates=candidates,
             noise=noise,
