@@ -61,7 +61,7 @@ def is_execution(key: str) -> bool:
     return (
         key.startswith("execution.")
         or key.endswith((".shards", ".root"))
-        or key in ("labels.file", "batch.micro", "data.max_unreadable")
+        or key in ("labels.file", "batch.micro", "data.max_unreadable", "model.pretrained", "model.weights")
     )
 
 
