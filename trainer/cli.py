@@ -332,7 +332,7 @@ def _validate(parsed: argparse.Namespace) -> int:
 def _list(_parsed: argparse.Namespace) -> int:
     for file in sorted(RECIPES.glob("*.yaml")):
         first = file.read_text().splitlines()[0].lstrip("# ").strip()
-        print(f"{file.stem:<18} {first}")
+        print(f"{file.stem:<22} {first}")
     return 0
 
 

@@ -62,6 +62,7 @@ def is_execution(key: str) -> bool:
         key.startswith("execution.")
         or key.endswith((".shards", ".root"))
         or key in ("labels.file", "labels.corrections", "batch.micro", "data.max_unreadable")
+        or key in ("model.pretrained", "model.weights")
     )
 
 

@@ -91,7 +91,10 @@ class LabelsConfig(Section):
 
 class ImageConfig(Section):
     size: Positive
-    """Side of the network's square input, in pixels."""
+    """Side of the network's square input, in pixels; may be left out if the recipe names initial weights.
+
+    With `model.pretrained` or `model.weights`, the keys size, mean and std default to the values of the weights.
+    """
     resize: Positive | None = None
     """Crop as if the shorter side had first been resized to this many pixels (the paper: 256 for WebVision)."""
     pad: Annotated[int, Field(ge=0)] = 0
@@ -101,7 +104,9 @@ class ImageConfig(Section):
     chroma: Literal["smooth", "fast"] = "smooth"
     """Chroma upsampling of the GPU's JPEG decoder. smooth: as CPU decoders do it; fast: by repeating pixels."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Mean of each channel (red, green, blue), subtracted from pixels in the range 0 to 1."""
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Standard deviation of each channel, by which pixels are then divided."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "ImageConfig":
@@ -119,8 +124,32 @@ class ModelConfig(Section):
     """Any timm model, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110 or digits_cnn."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments for timm.create_model."""
+    pretrained: bool = execution(False)
+    """Start from timm's weights of `name`, with a new classifier; downloaded if the hub's cache does not have them.
+
+    The checksum of the file counts as a result key, whether `pretrained` or `weights` names it.
+    """
+    weights: str | None = execution(None)
+    """Start from the weights in this file, with a new classifier: .safetensors, or .pth or .pt without pickled code.
+
+    Its checksum counts as a result key; its path does not.
+    """
     sync_batchnorm: bool = False
     """Compute BatchNorm statistics over the rows of all ranks instead of each rank's own; GPUs only."""
+
+    @property
+    def has_initial_weights(self) -> bool:
+        """Whether networks start from given weights and not from random ones."""
+        return self.pretrained or self.weights is not None
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> "ModelConfig":
+        if self.pretrained and self.weights is not None:
+            raise ValueError(
+                "model.pretrained and model.weights exclude each other: set model.pretrained to false to use the "
+                "file, or model.weights to null to use timm's weights"
+            )
+        return self
 
 
 class BatchConfig(Section):

@@ -17,9 +17,12 @@ from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text
 from trainer.incv.noise_estimates import uses_best_epoch
 from trainer.loading.image_set import limit_ids
 from trainer.methods.registry import get_method
+from trainer.models.pretrained import describe_hub_location
+from trainer.models.weights import Weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import check_matches_recipe, source_of
+from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.runner import checksum_keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
@@ -34,17 +37,20 @@ def describe_plan(
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _load_packed(config) for split, config in splits.items()}
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
-    states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo)
+    weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
+    states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
+    obstacles += unusable
     train = indices["train"]
     samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
     lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
+    lines += _describe_weights(recipe, weights, unusable)
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_describe_stage(stage, recipe, samples, indices)}")
     device, no_device = _try(lambda: select_device(recipe.execution))
     world = replace(SINGLE_PROCESS, device=device or SINGLE_PROCESS.device)
     obstacles += no_device + _find_refusals(lambda: check_rows(recipe, world.size))
     if train is not None:
-        obstacles += _find_refusals(lambda: preflight(recipe, train, world))
+        obstacles += _find_refusals(lambda: preflight(recipe, train, world, weights))
     sizes = {}
     for split, index in indices.items():
         source = None
@@ -84,23 +90,36 @@ def _find_refusals(check: Callable[[], object]) -> list[str]:
     return _try(check)[1]
 
 
+def _describe_weights(recipe: Recipe, weights: Weights | None, unusable: list[str]) -> list[str]:
+    if not recipe.model.has_initial_weights or unusable:
+        return []
+    if weights is None:
+        return [f"  initial weights: to be downloaded ({describe_hub_location(recipe.model.name)})"]
+    return [f"  initial weights: {weights.path}"]
+
+
 def _load_packed(config: DataConfig) -> SampleIndex | None:
     folder = Path(config.shards)
     return SampleIndex.load(folder) if (folder / "dataset.json").exists() else None
 
 
 def _find_states(
-    recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None], redo: Sequence[str]
+    recipe: Recipe,
+    run: RunDirectory,
+    indices: dict[str, SampleIndex | None],
+    redo: Sequence[str],
+    weights: Weights | None,
 ) -> tuple[dict[str, str], list[str]]:
     """Return the state of each stage, and the reasons why a run in this directory would be refused."""
     states = dict.fromkeys(stages_of(recipe), "to do")
     states |= {"pack": "to do" if None in indices.values() else "done", "report": "always run"}
     obstacles = _find_refusals(run.require_run_directory) + _find_refusals(lambda: refuse_own_list(recipe, run))
     train = indices["train"]
-    if not run.manifest.exists() or train is None or obstacles:
+    unknown = recipe.model.has_initial_weights and weights is None
+    if not run.manifest.exists() or train is None or unknown or obstacles:
         return states, obstacles
     present = {name: index for name, index in indices.items() if index is not None and name != "train"}
-    book = StageLedger(recipe, checksum_keys(recipe, train, present), run, Manifest(run))
+    book = StageLedger(recipe, checksum_keys(recipe, train, present, weights), run, Manifest(run))
     states |= {stage: book.status(stage).state for stage in states if stage not in ("pack", "report")}
     states |= {stage: "redo" for stage in book.with_followers(redo) if stage != "report"}
     return states, _find_refusals(lambda: require_stages(redo, None, recipe)) or _find_refusals(

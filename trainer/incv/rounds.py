@@ -25,10 +25,10 @@ from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
-from trainer.methods.networks import seed_rng
+from trainer.methods.networks import build_network, seed_rng
 from trainer.methods.predict import predict
 from trainer.methods.task import build_task_settings
-from trainer.models.factory import create_model
+from trainer.models.weights import Weights
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.training.interleave import Steps, interleave
@@ -72,11 +72,17 @@ class Incv:
     """Runs Algorithm 2 over the samples of a training set."""
 
     def __init__(
-        self, recipe: Recipe, data: ImageSet, run: RunDirectory, ctx: RunContext, identity: str | None = None
+        self,
+        recipe: Recipe,
+        data: ImageSet,
+        run: RunDirectory,
+        ctx: RunContext,
+        identity: str | None = None,
+        weights: Weights | None = None,
     ) -> None:
-        """identity: hash of the recipe keys that determine the folds' results."""
+        """identity: hash of the recipe keys that determine the folds' results. weights: where the folds start."""
         assert recipe.incv is not None
-        self._recipe, self._config = recipe, recipe.incv
+        self._recipe, self._config, self._weights = recipe, recipe.incv, weights
         self._data, self._run, self._ctx, self._identity = data, run, ctx, identity
 
     def steps(self) -> Steps[None]:
@@ -202,9 +208,9 @@ class Incv:
             "incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity
         )
         seed_rng(plan.stream, world.rank)
-        first_weights = initial_seed(recipe.seed, self._config, fold.round, fold.number)
+        seed = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
-            create_model(recipe.model.name, self._data.classes, first_weights, **recipe.model.options),
+            build_network(recipe, self._data.classes, seed, self._weights),
             build_task_settings(recipe, self._config.optimizer, plan, world),
             judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
         )
@@ -253,7 +259,10 @@ class Incv:
 
 
 def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:
-    """Return the seed of a fold's initial weights: the same for all folds (released code) or one per fold (paper)."""
+    """Return the seed of a fold's initial weights: the same for all folds (released code) or one per fold (paper).
+
+    With given weights, it is the seed of the classifier.
+    """
     if config.init == "same":
         return derive_stream(seed, "incv.init")
     return derive_stream(seed, "incv.init", number, fold + 1)

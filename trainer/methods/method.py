@@ -13,6 +13,7 @@ from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_module
 from trainer.methods.task import BaseTask, TaskSettings, build_task_settings
+from trainer.models.weights import Weights
 
 Input = Literal["labels", "selection", "noise_estimate"]
 """A method's inputs: the run's labels; INCV's selected and candidate samples; INCV's noise estimate."""
@@ -44,6 +45,8 @@ class MethodInputs:
     shards: npt.NDArray[np.integer]
     """The shard of each sample, indexed by sample_id."""
     world: World
+    weights: Weights | None = None
+    """Weights that the networks start from, apart from their classifiers; None: random ones."""
     selected: Ids | None = None
     """S, the selected samples; None unless the method's inputs include `selection`."""
     candidates: Ids | None = None
@@ -66,7 +69,7 @@ class MethodInputs:
 
     def module(self) -> nn.Module:
         """Build the method's networks with initial weights: one network, or a TwinModel."""
-        return build_module(self.recipe, self.name, self.networks, self.classes)
+        return build_module(self.recipe, self.name, self.networks, self.classes, self.weights)
 
     def settings(self, plan: TrainingPlan) -> TaskSettings:
         """Build the optimiser and execution settings for `plan` from the recipe."""

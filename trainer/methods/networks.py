@@ -11,18 +11,27 @@ from trainer.config.schema import Recipe
 from trainer.loading.sample_order import derive_stream, mix64
 from trainer.models.factory import create_model
 from trainer.models.twin import TwinModel
+from trainer.models.weights import Weights
 from trainer.training.checkpoint import find_newest_checkpoint, load_module
 
 
-def build_module(recipe: Recipe, name: str, networks: int, classes: int) -> nn.Module:
+def build_network(recipe: Recipe, classes: int, seed: int, weights: Weights | None = None) -> nn.Module:
+    """Build a network with random weights, or with the given weights and a random classifier."""
+    network = create_model(recipe.model.name, classes, seed, **recipe.model.options)
+    if weights is not None:
+        weights.load_into(network)
+    return network
+
+
+def build_module(recipe: Recipe, name: str, networks: int, classes: int, weights: Weights | None = None) -> nn.Module:
     """Build one network, or a TwinModel of two networks with different initial weights.
 
     name: name of the method, which determines the initial weights together with the run's seed.
+    weights: start both networks from these; their classifiers differ.
     """
 
     def network(number: int) -> nn.Module:
-        seed = derive_stream(recipe.seed, f"{name}.init", 0, number)
-        return create_model(recipe.model.name, classes, seed, **recipe.model.options)
+        return build_network(recipe, classes, derive_stream(recipe.seed, f"{name}.init", 0, number), weights)
 
     return TwinModel(network(0), network(1)) if networks == 2 else network(0)
 

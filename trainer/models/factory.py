@@ -1,7 +1,8 @@
 """Create networks by name (timm's and our own) and group their parameters for weight decay."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal
@@ -14,8 +15,8 @@ from trainer.models.cifar_resnets import SMALL_NETWORKS, ResidualBlock
 
 DecayScope = Literal["all", "residual_convs"]
 
-# Options of timm.create_model that would download weights or unpickle a file. A recipe cannot set them, because
-# recipes may be untrusted and training starts from scratch.
+# Options of timm.create_model that would download weights or unpickle a file. A recipe cannot set them, because it
+# may be untrusted; model.pretrained and model.weights load weights safely.
 WEIGHT_OPTIONS = frozenset({"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"})
 
 
@@ -28,16 +29,25 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
     require_known_model(name)
     build = SMALL_NETWORKS.get(name) or _timm_builder(name)
     if refused := sorted(WEIGHT_OPTIONS & options.keys()):
-        raise ConfigError(f"model option {refused[0]!r} loads weights, but training starts from scratch: remove it")
-    # Seed the CPU generator only: torch.manual_seed would also reseed every GPU, which fork_rng does not undo here.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
+        raise ConfigError(
+            f"model option {refused[0]!r} loads weights: remove it, and set model.pretrained or model.weights instead"
+        )
+    with seeded_cpu(seed):
         try:
             return build(num_classes=num_classes, **options)
         except (TypeError, RuntimeError) as error:
             raise ConfigError(
                 f"model {name!r} cannot be built with {num_classes} classes and options {options}: {error}"
             ) from error
+
+
+@contextmanager
+def seeded_cpu(seed: int) -> Iterator[None]:
+    """Build networks on the CPU with random draws that depend only on the seed, and restore the random state."""
+    # Seed the CPU generator only: torch.manual_seed would also reseed every GPU, which fork_rng does not undo here.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def require_known_model(name: str) -> None:

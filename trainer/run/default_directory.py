@@ -36,7 +36,11 @@ def _find_run(stem: str, keys: Keys) -> Path | None:
 
 
 def _naming_keys(recipe: Recipe) -> Keys:
-    """Return the result keys; label files are represented by their paths, because their content is read later."""
-    keys = {**result_keys(recipe), "labels.file": recipe.labels.file}
-    corrections = recipe.labels.corrections
-    return keys if corrections is None else {**keys, "labels.corrections": corrections}
+    """Return the result keys; label files and weights are represented by their paths, as they are read later."""
+    paths = {
+        "labels.corrections": recipe.labels.corrections,
+        "model.pretrained": recipe.model.pretrained or None,
+        "model.weights": recipe.model.weights,
+    }
+    named = {key: value for key, value in paths.items() if value is not None}
+    return {**result_keys(recipe), "labels.file": recipe.labels.file, **named}

@@ -15,8 +15,9 @@ from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
+from trainer.methods.networks import build_network
 from trainer.methods.registry import methods_of
-from trainer.models.factory import create_model
+from trainer.models.weights import Weights
 from trainer.records.run_directory import RunDirectory
 from trainer.run.label_file import EXCLUDED, read_corrections
 from trainer.run.labels import Labels, make_labels, overlay_corrections, require_every_class
@@ -40,14 +41,16 @@ class RunLabels:
 
 @dataclass(frozen=True)
 class RunData:
-    """The packed splits and the labels of a run, after all checks."""
+    """The packed splits, labels and initial weights of a run, after all checks."""
 
     train: SampleIndex
     eval: dict[str, SampleIndex]
     labels: RunLabels
+    weights: Weights | None = None
+    """None: the networks start from random weights."""
 
 
-def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
+def preflight(recipe: Recipe, index: SampleIndex, world: World, weights: Weights | None = None) -> RunLabels:
     """Check that labels, network and optimisers suit the data set and the number of ranks; returns the labels."""
     check_rows(recipe, world.size)
     _check_ranks(recipe, world)
@@ -56,7 +59,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World) -> RunLabels:
     check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(labels.ids))
-    _check_network(recipe, index.num_classes)
+    _check_network(recipe, index.num_classes, weights)
     return labels
 
 
@@ -144,9 +147,9 @@ def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
         )
 
 
-def _check_network(recipe: Recipe, classes: int) -> None:
+def _check_network(recipe: Recipe, classes: int, weights: Weights | None) -> None:
     """Check that the network can be built and run on an image of the recipe's size, and build each optimiser."""
-    network = create_model(recipe.model.name, classes, recipe.seed, **recipe.model.options).eval()
+    network = build_network(recipe, classes, recipe.seed, weights).eval()
     picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
     try:
         with torch.no_grad():

@@ -11,6 +11,7 @@ from shards.errors import ConfigError
 from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
+from trainer.run.image_defaults import fill_image_keys
 from trainer.run.noise_kinds import validate_noise
 
 
@@ -56,7 +57,7 @@ def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
     for name in method_names():
         if name in content:
             get_method(name)  # unusable: raises an error that names its package, not "unknown key"
-    return validate_recipe(_inherit_sections(content), recipe_schema(), origin)
+    return validate_recipe(fill_image_keys(_inherit_sections(content)), recipe_schema(), origin)
 
 
 def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
 from trainer.methods.micro_batches import batchnorm_rows
+from trainer.models.weights import Weights
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.logs import ANY_RANK, log_to_file
 from trainer.records.manifest import Manifest, StartLog, now
@@ -29,6 +30,7 @@ from trainer.records.profile import Profile, merge_profiles
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.run.data_sets import load_packed_splits, open_splits
+from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_own_list
 from trainer.run.result_keys import Keys
@@ -133,9 +135,10 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
     recipe, run = options.recipe, options.run
     if world.stop_exits_zero and world.broadcast_from_rank0(lambda: _stopped_by_this_launch(run)):
         return 0  # the elastic agent restarted this process because a worker failed after the stop
-    opened = world.run_on_rank0(lambda: _open_data(options, world, stop))
-    data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe))
-    require_same_start(world, recipe, {"train": data.train, **data.eval})
+    weights = share_weights(world, recipe.model)
+    opened = world.run_on_rank0(lambda: _open_data(options, world, stop, weights))
+    data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe), weights)
+    require_same_start(world, recipe, {"train": data.train, **data.eval}, weights)
     try:
         claimed = world.run_on_rank0(
             lambda: _claim_directory(options, world, stop, data, opened.packing_seconds if opened else 0.0)
@@ -172,7 +175,7 @@ class _Opened:
     packing_seconds: float
 
 
-def _open_data(options: RunOptions, world: World, stop: StopRequest) -> _Opened:
+def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: Weights | None) -> _Opened:
     """On rank 0: pack or verify the splits, and check them against the recipe."""
     began = time.monotonic()
     _refuse_other_recipe(options.run, options.name)
@@ -180,13 +183,15 @@ def _open_data(options: RunOptions, world: World, stop: StopRequest) -> _Opened:
     require_stages(options.redo, options.only, options.recipe)
     train, eval_sets = open_splits(options.recipe, stop)
     packing = time.monotonic() - began
-    return _Opened(_check_data(options.recipe, world, train, eval_sets), packing)
+    return _Opened(_check_data(options.recipe, world, train, eval_sets, weights), packing)
 
 
-def _check_data(recipe: Recipe, world: World, train: SampleIndex, eval_sets: dict[str, SampleIndex]) -> RunData:
-    labels = preflight(recipe, train, world)
+def _check_data(
+    recipe: Recipe, world: World, train: SampleIndex, eval_sets: dict[str, SampleIndex], weights: Weights | None
+) -> RunData:
+    labels = preflight(recipe, train, world, weights)
     preflight_evaluation(recipe, eval_sets)
-    return RunData(train, eval_sets, labels)
+    return RunData(train, eval_sets, labels, weights)
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ def _claim_directory(
     recipe, run = options.recipe, options.run
     run.acquire()
     manifest = Manifest(run)
-    ledger = StageLedger(recipe, checksum_keys(recipe, data.train, data.eval), run, manifest)
+    ledger = StageLedger(recipe, checksum_keys(recipe, data.train, data.eval, data.weights), run, manifest)
     ledger.require_unchanged(options.redo)
     if options.only is not None:
         ledger.require_inputs(options.only)
@@ -306,8 +311,10 @@ def _begins(stage: str, ledger: StageLedger | None) -> bool:
     return True
 
 
-def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex]) -> Keys:
-    """Return the checksums that represent shards and label files among the result keys."""
+def checksum_keys(
+    recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex], weights: Weights | None = None
+) -> Keys:
+    """Return the checksums that represent shards, label files and initial weights among the result keys."""
     facts: Keys = {"data.train.checksum": index.checksum}
     facts |= {f"data.eval.{name}.checksum": each.checksum for name, each in eval_indices.items()}
     if recipe.labels.file is not None:
@@ -315,6 +322,8 @@ def checksum_keys(recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str,
     if recipe.labels.corrections is not None:
         path = Path(recipe.labels.corrections)
         facts["labels.corrections_checksum"] = file_checksum(path, "labels.corrections")
+    if weights is not None:
+        facts["model.weights_checksum"] = weights.checksum
     return facts
 
 

@@ -62,8 +62,8 @@ class StageRunner:
             else:
                 self._ctx.heartbeat.update(f"waiting for {stage}", 0, 0)
         elif stage == "incv":
-            incv = Incv(self._recipe, self._training_set(), self._run, self._ctx, self._identities[stage])
-            yield from incv.steps()
+            identity, weights = self._identities[stage], self._data.weights
+            yield from Incv(self._recipe, self._training_set(), self._run, self._ctx, identity, weights).steps()
             if self._ctx.world.is_rank0:
                 write_review(self._run, self._review())
         elif stage == "evaluate":
@@ -156,6 +156,7 @@ class StageRunner:
             samples=data.ids,
             shards=self._data.train.shard,
             world=self._ctx.world,
+            weights=self._data.weights,
             selected=selected,
             candidates=candidates,
             noise=noise,

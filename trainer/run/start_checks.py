@@ -16,6 +16,7 @@ from trainer.config.schema import Recipe
 from trainer.distributed.launch import hostname
 from trainer.distributed.process_group import select_backend
 from trainer.distributed.world import World
+from trainer.models.weights import Weights
 from trainer.records.manifest import installed_versions
 from trainer.records.run_directory import RunDirectory
 from trainer.training.engines.deepspeed import deepspeed_stage
@@ -34,8 +35,10 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, SampleIndex]) -> None:
-    """Raise ConfigError on rank 0 if another rank has different code, versions, recipe, launcher, device or data."""
+def require_same_start(
+    world: World, recipe: Recipe, indices: Mapping[str, SampleIndex], weights: Weights | None = None
+) -> None:
+    """Raise ConfigError on rank 0 if a rank has other code, versions, recipe, launcher, device, data or weights."""
     if world.rank_group is None:
         return
     facts = {
@@ -44,6 +47,7 @@ def require_same_start(world: World, recipe: Recipe, indices: Mapping[str, Sampl
         "kind of device": f"{world.device.type}, {select_backend(recipe.execution, world.device)}",
         "launcher": f"{world.launcher}, ZeRO {deepspeed_stage(os.environ)}",
         **{f"version of {name}": text for name, text in installed_versions(_PACKAGES).items()},
+        "initial weights": weights.checksum[:16] if weights is not None else "none",
         **{f"data in {index.folder}": index.checksum[:16] for index in indices.values()},
     }
     reported = [

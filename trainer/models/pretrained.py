@@ -1,0 +1,124 @@
+"""timm's pretrained weights: where their file is, and the input they expect."""
+
+from pathlib import Path
+from typing import Any
+
+from shards.durable import read_json
+from shards.errors import ConfigError
+from trainer.models.cifar_resnets import SMALL_NETWORKS
+from trainer.models.factory import import_timm, require_known_model
+
+
+def find_pretrained(name: str, download: bool = True) -> Path | None:
+    """Return the file of timm's weights for a model: from the cache of the Hugging Face hub, or downloaded into it.
+
+    download: if false, return None for weights that are not in the cache.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, revision, files = _hub_location(name)
+    for file in files:
+        cached = try_to_load_from_cache(repository, file, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+    return _download(name, repository, revision, files) if download else None
+
+
+def describe_hub_location(name: str) -> str:
+    """Return where the weights of a model come from and where they are cached, for messages."""
+    from huggingface_hub import constants
+
+    return f"{_hub_location(name)[0]} on the Hugging Face hub, cached in {constants.HF_HUB_CACHE}"
+
+
+def input_settings(name: str, file: Path | None) -> dict[str, Any]:
+    """Return the image keys (size, mean, std) that weights expect.
+
+    file: weights whose config.json, if there is one beside them, describes the input; without it, and for None, the
+    values are those that timm records for its weights of the model. Empty if neither exists.
+    """
+    described = describe_file(file) if file is not None else {}
+    if described.get("architecture") == base_name(name):
+        settings = described.get("pretrained_cfg", described)
+    elif file is not None and name in SMALL_NETWORKS:
+        return {}
+    else:
+        settings = (_find_cfg(name) if file is not None else require_pretrained(name)).to_dict()
+    height, width = (settings.get("input_size") or (3, None, None))[-2:]
+    found = {"size": width if height == width else None, "mean": settings.get("mean"), "std": settings.get("std")}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items() if value}
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    """Return the config.json beside a file of weights, as timm, the hub and our exports write it; {} without one."""
+    path = file.parent / "config.json"
+    described = read_json(path) if path.is_file() else None
+    if not isinstance(described, dict) or not isinstance(described.get("architecture"), str):
+        return {}
+    return described | {"architecture": base_name(described["architecture"])}
+
+
+def base_name(name: str) -> str:
+    """Return the name of a model without the tag of its weights: `resnet18` for `resnet18.a1_in1k`."""
+    return name.partition(".")[0]
+
+
+def require_pretrained(name: str) -> Any:
+    """Return timm's description of its weights for a model (PretrainedCfg); raises ConfigError if it has none."""
+    cfg = None if name in SMALL_NETWORKS else _find_cfg(name)
+    if cfg is not None and cfg.hf_hub_id:
+        return cfg
+    if cfg is not None and cfg.url:
+        raise ConfigError(
+            f"timm's weights of {name} are not on the Hugging Face hub: download {cfg.url} and set model.weights to "
+            "the file, with model.pretrained: false"
+        )
+    raise ConfigError(
+        f"model.pretrained: timm has no weights for {name}: choose one of timm.list_models(pretrained=True), or set "
+        "model.pretrained to false (and model.weights to a file, if you have one)"
+    )
+
+
+def _find_cfg(name: str) -> Any:
+    """Return timm's record of a model's weights (those that its tag names); raises ConfigError for an unknown tag."""
+    require_known_model(name)
+    timm = import_timm()
+    try:
+        return timm.models.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        tags = ", ".join(timm.list_pretrained(f"{base_name(name)}.*"))
+        raise ConfigError(f"model.name: {error} timm has {tags or 'no weights for it'}") from error
+
+
+def _hub_location(name: str) -> tuple[str, str | None, tuple[str, ...]]:
+    """Return the hub's repository, revision and files, of which the first that exists has the weights."""
+    cfg = require_pretrained(name)
+    repository, _, revision = cfg.hf_hub_id.partition("@")
+    files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
+    return repository, revision or None, files
+
+
+def _download(name: str, repository: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    why = f"it has none of {', '.join(files)}"
+    for file in files:
+        try:
+            return Path(hf_hub_download(repository, file, revision=revision))
+        except EntryNotFoundError as error:
+            if isinstance(error, LocalEntryNotFoundError):  # neither cached nor reachable
+                why = _first_line(error)
+                break
+        except OSError as error:
+            why = _first_line(error)
+            break
+    raise ConfigError(
+        f"timm's weights of {name} ({describe_hub_location(name)}) are not in the cache and cannot be downloaded: "
+        f"{why}. Start once where there is internet, copy that cache here (HF_HUB_CACHE names its folder), or set "
+        "model.weights to a file with model.pretrained: false"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
