@@ -8,6 +8,7 @@ from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex
 from trainer.records.run_directory import RunDirectory
+from trainer.report.measured import last_selection
 from trainer.run.labels import Labels, read_labels
 from trainer.run.recipe import load_recipe
 
@@ -44,7 +45,8 @@ def load_finished_run(root: Path) -> FinishedRun:
             "in the folder in which the run was started, or copy the shards back"
         )
     index = SampleIndex.load(folder)
-    selection = SelectionIndex.read(run.selection)
+    selection = last_selection(run)
+    assert selection is not None
     if len(selection.state) != len(index):
         raise DataError(
             f"{folder} has {len(index):,} samples, but {run.selection} has {len(selection.state):,}: the shards were "
