@@ -9,7 +9,7 @@ from typing import Any
 
 from shards.errors import DataError
 from shards.image_store import DEFAULT_QUALITY
-from shards.pack import PackStopped, pack
+from shards.pack import pack
 from shards.plan import ArrayTask
 from shards.sample_index import SampleIndex
 from shards.sources import SourceType, list_sources, open_source
@@ -167,15 +167,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _download(arguments: argparse.Namespace) -> int:
-    from shards.download import (  # imported here: only this command needs its libraries
-        DownloadStopped,
-        download_shards,
-    )
+    from shards.download import download_shards  # imported here: only this command needs its libraries
 
-    try:
-        report = download_shards(arguments.source, arguments.target, arguments.workers, arguments.stop)
-    except DownloadStopped as stopped:
-        raise PackStopped(str(stopped)) from stopped
+    report = download_shards(arguments.source, arguments.target, arguments.workers, arguments.stop)
     print(
         f"{arguments.target}: {report.copied:,} shards copied ({report.nbytes / 1e6:,.1f} MB), "
         f"{report.kept:,} already present"

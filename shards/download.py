@@ -15,13 +15,12 @@ from pathlib import Path
 
 from shards.copying import ATTEMPTS, CopyControl, Result, copy_file, run_in_parallel
 from shards.dali_index import index_path, write_dali_index
-from shards.durable import disk_errors, remove_leftovers, sync, write_bytes
-from shards.errors import ConfigError, DataError
+from shards.durable import disk_errors, hash_file, remove_leftovers, sync, write_bytes
+from shards.errors import CommandStopped, ConfigError, DataError
 from shards.folder_lock import try_lock
 from shards.folder_url import FolderUrl, ReadFailed, open_folder
 from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex, ShardFile, suggest_packing
-from shards.shard_writer import hash_file
 from shards.verified_files import VerifiedFiles
 from shards.verify import index_problems, mark_verified
 
@@ -34,10 +33,6 @@ _LARGEST_SIDE_FILE, _LARGEST_ROW = 64 * 2**20, 4096  # a server must not fill th
 _NOTES = ".staged.jsonl"
 _HALF_DONE = ".staging"
 _AGAIN = "finished files are kept; run the same command again to resume"
-
-
-class DownloadStopped(Exception):
-    """The download was stopped; finished files are kept, and running the same command again resumes it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ def _lock_target(target: Path, stop: Callable[[], bool]) -> Iterator[None]:
 
 def _raise_if_stopped(stop: Callable[[], bool], target: Path) -> None:
     if stop():
-        raise DownloadStopped(f"the download to {target} was stopped; {_AGAIN}")
+        raise CommandStopped(f"the download to {target} was stopped; {_AGAIN}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Atomic, durable writes: write a temporary file, fsync it, rename it, fsync the folder."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -130,6 +131,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:

@@ -4,6 +4,10 @@ import difflib
 from collections.abc import Iterable
 
 
+class CommandStopped(Exception):
+    """A command was stopped on request. The message says what is kept and how to continue."""
+
+
 class InputError(Exception):
     """Invalid input. The message says what is wrong, why, and what to do next."""
 

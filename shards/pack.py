@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from shards.dali_index import write_dali_index
 from shards.durable import read_json, remove_leftovers, write_json
-from shards.errors import ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError
 from shards.folder_lock import lock_folder
 from shards.image_store import DEFAULT_QUALITY
 from shards.merge import merge
@@ -36,10 +36,6 @@ from shards.verify import is_marked_verified, mark_verified, require_verified, v
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
-
-
-class PackStopped(Exception):
-    """Packing was stopped; finished shards are kept, and running the same command again resumes it."""
 
 
 def pack(
@@ -223,7 +219,7 @@ def _write_in_processes(
 
 def _raise_if_stopped(stop: Callable[[], bool], out: Path) -> None:
     if stop():
-        raise PackStopped(f"packing into {out} was stopped; run the same command again to resume")
+        raise CommandStopped(f"packing into {out} was stopped; run the same command again to resume")
 
 
 _worker_job: bytes

@@ -5,12 +5,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from shards.durable import sync
+from shards.durable import hash_file, sync
 from shards.errors import DataError
 from shards.plan import Plan
 from shards.progress import Progress
 from shards.sample_index import Dataset, suggest_packing
-from shards.shard_writer import hash_file, read_part, write_shard
+from shards.shard_writer import read_part, write_shard
 from shards.sources.source import Source
 
 

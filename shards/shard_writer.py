@@ -48,11 +48,6 @@ def part_path(out: Path, shard: int) -> Path:
     return out / ".parts" / f"{Path(shard_name(shard)).stem}.parquet"
 
 
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_shard(source: Source, out: Path, plan: Plan, shard: int) -> None:
     """Write the tar, then its table: if the table exists, the tar is complete."""
     path = out / shard_name(shard)

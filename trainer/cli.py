@@ -15,8 +15,7 @@ from typing import Any
 import trainer
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
-from shards.errors import ConfigError, InputError, did_you_mean
-from shards.pack import PackStopped
+from shards.errors import CommandStopped, ConfigError, InputError, did_you_mean
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.sweep import Variant, combinations
 from trainer.distributed.launch import detect_launch
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise  # another pipe broke: an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return _EXIT_UNHEARD
-    except (PackStopped, InputError) as error:
+    except (CommandStopped, InputError) as error:
         return report_error(error)
 
 
@@ -323,7 +322,6 @@ def _validate(parsed: argparse.Namespace) -> int:
     from trainer.run.recipe import load_recipe
 
     recipe = load_recipe(path, parsed.overrides)
-
     require_known_model(recipe.model.name)
     print(f"{path} is valid")
     return 0

@@ -57,7 +57,7 @@ def test_rows_dealt_at_random_come_together_bit_for_bit(reports: list[Report]) -
         ("by two", "0 .*not predicted.* 1 .*more than once"),
         ("foreign", "1 .*not held out"),
         ("negative", "1 .*not held out"),
-        ("nobody has any", "20 .*not predicted"),
+        ("no rank has any", "20 .*not predicted"),
     ],
 )
 def test_every_rank_refuses(reports: list[Report], what: str, said: str) -> None:

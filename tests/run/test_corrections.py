@@ -108,7 +108,7 @@ def test_escaped_keys_are_accepted_by_a_label_file_too(index, tmp_path):
     assert read_label_file(path, index).tolist() == [row % 4 for row in range(len(KEYS))]
 
 
-def test_keys_that_nobody_escaped_are_accepted(index, file):
+def test_unescaped_keys_are_accepted(index, file):
     written = io.StringIO()
     csv.writer(written).writerows([key, 1] for key in KEYS if key != "'=1+1")  # that one reads as =1+1, escaped
     assert corrected(file(written.getvalue()), index) == {key: 1 for key in KEYS if key != "'=1+1"}

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from shards import copying, folder_url
 from shards import download as download_module
 from shards.dali_index import write_dali_index
-from shards.download import DownloadReport, DownloadStopped, download_shards
+from shards.download import DownloadReport, download_shards
 from shards.durable import read_json, write_json
-from shards.errors import ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.verify import require_verified, verify
@@ -384,7 +384,7 @@ def test_a_stop_keeps_what_is_finished(web: WebServer, source, target):
         web.hold.set()
         return True
 
-    with pytest.raises(DownloadStopped, match="run the same command again"):
+    with pytest.raises(CommandStopped, match="run the same command again"):
         download_shards(web.url, target, workers=1, stop=stop)
     assert not (target / "dataset.json").exists()
     kept = len(list(target.glob("*.tar")))
@@ -477,7 +477,7 @@ def test_one_that_waits_can_be_stopped(web: WebServer, target):
     first.start()
     while web.held not in web.asked:
         time.sleep(0.01)
-    with pytest.raises(DownloadStopped):
+    with pytest.raises(CommandStopped):
         download_shards(web.url, target, stop=lambda: True)
     web.hold.set()
     first.join()

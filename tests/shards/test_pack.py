@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shards.errors import ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError
 from shards.image_check import VERDICTS, decode_rgb
-from shards.pack import PackStopped, pack
+from shards.pack import pack
 from shards.plan import make_plan
 from shards.sources import open_source
 from shards.verify import verify
@@ -112,7 +112,7 @@ def test_another_data_set_in_the_folder_is_refused(tmp_path, change, finished):
     if finished:
         pack(list_source(), tmp_path)
     else:
-        with pytest.raises(PackStopped):
+        with pytest.raises(CommandStopped):
             pack(list_source(), tmp_path, stop=lambda: True)
     other = list_source(11 if change == "count" else 10)
     if change == "listing":
@@ -134,7 +134,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
 def test_a_stopped_pack_goes_on_where_it_was(tmp_path):
     whole = pack(list_source(), tmp_path / "whole", samples_per_shard=3)
     polls = iter([False, False, True])
-    with pytest.raises(PackStopped):
+    with pytest.raises(CommandStopped):
         pack(list_source(), tmp_path / "out", samples_per_shard=3, stop=lambda: next(polls))
     tars = sorted((tmp_path / "out").glob("*.tar"))
     assert len(tars) == 2
@@ -148,7 +148,7 @@ def test_a_stopped_pack_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize("lost", ["shard-000000.tar", ".parts/shard-000001.parquet"])
 def test_a_shard_lost_between_two_starts_is_written_again(tmp_path, lost):
     polls = iter([False, False, True])
-    with pytest.raises(PackStopped):
+    with pytest.raises(CommandStopped):
         pack(list_source(), tmp_path / "out", samples_per_shard=3, stop=lambda: next(polls))
     os.truncate(tmp_path / "out" / lost, 100)
     pack(list_source(), tmp_path / "out", samples_per_shard=3)
@@ -278,7 +278,7 @@ def test_a_worker_that_is_killed_is_an_error_not_a_hang(tmp_path):
 
 def test_workers_ended_by_a_signal_to_the_whole_job_are_a_stop(tmp_path):
     polls = iter([False])
-    with pytest.raises(PackStopped):
+    with pytest.raises(CommandStopped):
         pack(
             KillsWorker(list_source(8).rows),
             tmp_path / "out",
@@ -319,7 +319,7 @@ def test_a_stop_finishes_what_was_begun_and_no_more(tmp_path):
     def stop():
         return len(list((tmp_path / "out").glob("*.tar"))) >= 2
 
-    with pytest.raises(PackStopped):
+    with pytest.raises(CommandStopped):
         pack(list_source(60), tmp_path / "out", workers=2, samples_per_shard=3, stop=stop)
     assert 2 <= len(list((tmp_path / "out").glob("*.tar"))) <= 6
 

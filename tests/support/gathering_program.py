@@ -97,7 +97,7 @@ def refusals(world: World) -> dict[str, str]:
         "by two": rows(ids[3:4], 2) if last else right,
         "foreign": rows(np.array([7_000]), 2) if last else right,
         "negative": rows(np.array([-1]), 2) if last else right,
-        "nobody has any": EMPTY_PREDICTIONS,
+        "no rank has any": EMPTY_PREDICTIONS,
     }
     return {name: refusal(world, part, ids) for name, part in parts.items()}
 

@@ -1,6 +1,5 @@
 """Initial weights from a file: read without running pickled code, fitted to the network, without the classifier."""
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shards.durable import hash_file
 from shards.errors import ConfigError, DataError
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.factory import create_model, import_timm, seeded_cpu
@@ -45,8 +45,7 @@ def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bo
     if not is_timms and path.suffix not in SUFFIXES:
         raise ConfigError(f"model.weights {path} is not of a supported type: {', '.join(SUFFIXES)}")
     try:
-        with path.open("rb") as file:
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        checksum = hash_file(path)
     except OSError as error:
         raise DataError(f"model.weights {path} cannot be read: {error.strerror}; give the path of a file") from error
     state = read_state_dict(path)

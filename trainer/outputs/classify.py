@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from shards.csv_file import write_csv
-from shards.durable import disk_errors, read_json
-from shards.errors import ConfigError, DataError
+from shards.durable import disk_errors, hash_file, read_json
+from shards.errors import CommandStopped, ConfigError, DataError
 from shards.image_check import MAX_BYTES
 from shards.image_store import convert_image
 from shards.progress import Progress
@@ -35,10 +35,6 @@ _PROBLEMS = {
     "not_an_image": "not an image",
     "unsupported": "unsupported image format",
 }
-
-
-class PredictStopped(Exception):
-    """The command was stopped; the finished rows are kept, and the same command resumes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def load_classifier(run: RunDirectory, recipe: Recipe, method: str | None, netwo
     chosen = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     digest = hashlib.sha256(json.dumps([recipe.image.model_dump(), recipe.data.train.resize]).encode())
     for folder in folders:
-        digest.update((folder / "model.safetensors").read_bytes())
+        digest.update(hash_file(folder / "model.safetensors").encode())
     return Classifier(
         networks=tuple(load_network(folder).to(chosen) for folder in folders),
         class_names=tuple(read_json(folders[0] / "config.json")["label_names"]),
@@ -141,7 +137,7 @@ def classify(
         ):
             for first in range(0, len(todo), _BATCH):
                 if stop():
-                    raise PredictStopped(
+                    raise CommandStopped(
                         f"stopped after {progress.done:,} files; run the same command again to resume"
                     )
                 group = todo[first : first + _BATCH]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from shards.csv_file import write_csv
 from shards.durable import atomic_folder, disk_errors
-from shards.errors import ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError
 from shards.progress import Progress
 from shards.shard_writer import member_key
 from shards.tar_stream import ShardTar
@@ -20,15 +20,12 @@ from trainer.incv.selection_index import State
 from trainer.loading.shard_reader import CorruptSample, ShardReader
 from trainer.outputs.cleaned import CleanedSet, choose_samples, name_class_folders, name_files
 from trainer.outputs.finished_run import FinishedRun
+from trainer.run.data_sets import find_key_root
 
 MARK = "incv_clean.json"
 """Marks a folder that `incv clean` wrote, which `--force` may replace."""
 SAMPLES_PER_SHARD = 1000
 Stop = Callable[[], bool]
-
-
-class CleanStopped(Exception):
-    """The command was stopped; it leaves nothing behind."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +97,15 @@ def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> di
     }
 
 
-def _stored(run: FinishedRun, chosen: CleanedSet, what: str, stop: Stop) -> Generator[tuple[int, bytes], None, None]:
-    """Yield (row, encoded image) of each chosen sample, with a progress bar."""
+def _stored(run: FinishedRun, chosen: CleanedSet, what: str, stop: Stop) -> Generator[bytes, None, None]:
+    """Yield the encoded image of each chosen sample, with a progress bar."""
     reader = ShardReader(run.index)
     try:
         with Progress(what, len(chosen.ids)) as progress:
-            for row, sample_id in enumerate(chosen.ids):
+            for sample_id in chosen.ids:
                 if stop():
-                    raise CleanStopped("stopped; nothing was written. Run the same command again")
-                yield row, reader.read(int(sample_id))
+                    raise CommandStopped("stopped; nothing was written. Run the same command again")
+                yield reader.read(int(sample_id))
                 progress.advance()
     except CorruptSample as error:
         raise DataError(str(error)) from error
@@ -128,7 +125,7 @@ def _write_shards(run: FinishedRun, chosen: CleanedSet, folder: Path, stop: Stop
     for first in range(0, len(chosen.ids), SAMPLES_PER_SHARD):
         rows = range(first, min(first + SAMPLES_PER_SHARD, len(chosen.ids)))
         with (folder / f"shard-{first // SAMPLES_PER_SHARD:06d}.tar").open("wb") as file, ShardTar(file) as tar:
-            for row, (_, data) in zip(rows, stored, strict=False):
+            for row, data in zip(rows, stored, strict=False):
                 sample_id, label = int(chosen.ids[row]), int(chosen.labels[row])
                 facts = {
                     "key": keys[row],
@@ -161,7 +158,7 @@ def _write_folder(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool
         with Progress("linking" if link else "copying", len(names)) as progress:
             for original, name in zip(originals, names, strict=True):
                 if stop():
-                    raise CleanStopped("stopped; nothing was written. Run the same command again")
+                    raise CommandStopped("stopped; nothing was written. Run the same command again")
                 if link:
                     os.symlink(original, folder / name)
                 else:
@@ -173,21 +170,21 @@ def _write_folder(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool
             "--link needs the original image files, but this run's source has none at data.train.root: leave --link "
             "out to copy the images from the shards"
         )
-    written: list[tuple[str, str]] = []
-    for row, data in _stored(run, chosen, "copying", stop):
+    suffixes = []  # an image shows its format only when it is read, so it is named afterwards
+    for row, data in enumerate(_stored(run, chosen, "copying", stop)):
         (folder / f".{row}").write_bytes(data)
-        written.append((keys[row], _suffix(data)))
-    names = name_files(keys, [suffix for _, suffix in written], chosen.ids, folders)
+        suffixes.append(_suffix(data))
+    names = name_files(keys, suffixes, chosen.ids, folders)
     for row, name in enumerate(names):
         os.replace(folder / f".{row}", folder / name)
 
 
 def find_originals(run: FinishedRun, keys: list[str]) -> list[Path] | None:
     """Return the original file of each key, or None if the source has no files or one of them is missing."""
-    root = run.recipe.data.train.root
+    root = find_key_root(run.recipe.data.train)
     if root is None:
         return None
-    paths = [Path(os.path.abspath(Path(root) / key)) for key in keys]
+    paths = [Path(root) / key for key in keys]
     return paths if all(path.is_file() for path in paths) else None
 
 

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from shards.errors import ConfigError
-from shards.pack import PackStopped
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -69,23 +68,20 @@ def _probability(given: str) -> float:
 
 def _clean(arguments: argparse.Namespace) -> int:
     # Imported here: these import torch, which takes seconds.
-    from trainer.outputs.clean import CleanOptions, CleanStopped, clean
+    from trainer.outputs.clean import CleanOptions, clean
     from trainer.outputs.finished_run import load_finished_run
 
     options = CleanOptions(
         arguments.out, arguments.form, arguments.link, arguments.apply_suggestions, arguments.force
     )
-    try:
-        written = clean(load_finished_run(arguments.run), options, arguments.stop)
-    except CleanStopped as stopped:
-        raise PackStopped(str(stopped)) from stopped
+    written = clean(load_finished_run(arguments.run), options, arguments.stop)
     relabelled = f", {written['relabelled']:,} of them with the suggested label" if written["relabelled"] else ""
     print(f"{arguments.out}: {written['samples']:,} samples{relabelled}; {written['left_out']:,} left out")
     return 0
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from trainer.outputs.classify import PredictStopped, classify, load_classifier
+    from trainer.outputs.classify import classify, load_classifier
     from trainer.outputs.finished_run import open_run
 
     out: Path = arguments.out
@@ -95,10 +91,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{out} exists: choose another -o, or replace it with --force")
     run, recipe = open_run(arguments.run)
     classifier = load_classifier(run, recipe, arguments.method, arguments.network, arguments.device)
-    try:
-        classified, unusable = classify(classifier, arguments.images, out, arguments.workers, arguments.stop)
-    except PredictStopped as stopped:
-        raise PackStopped(str(stopped)) from stopped
+    classified, unusable = classify(classifier, arguments.images, out, arguments.workers, arguments.stop)
     problems = f"; {unusable:,} files could not be used (column `problem`)" if unusable else ""
     print(f"{out}: {classified:,} images classified{problems}")
     return 0

@@ -2,16 +2,15 @@
 
 import logging
 
-from shards.errors import InputError
-from shards.pack import PackStopped
+from shards.errors import CommandStopped, InputError
 from trainer.distributed.stop import EXIT_STOPPED
 
 _log = logging.getLogger(__name__)
 
 
-def report_error(error: PackStopped | InputError) -> int:
+def report_error(error: CommandStopped | InputError) -> int:
     """Log the error; returns the exit code."""
-    if isinstance(error, PackStopped):
+    if isinstance(error, CommandStopped):
         _log.info("incv: %s", error)
         return EXIT_STOPPED
     _log.error("%s", error)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.durable import read_json, write_bytes, write_json
-from shards.errors import ConfigError, InputError
-from shards.pack import PackStopped
+from shards.errors import CommandStopped, ConfigError, InputError
 from shards.sample_index import SampleIndex
 from trainer.config.recipe_file import recipe_yaml
 from trainer.config.schema import Recipe
@@ -68,8 +67,8 @@ def run_recipe(
 ) -> int:
     """Run all stages, or `only` one, in the directory `root`; returns the exit code. Call it on every rank.
 
-    Nothing is written to the run directory until recipe, shards and labels have passed all checks. Raises PackStopped
-    if packing is stopped.
+    Nothing is written to the run directory until recipe, shards and labels have passed all checks. Raises
+    CommandStopped if packing is stopped.
     """
     return run_to_end(iterate_run(RunOptions(recipe, name, RunDirectory(root), redo, only, profile)))
 
@@ -89,7 +88,7 @@ def iterate_run(options: RunOptions) -> Steps[int]:
     world = join_world(recipe.execution, stop)
     try:
         code = yield from _run_on_rank(options, world, stop)
-    except PackStopped as stopped:
+    except CommandStopped as stopped:
         if world.is_rank0:
             _log.info("incv: %s", stopped, extra=ANY_RANK)
         abort(world, str(stopped), 0 if world.stop_exits_zero else EXIT_STOPPED)

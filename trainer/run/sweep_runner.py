@@ -4,8 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shards.errors import ConfigError, InputError
-from shards.pack import PackStopped
+from shards.errors import CommandStopped, ConfigError, InputError
 from trainer.config.sweep import Variant
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import join_world
@@ -46,7 +45,7 @@ def _run_variant(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
             _log.info("incv: not started, because a stop was requested")
             return EXIT_STOPPED
         return (yield from run)
-    except (PackStopped, InputError) as error:
+    except (CommandStopped, InputError) as error:
         return report_error(error)
     except Exception:  # the other runs continue
         _log.exception("this run failed")

@@ -1,6 +1,5 @@
 """Write tensors to a safetensors file, with the GIL released."""
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -9,6 +8,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+
+from shards.durable import hash_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> str:
@@ -23,8 +24,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
     except SafetensorError as error:
         raise _as_os_error(error, path) from error
     path.chmod(mode)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)
 
 
 def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
