@@ -1,4 +1,4 @@
-"""The command `incv`: run, single stages, doctor, shards, validate, ls, cp."""
+"""The command `incv`: run, single stages, audit, doctor, clean, predict, shards, validate, ls, cp."""
 
 import argparse
 import math
@@ -16,6 +16,7 @@ import trainer
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import CommandStopped, ConfigError, InputError, did_you_mean
+from trainer.auditing.command import add_command as add_audit_command
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.sweep import Variant, combinations
 from trainer.distributed.launch import detect_launch
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--progress", action="store_true", help="print one line that changes when the run has saved new progress"
     )
     doctor.set_defaults(func=_doctor)
+    add_audit_command(commands, _tell)
     add_output_commands(commands)
     add_shards_commands(commands)
     validate = commands.add_parser("validate", help="check a recipe and its overrides without running it")

@@ -272,8 +272,8 @@ class Recipe(Section):
     batch: BatchConfig
     order: OrderConfig = OrderConfig()
     precision: Precision = "fp32"
-    methods: Annotated[tuple[str, ...], Field(min_length=1)]
-    """The training methods to run, by their registered names."""
+    methods: tuple[str, ...]
+    """The training methods to run, by their registered names; []: INCV alone."""
     incv: IncvConfig | None = None
     execution: ExecutionConfig = ExecutionConfig()
 

@@ -68,7 +68,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
             "list": starts,
         },
         "config": _without_large_matrix(config),
-        "missing": missing(run, samples),
+        "missing": missing(run, samples, bool(config.get("methods"))),
     }
     return strict(report)
 
@@ -131,7 +131,7 @@ def stage_times(stages: dict[str, Any]) -> dict[str, float | None]:
     return {name: (stages[name] or {}).get("seconds") for name in names}
 
 
-def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
+def missing(run: RunDirectory, samples: RunSamples, has_methods: bool) -> dict[str, str]:
     """Return one sentence for each empty part of the report that says why it is empty."""
     reasons = {}
     if samples.truth is None:
@@ -143,7 +143,7 @@ def missing(run: RunDirectory, samples: RunSamples) -> dict[str, str]:
         reasons["incv"] = "The incv stage has not finished in this run, so there is no noise estimate."
     if not run.round_files("selection.parquet"):
         reasons["rounds"] = "No round of INCV has finished in this run, so nothing has been selected."
-    if not run.evaluation.exists():
+    if has_methods and not run.evaluation.exists():
         reasons["evaluation"] = "The evaluate stage has not finished in this run, so there is no accuracy."
     return reasons
 

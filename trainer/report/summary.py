@@ -89,6 +89,8 @@ def _kept_words(report: dict[str, Any]) -> str:
 
 
 def _accuracy_words(report: dict[str, Any]) -> str:
+    if not report["methods"]:
+        return ""
     found = first_set(report)
     method = best_method(report, found[1]) if found else None
     if found is None or method is None:

@@ -21,6 +21,8 @@ class _CheckedRecipe(Recipe):
     @model_validator(mode="after")
     def _check_registered(self) -> "_CheckedRecipe":
         validate_noise(self.labels)
+        if not self.methods and self.incv is None:
+            raise ValueError("the recipe has nothing to do: list training methods under `methods`, or add `incv:`")
         if len(set(self.methods)) < len(self.methods):
             raise ValueError("methods lists a method twice")
         for name in self.methods:

@@ -36,7 +36,8 @@ def stages_of(recipe: Recipe) -> list[str]:
         for stage in all_stages()
         if (stage not in method_names() or stage in recipe.methods)
         and (stage != "incv" or recipe.incv is not None)
-        and (stage != "evaluate" or recipe.data.eval)
+        and (stage != "evaluate" or (recipe.data.eval and recipe.methods))
+        and (stage != "export" or recipe.methods)
     ]
 
 

@@ -1,0 +1,51 @@
+"""The command `incv audit`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+
+def add_command(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", tell: Callable[[Path, int, None], None]
+) -> None:
+    """Add the command. tell: prints the results of the run in a directory, given its exit code."""
+    audit = subparsers.add_parser(
+        "audit", help="find wrong labels in a folder of images, one subfolder per class; needs no recipe"
+    )
+    audit.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="FOLDER/<class>/<image>, or FOLDER/train/<class>/..."
+    )
+    audit.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="pretrained weights; default: timm's, from the hub's cache or the hub",
+    )
+    audit.add_argument("--model", metavar="NAME", help="any timm network; default: chosen for this machine")
+    audit.add_argument("--run-dir", type=Path, help="where to write; default: runs/audit-<name of FOLDER>")
+    audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
+    audit.add_argument(
+        "--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage; repeatable"
+    )
+    audit.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys, for example incv.epochs=20"
+    )
+    audit.set_defaults(func=lambda parsed: _audit(parsed, tell))
+
+
+def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None], None]) -> int:
+    # Imported here: it imports torch, which takes seconds.
+    from trainer.auditing.audit import AuditOptions, run_audit
+
+    options = AuditOptions(
+        parsed.folder,
+        parsed.weights,
+        parsed.model,
+        parsed.run_dir,
+        not parsed.no_download,
+        parsed.redo,
+        parsed.overrides,
+    )
+    code = run_audit(options)
+    tell(options.run, code, None)
+    return code

@@ -1,0 +1,101 @@
+"""Chooses the recipe of an audit from the data set, the initial weights and the device: pure functions."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+_BATCHES = (16, 32, 64, 128)
+_STEPS_PER_EPOCH = 10
+"""A fold should have at least this many steps in an epoch, as far as the smallest batch allows."""
+_SCRATCH_SIZE = {"cpu": 64, "cuda": 128}
+_MARGIN = 1.125
+"""Images are resized to this many times the side of the network's input, so that crops vary."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The network of an audit and where its weights come from."""
+
+    model: str
+    weights: str | None = None
+    """A file of weights."""
+    pretrained: bool = False
+    """Whether timm's weights of `model` are used."""
+    image: dict[str, Any] = field(default_factory=dict)
+    """The image keys (size, mean, std) that the weights expect; empty without weights."""
+
+    @property
+    def has_weights(self) -> bool:
+        return self.pretrained or self.weights is not None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long the folds train, and how fast they learn."""
+
+    steps: int
+    """Minimum number of steps of a fold."""
+    epochs: int
+    """Minimum number of epochs of a fold."""
+    learning_rate: float
+
+
+FINE_TUNING = Schedule(steps=150, epochs=6, learning_rate=0.01)
+FROM_SCRATCH = Schedule(steps=800, epochs=20, learning_rate=0.05)
+
+
+def choose_batch(samples: int) -> int:
+    """Return the batch size: the largest that leaves a fold of half the samples enough steps in an epoch."""
+    fitting = [batch for batch in _BATCHES if samples // 2 >= batch * _STEPS_PER_EPOCH]
+    return min(fitting[-1] if fitting else _BATCHES[0], max(samples, 1))
+
+
+def choose_epochs(samples: int, batch: int, schedule: Schedule) -> int:
+    """Return the epochs that give a fold of half the samples the schedule's minimum of steps and of epochs."""
+    steps_per_epoch = max(1, math.ceil(samples / 2 / batch))
+    return max(schedule.epochs, math.ceil(schedule.steps / steps_per_epoch))
+
+
+def choose_recipe(data: dict[str, Any], samples: int, start: Start, device: str, workers: int) -> dict[str, Any]:
+    """Return the content of the recipe. data: the section `data.train`. device: `cpu` or `cuda`."""
+    schedule = FINE_TUNING if start.has_weights else FROM_SCRATCH
+    batch = choose_batch(samples)
+    epochs = choose_epochs(samples, batch, schedule)
+    image = {"size": _SCRATCH_SIZE[device]} | start.image
+    resize = math.ceil(image["size"] * _MARGIN)
+    model: dict[str, Any] = {"name": start.model}
+    if start.pretrained:
+        model["pretrained"] = True
+    if start.weights is not None:
+        model["weights"] = start.weights
+    return {
+        "seed": 0,
+        "data": {"train": data | {"resize": resize}},
+        "labels": {"noise": "none"},
+        "image": image | {"resize": resize, "flip": True},
+        "model": model,
+        "batch": {"global": batch},
+        "precision": "bf16" if device == "cuda" else "fp32",
+        "methods": [],
+        "incv": {
+            "rounds": 2,
+            "epochs": epochs,
+            "init": "fresh",
+            "noise_estimate": "confident",
+            "remove_ratio": 0.0,
+            "optimizer": choose_optimizer(epochs, schedule.learning_rate),
+        },
+        "execution": {"workers": workers},
+    }
+
+
+def choose_optimizer(epochs: int, rate: float) -> dict[str, Any]:
+    """Return SGD with a short warm-up, and two drops of the learning rate towards the end."""
+    drops = sorted({max(1, round(epochs * 0.6)): rate / 5, max(2, round(epochs * 0.85)): rate / 25}.items())
+    return {
+        "kind": "sgd",
+        "learning_rate": rate,
+        "warmup_epochs": round(min(1.0, epochs / 10), 3),
+        "milestones": [[epoch, round(value, 8)] for epoch, value in drops],
+        "weight_decay": 0.0005,
+    }
