@@ -8,9 +8,26 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
-from shards.image_header import jpeg_frame, png_is_whole
+from shards.image_formats import DECODED, is_other_image, recognise_format
+from shards.image_header import (
+    bmp_is_run_length_encoded,
+    gif_frames,
+    jpeg_frame,
+    png_is_whole,
+    tiff_header,
+    webp_header,
+)
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_PIXELS: Final = 50_000_000
@@ -18,8 +35,15 @@ MAX_PIXELS: Final = 50_000_000
 # The sample index stores positions in this tuple: append new verdicts, never reorder them.
 VERDICTS: Final = ("ok", "truncated", "oversized", "not_an_image", "unsupported")
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_OTHER_FORMATS = (b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")  # GIF, BMP, TIFF (both byte orders), WebP
+_PLUGINS: Final[dict[str, type[ImageFile.ImageFile]]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WebP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+}
+_TIFF_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I;16", "I;16B", "I;16L", "I;16N")
 _ORIENTATION, _SHORT = 0x0112, 3  # EXIF: the orientation tag and the type of its value
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,6 +57,7 @@ _TURNS = {
 
 # corrupt EXIF is common in web images; only its orientation is used, by `_orientation`
 warnings.filterwarnings("ignore", r"(Possibly c|C)orrupt EXIF", UserWarning)
+warnings.filterwarnings("ignore", r"(Metadata Warning, t|T)ag ", UserWarning)  # the same for the tags of a TIFF
 
 
 class UndecodableImage(Exception):
@@ -69,28 +94,54 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
     """Read only the header and check it against the size limits, so that no decompression bomb is decoded."""
     if len(data) > MAX_BYTES:
         raise UndecodableImage("oversized")
-    plugin: type[ImageFile.ImageFile]
-    if data.startswith(_JPEG):
-        plugin, is_whole = JpegImagePlugin.JpegImageFile, jpeg_frame(data) is not None
-    elif data.startswith(_PNG):
-        plugin, is_whole = PngImagePlugin.PngImageFile, png_is_whole(data)
-    else:
-        known = data.startswith(_OTHER_FORMATS) or data[4:8] == b"ftyp"
-        raise UndecodableImage("unsupported" if known else "not_an_image")
-    if not is_whole:
-        raise UndecodableImage("truncated")
+    name = recognise_format(data)
+    if name not in DECODED:
+        raise UndecodableImage("unsupported" if is_other_image(name) else "not_an_image")
+    _check_header(name, data)
     try:
         # not Image.open, which would try other parsers and apply its own size limit
-        image = plugin(io.BytesIO(data))
+        image = _PLUGINS[name](io.BytesIO(data))
     except Exception:
-        raise UndecodableImage("truncated") from None
-    if image.width < 1 or image.height < 1:
-        raise UndecodableImage("truncated")
-    if image.width * image.height > MAX_PIXELS:
-        raise UndecodableImage("oversized")
-    if getattr(image, "is_animated", False):
+        raise UndecodableImage("unsupported" if name in ("TIFF", "BMP") else "truncated") from None
+    _check_size(image.width, image.height)
+    if name == "PNG" and getattr(image, "is_animated", False):
+        raise UndecodableImage("unsupported")
+    if name == "TIFF" and image.mode not in _TIFF_MODES:
         raise UndecodableImage("unsupported")
     return image
+
+
+def _check_header(name: str, data: bytes) -> None:
+    """Raise UndecodableImage if the file is not whole, or if Pillow would need much time or memory to open it."""
+    if name == "JPEG":
+        is_whole = jpeg_frame(data) is not None
+    elif name == "PNG":
+        is_whole = png_is_whole(data)
+    elif name == "GIF":
+        is_whole = gif_frames(data) is not None
+    elif name == "WebP":
+        webp = webp_header(data)
+        is_whole = webp is not None
+        if webp is not None:
+            _check_size(webp.width, webp.height)
+    elif name == "TIFF":
+        tiff = tiff_header(data)
+        is_whole = tiff is not None
+        if tiff is not None and tiff.is_thumbnail:
+            raise UndecodableImage("unsupported")
+    else:
+        is_whole = len(data) >= 26
+        if bmp_is_run_length_encoded(data):
+            raise UndecodableImage("unsupported")
+    if not is_whole:
+        raise UndecodableImage("truncated")
+
+
+def _check_size(width: int, height: int) -> None:
+    if width < 1 or height < 1:
+        raise UndecodableImage("truncated")
+    if width * height > MAX_PIXELS:
+        raise UndecodableImage("oversized")
 
 
 def upright(image: Image.Image) -> Image.Image:

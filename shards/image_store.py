@@ -3,7 +3,10 @@
 | input                                              | no resize                    | resize=R                    |
 |----------------------------------------------------|------------------------------|-----------------------------|
 | truncated, oversized, not an image                 | rejected                     | rejected                    |
-| GIF, WebP, BMP, TIFF, AVIF, animated PNG           | rejected (`unsupported`)     | rejected (`unsupported`)    |
+| AVIF, HEIC, animated PNG, TIFF with unusual pixels | rejected (`unsupported`)     | rejected (`unsupported`)    |
+| lossy WebP, TIFF that contains JPEG                | JPEG (`webp`, `tiff`)        | JPEG                        |
+| lossless WebP, GIF, BMP, other TIFF                | PNG (`gif`, `bmp`, ...)      | JPEG                        |
+| several frames or pages                            | the first (`first_frame`)    | the first (`first_frame`)   |
 | PNG named .jpg, or the reverse                     | suffix corrected             | suffix corrected            |
 | CMYK or YCCK JPEG, JPEG stored as RGB, not YCbCr   | RGB (`cmyk`, `rgb_coded`)    | RGB                         |
 | PNG of another bit depth than 8                    | 8 bits (`bit_depth`)         | 8 bits                      |
@@ -26,7 +29,7 @@ from typing import Final
 from PIL import Image, ImageFile
 
 from shards.image_check import MAX_BYTES, UndecodableImage, decoder_errors, open_image, rgb_or_gray, turn_of
-from shards.image_header import jpeg_frame
+from shards.image_header import gif_frames, jpeg_frame, tiff_header, webp_header
 
 CONVERSIONS: Final = (
     "cmyk",
@@ -39,10 +42,16 @@ CONVERSIONS: Final = (
     "format",
     "resized",
     "cut",
+    "webp",
+    "gif",
+    "bmp",
+    "tiff",
+    "first_frame",
 )
 LONGEST_SIDE: Final = 8  # in multiples of the shorter side; a network sees only the middle of a longer strip anyway
 DEFAULT_QUALITY: Final = 90
 
+_LONGEST_JPEG = 65_500
 _SPARE = 2  # decode at no less than this multiple of the target size
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2  # start-of-frame markers that all decoders support
 _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 3, 4, 6  # PNG colour types
@@ -73,6 +82,8 @@ def convert_image(data: bytes, resize: int | None = None, quality: int = DEFAULT
 
 
 def _convert(image: ImageFile.ImageFile, data: bytes, resize: int | None, quality: int) -> StoredImage:
+    if image.format not in ("JPEG", "PNG"):
+        return _convert_other(image, data, resize, quality)
     is_png = image.format == "PNG"
     kinds = _png_kinds(image, data, resize) if is_png else _jpeg_kinds(image, data, resize)
     size, box = fit_size(image.size, resize)
@@ -85,12 +96,48 @@ def _convert(image: ImageFile.ImageFile, data: bytes, resize: int | None, qualit
         pixels = pixels.transpose(turn)  # after the crop, which is central and therefore unaffected
     if not kinds:
         return StoredImage("ok", "png" if is_png else "jpg", data, *pixels.size)
+    return _encode(pixels, is_png and resize is None, quality, kinds)
+
+
+def _convert_other(image: ImageFile.ImageFile, data: bytes, resize: int | None, quality: int) -> StoredImage:
+    """Convert the first frame of a WebP, GIF, BMP or TIFF image."""
+    kinds, is_lossy = _other_kinds(image, data)
+    image.load()  # first: Pillow turns a TIFF upright when it loads it, which may change its size
+    if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        kinds.add("alpha")
+    turn = turn_of(image)
+    pixels = rgb_or_gray(image if turn is None else image.transpose(turn))
+    size, box = fit_size(pixels.size, resize)
+    kinds |= {"resized"} if min(size) != min(pixels.size) else set()
+    kinds |= {"cut"} if box[:2] != (0.0, 0.0) else set()
+    if size != pixels.size or "cut" in kinds:
+        pixels = pixels.resize(size, Image.Resampling.BICUBIC, box)
+    kinds |= set() if turn is None else {"upright"}
+    as_png = resize is None and (not is_lossy or max(size) > _LONGEST_JPEG)
+    return _encode(pixels, as_png, quality, kinds)
+
+
+def _other_kinds(image: ImageFile.ImageFile, data: bytes) -> tuple[set[str], bool]:
+    """Return the conversions that the format of an opened image needs, and whether its coding is lossy."""
+    if image.format == "WEBP":
+        webp = webp_header(data)
+        assert webp is not None, "open_image has checked it"
+        return {"webp"} | ({"first_frame"} if webp.is_animated else set()), not webp.is_lossless
+    if image.format == "GIF":
+        return {"gif"} | ({"first_frame"} if gif_frames(data) == 2 else set()), False
+    if image.format == "TIFF":
+        tiff = tiff_header(data)
+        assert tiff is not None, "open_image has checked it"
+        return {"tiff"} | ({"first_frame"} if tiff.has_pages else set()), tiff.is_jpeg
+    return {"bmp"}, False
+
+
+def _encode(pixels: Image.Image, as_png: bool, quality: int, kinds: set[str]) -> StoredImage:
     converted = tuple(kind for kind in CONVERSIONS if kind in kinds)
-    stays_png = is_png and resize is None
-    written = _encode_png(pixels) if stays_png else _encode_jpeg(pixels, quality)
+    written = _encode_png(pixels) if as_png else _encode_jpeg(pixels, quality)
     if len(written) > MAX_BYTES:  # readers refuse larger images
         raise UndecodableImage("oversized")
-    return StoredImage("ok", "png" if stays_png else "jpg", written, *pixels.size, converted)
+    return StoredImage("ok", "png" if as_png else "jpg", written, *pixels.size, converted)
 
 
 def fit_size(size: tuple[int, int], resize: int | None) -> tuple[tuple[int, int], tuple[float, float, float, float]]:

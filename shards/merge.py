@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from shards.duplicates import count_repeated, find_duplicates
 from shards.durable import write_parquet
 from shards.plan import Plan
-from shards.sample_index import Dataset, write_index
+from shards.sample_index import REJECTED, Dataset, write_index
 from shards.shard_writer import Part
-from shards.sources.source import Source
+from shards.sources.source import Source, ignored_files
 
 
 def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
@@ -21,8 +21,8 @@ def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
     table = pa.concat_tables([part.table for part in parts]).sort_by("sample_id")
     same = find_duplicates(table)
     write_parquet(out / "duplicates.parquet", same)
-    table = table.drop_columns(["content"])
     write_parquet(out / "rejected.parquet", _list_rejected(source, table))
+    table = table.drop_columns(["content", "reason"])
     checksum = write_index(out, table)
     converted = sum((Counter(part.converted) for part in parts), Counter[str]())
     dataset = Dataset(
@@ -39,7 +39,9 @@ def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
 
 
 def _list_rejected(source: Source, table: pa.Table) -> pa.Table:
-    """Return the rejected rows, which are in no shard, with verdict and origin."""
-    rows = table.filter(pc.not_equal(table["verdict"], "ok")).select(["sample_id", "key", "verdict"])
+    """Return the rejected and the misnamed images, by sample_id, and then the files that the source ignored."""
+    rows = table.filter(pc.is_valid(table["reason"])).select(["sample_id", "key", "verdict", "reason"])
     origins = [source.origin(row) for row in rows["sample_id"].to_pylist()]
-    return rows.append_column("origin", pa.array(origins, pa.string()))
+    rows = rows.append_column("origin", pa.array(origins, pa.string())).select(REJECTED.names)
+    ignored = [{"key": file.path, "reason": file.reason} for file in ignored_files(source)]
+    return pa.concat_tables([rows.cast(REJECTED), pa.Table.from_pylist(ignored, REJECTED)])

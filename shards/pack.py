@@ -254,7 +254,7 @@ def _write_in_worker(out: Path, shard: int) -> int:
 
 
 def _list_rejected(table: pa.Table) -> list[dict[str, Any]]:
-    rows = table.select(["sample_id", "key", "verdict"])
+    rows = table.select(["sample_id", "key", "verdict", "reason"])
     return rows.filter(pc.not_equal(rows["verdict"], "ok")).to_pylist()
 
 
@@ -262,7 +262,7 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
     if len(rejected) <= max_rejected * plan.count:
         return
     first = sorted(rejected, key=lambda row: row["sample_id"])[:_REJECTED_SHOWN]
-    shown = "; ".join(f"{row['key']}: {row['verdict']}" for row in first)
+    shown = "; ".join(f"{row['key']}: {row['reason']}" for row in first)
     raise DataError(
         f"{plan.source}/{plan.split} has at least {len(rejected):,} unusable images among {plan.count:,}, "
         f"more than the {max_rejected:.2%} allowed. The first: {shown}. "

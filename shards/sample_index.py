@@ -5,7 +5,7 @@ A packed split is one folder:
     shard-000000.tar ...   plain tars of <sample_id>.png / .jpg
     index.parquet          all columns, for people and other tools
     index.arrow            the numeric columns, uncompressed, memory-mapped by all ranks of a node
-    rejected.parquet       the rows that are in no shard, with verdict and origin
+    rejected.parquet       rejected images, ignored files and misnamed images, each with the reason
     duplicates.parquet     images that occur more than once, grouped
     shard-000000.idx ...   for DALI's own WebDataset reader, only with --dali-index
     dataset.json           description and checksums; written last, it marks the folder as complete
@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from shards.durable import read_json, write_atomically, write_json, write_parquet
+from shards.durable import read_json, read_parquet, write_atomically, write_json, write_parquet
 from shards.errors import DataError
 from shards.image_check import VERDICTS
+from shards.image_formats import REASONS
 
 FORMAT = 2
 IN_NO_SHARD = -1
@@ -43,6 +44,18 @@ TABLE = pa.schema(
         ("height", pa.int32()),
         ("verdict", pa.string()),
         ("crc32", pa.uint32()),
+    ]
+)
+
+# The columns of rejected.parquet. verdict: `ok` for a usable image whose name does not tell its format. Ignored files
+# have only a key, which is their path, and a reason; earlier versions did not list them, and wrote no reasons.
+REJECTED = pa.schema(
+    [
+        ("sample_id", pa.int64()),
+        ("key", pa.string()),
+        ("verdict", pa.string()),
+        ("origin", pa.string()),
+        ("reason", pa.string()),
     ]
 )
 
@@ -254,6 +267,15 @@ class SampleIndex:
             again = suggest_packing(self.folder, self.dataset)
             raise DataError(f"{path} does not match {self.folder / 'dataset.json'}. {again}")
         return table
+
+    def read_rejected(self) -> pa.Table:
+        """Read rejected.parquet, with the columns of REJECTED; folders of earlier versions get general reasons."""
+        path = self.folder / "rejected.parquet"
+        table = read_parquet(path, "list of rejected images")
+        if "reason" not in table.schema.names:
+            reasons = [REASONS.get(verdict, verdict) for verdict in table["verdict"].to_pylist()]
+            table = table.append_column("reason", pa.array(reasons, pa.string()))
+        return table.select(REJECTED.names).cast(REJECTED)
 
 
 def _map_columns(path: Path, dataset: Dataset) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from shards.durable import write_atomically, write_parquet
 from shards.errors import DataError
+from shards.image_formats import explain_misnamed, explain_verdict
 from shards.image_store import StoredImage, convert_image
 from shards.plan import Plan
 from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
@@ -22,15 +23,16 @@ from shards.tar_stream import ShardTar
 _FACTS = b"incv.shard"
 _CONTENT_BYTES = 16
 # `content`: hash of the original bytes, so that duplicates are found regardless of conversion
-_PART = TABLE.append(pa.field("content", pa.binary(_CONTENT_BYTES)))
+_PART = TABLE.append(pa.field("content", pa.binary(_CONTENT_BYTES))).append(pa.field("reason", pa.string()))
 
 
 @dataclass(frozen=True)
 class Part:
     """One finished shard.
 
-    converted: number of images by kind of conversion; table: its rows of the index, with the additional column
-    `content`, a hash of the original bytes (null if rejected).
+    converted: number of images by kind of conversion; table: its rows of the index, with two additional columns:
+    `content`, a hash of the original bytes (null if rejected), and `reason`, which says why an image was rejected or
+    that its name does not tell its format (null otherwise).
     """
 
     shard: ShardFile
@@ -86,6 +88,8 @@ def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
     tar = out / file.file
     if facts.get("plan") != plan.checksum or not tar.is_file() or tar.stat().st_size != file.nbytes:
         return None
+    if table.schema.names != _PART.names:  # written by an earlier version
+        return None
     return Part(file, facts["converted"], table.replace_schema_metadata(None))
 
 
@@ -100,6 +104,9 @@ def _write_row(
         offset = tar.add(member_key(row), image.suffix, image.data)
         content = hashlib.sha256(sample.data).digest()[:_CONTENT_BYTES]
         line |= {"shard": shard, "offset": offset, "content": content}
+        line["reason"] = explain_misnamed(sample.data, sample.suffix) or None
+    else:
+        line["reason"] = explain_verdict(image.verdict, sample.data, sample.suffix)
     return line, image.converted
 
 
@@ -128,4 +135,5 @@ def _index_row(source_name: str, row: int, sample: RawSample, image: StoredImage
         "verdict": image.verdict,
         "crc32": zlib.crc32(image.data),
         "content": None,
+        "reason": None,
     }

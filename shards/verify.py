@@ -113,9 +113,10 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
 
 def index_problems(index: SampleIndex) -> Iterator[str]:
     """Yield the problems of the tables: unreadable ones, and differences between them and dataset.json."""
-    rejected = read_parquet(index.folder / "rejected.parquet", "list of rejected images").num_rows
+    table = read_parquet(index.folder / "rejected.parquet", "list of rejected images")
+    verdicts = table["verdict"].to_pylist() if "verdict" in table.schema.names else []
     read_parquet(index.folder / "duplicates.parquet", "list of repeated images")
-    if rejected != index.dataset.count - index.dataset.usable:
+    if sum(verdict not in (None, "ok") for verdict in verdicts) != index.dataset.count - index.dataset.usable:
         yield "rejected.parquet does not match dataset.json"
     table = index.read_table()
     keys = table["key"]

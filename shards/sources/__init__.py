@@ -5,6 +5,15 @@ other installed packages. The other modules are shared: lists of files, tars, fo
 """
 
 from shards.sources.registry import find_source, list_sources, open_source, published_size
-from shards.sources.source import RawSample, Source, SourceType
+from shards.sources.source import RawSample, Source, SourceOptions, SourceType
 
-__all__ = ["RawSample", "Source", "SourceType", "find_source", "list_sources", "open_source", "published_size"]
+__all__ = [
+    "RawSample",
+    "Source",
+    "SourceOptions",
+    "SourceType",
+    "find_source",
+    "list_sources",
+    "open_source",
+    "published_size",
+]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shards.errors import DataError
-from shards.sources.source import SUFFIXES
+from shards.image_formats import SUFFIXES
 from shards.sources.text_file import TextFile, read_lines, refuse_line
 
 _ROW = r"(?s). [0-9]{1,9}$"  # a path, which may contain spaces, then a space and a label that fits into int32
@@ -48,7 +48,7 @@ class FileList:
         clean = pc.invert(pc.match_substring_regex(self._paths, _UNCLEAN))
         self._require(clean, "the path is absolute or has empty, '.' or '..' parts")
         image = pc.match_substring_regex(self._paths, _IMAGE)
-        self._require(image, "the path does not end in a file name with the suffix .jpg, .jpeg or .png")
+        self._require(image, "the path does not end in a file name with an image suffix such as .jpg")
         high = self.labels >= classes
         if high.any():
             row = int(high.argmax())

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shards.errors import ConfigError
-from shards.sources.source import RawSample, Source
+from shards.sources.source import RawSample, Source, ignored_files
 
 
 def select_first_classes(source: Source, classes: int) -> Source:
@@ -20,6 +20,7 @@ class FirstClasses:
     def __init__(self, source: Source, classes: int) -> None:
         self.name, self.split, self.subset = source.name, source.split, source.subset
         self.class_names = source.class_names[:classes]
+        self.ignored = ignored_files(source)
         self._source = source
         labels = np.fromiter((source.label(row) for row in range(len(source))), np.int32, len(source))
         self._rows = np.flatnonzero(labels < classes)

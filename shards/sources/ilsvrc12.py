@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
+from shards.image_formats import SUFFIXES
 from shards.sources.file_list import stem
 from shards.sources.inside import FolderImages, is_there, refuse_undecodable_name
 from shards.sources.source import (
-    SUFFIXES,
     Images,
     RawSample,
     SourceType,
@@ -124,7 +124,7 @@ def _rows_of_folders(root: Path, base: str, wnids: list[str], labels: dict[str, 
             raise DataError(f"the folder {root / folder} is not one of the {len(labels):,} classes; remove it")
         images = [file for file in _scan_folder(root / folder)[1] if is_image(file)]
         if not images:
-            raise DataError(f"the class folder {root / folder} contains no .jpg, .jpeg or .png image")
+            raise DataError(f"the class folder {root / folder} contains no image (.JPEG, .jpg, .png, ...)")
         for file in images:
             refuse_undecodable_name(f"{folder}/{file}", root)
         rows += [_Row(file, f"{folder}/{file}", labels[name], f"{folder}/{file}") for file in images]

@@ -2,15 +2,15 @@
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_check import MAX_BYTES
-from shards.sources.inside import refuse_undecodable_name
-from shards.sources.source import SUFFIXES, RawSample, SourceType, is_image, require_root, suffix_of
+from shards.image_formats import SUFFIXES, explain_ignored
+from shards.sources.folder_walk import walk_files
+from shards.sources.source import IgnoredFile, RawSample, SourceType, is_image, require_root, suffix_of
 
-_LAYOUT = "<split>/<class>/<image>.jpg or .png (with --split '': <class>/<image>)"
+_LAYOUT = "<split>/<class>/<image>.jpg, .png, .webp, ... (with --split '': <class>/<image>)"
 
 
 class ImageFolder:
@@ -19,25 +19,37 @@ class ImageFolder:
     name = "image_folder"
     subset = ""
 
-    def __init__(self, root: Path | None, split: str) -> None:
+    def __init__(self, root: Path | None, split: str, allow_outside: bool = False) -> None:
+        """allow_outside: links may leave `root`."""
         self.split = split
         self._root = require_root(self.name, root, _LAYOUT)
-        classes = _list_class_folders(self._root, split)
+        classes, stray = _list_class_folders(self._root, split)
         self.class_names = tuple(Path(folder).name for folder in classes)
+        self.ignored = [
+            IgnoredFile(path, "not in a class folder" if is_image(os.path.basename(path)) else explain_ignored(path))
+            for path in stray
+        ]
         self._paths: list[str] = []
         self._labels: list[int] = []
-        ignored = 0
         for label, folder in enumerate(classes):
-            files = sorted(_list_files(folder, self._root))
+            files = sorted(walk_files(folder, self._root, allow_outside))
             images = [file for file in files if is_image(os.path.basename(file))]
+            ignored = [
+                IgnoredFile(path, explain_ignored(path)) for path in files if not is_image(os.path.basename(path))
+            ]
             if not images:
-                raise DataError(f"the class folder {self._root / folder} contains no .jpg, .jpeg or .png image")
-            ignored += len(files) - len(images)
+                raise DataError(_describe_empty_class(self._root / folder, ignored))
+            self.ignored += ignored
             self._paths += images
             self._labels += [label] * len(images)
-        if ignored:
+        if self.ignored:
+            first = self.ignored[0]
             logging.getLogger(__name__).warning(
-                "%s: %d files that are not .jpg, .jpeg or .png were ignored", self._root / split, ignored
+                "%s: %d files were ignored, for example %s (%s)",
+                self._root / split,
+                len(self.ignored),
+                first.path,
+                first.reason,
             )
 
     def __len__(self) -> int:
@@ -52,8 +64,11 @@ class ImageFolder:
     def origin(self, row: int) -> str:
         return self._paths[row]
 
+    def file(self, row: int) -> Path:
+        return self._root / self._paths[row]
+
     def sample(self, row: int) -> RawSample:
-        path = self._root / self._paths[row]
+        path = self.file(row)
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)  # one extra byte, to detect an oversized image
@@ -67,12 +82,13 @@ SOURCE = SourceType(
     ImageFolder,
     splits=(),
     keys_are_paths=True,
+    options=("allow_outside",),
     note="'' if the class folders are in --root itself",
 )
 
 
-def _list_class_folders(root: Path, split: str) -> list[str]:
-    """Return the sorted class folders of `split`, as paths relative to `root`."""
+def _list_class_folders(root: Path, split: str) -> tuple[list[str], list[str]]:
+    """Return the class folders of `split` and the files beside them, both sorted, as paths relative to `root`."""
     folder = root / split
     if not folder.is_dir() or not folder.resolve().is_relative_to(root):
         known = [entry.name for entry in root.iterdir() if entry.is_dir()]
@@ -82,37 +98,19 @@ def _list_class_folders(root: Path, split: str) -> list[str]:
         )
     prefix = folder.relative_to(root).as_posix()
     prefix = "" if prefix == "." else prefix + "/"
-    names = [e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")]
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    files = [e.name for e in entries if e.is_file()]
     if not names:
-        raise DataError(f"{folder} has no class folders. Expected under --root: {_LAYOUT}")
-    return [prefix + name for name in sorted(names)]
+        lists = [name for name in files if name.endswith((".csv", ".tsv"))]
+        hint = f". For images with a list of labels ({lists[0]}), use the data set image_csv" if lists else ""
+        raise DataError(f"{folder} has no class folders. Expected under --root: {_LAYOUT}{hint}")
+    return [prefix + name for name in names], [prefix + name for name in files]
 
 
-def _list_files(folder: str, root: Path) -> Iterator[str]:
-    """Yield all files below `folder`, as paths relative to `root`. Links may point only inside `root`."""
-    _refuse_bad_link(folder, root)
-    with os.scandir(root / folder) as entries:
-        for entry in entries:
-            path = f"{folder}/{entry.name}"
-            refuse_undecodable_name(path, root)
-            if entry.is_dir():
-                if not entry.name.startswith("."):
-                    yield from _list_files(path, root)
-                continue
-            if entry.is_symlink():
-                _refuse_bad_link(path, root)
-            if entry.is_file():
-                yield path
-
-
-def _refuse_bad_link(path: str, root: Path) -> None:
-    link = root / path
-    if not link.is_symlink():
-        return
-    target = link.resolve()
-    if not target.is_relative_to(root):
-        raise DataError(f"{link} is a link that leaves {root} (to {target}); copy the images instead")
-    if not target.exists():
-        raise DataError(f"{link} is a link to {target}, which does not exist; remove it or restore the file")
-    if link.is_relative_to(target):
-        raise DataError(f"{link} is a link to {target}, which contains it; remove it")
+def _describe_empty_class(folder: Path, ignored: list[IgnoredFile]) -> str:
+    found = f"; {len(ignored):,} other files, such as {ignored[0].path} ({ignored[0].reason})" if ignored else ""
+    return (
+        f"the class folder {folder} contains no image (.jpg, .png, .webp, .gif, .bmp, .tif){found}. "
+        "Remove it, or add images"
+    )

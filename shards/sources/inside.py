@@ -9,13 +9,16 @@ from shards.errors import DataError
 from shards.image_check import MAX_BYTES
 
 
-def open_inside(root: Path, path: str, origin: str) -> IO[bytes]:
-    """Open the regular file ROOT/path. origin: its description in errors; root: absolute, without links."""
-    place = f"{root}/{path}"
+def open_inside(root: Path, path: str, origin: str, allow_outside: bool = False) -> IO[bytes]:
+    """Open the regular file ROOT/path. origin: its description in errors; root: absolute, without links.
+
+    allow_outside: it may be behind a link that leaves `root`, and `path` may be absolute.
+    """
+    place = os.path.join(root, path)
     location = f"{place} ({origin})" if origin not in (path, place) else place
     try:
         real = os.path.realpath(place, strict=True)
-        if not real.startswith(f"{str(root).rstrip('/')}/"):
+        if not allow_outside and not real.startswith(f"{str(root).rstrip('/')}/"):
             raise DataError(f"{location} is behind a link that leaves {root} (to {real}); copy the files instead")
         # without O_NONBLOCK, opening a named pipe would block
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -9,8 +9,9 @@ from pathlib import Path
 from shards.errors import ConfigError, did_you_mean
 from shards.plugins import PluginGroup
 from shards.sources.first_classes import select_first_classes
-from shards.sources.source import Source, SourceType
+from shards.sources.source import Source, SourceOptions, SourceType
 
+NO_OPTIONS = SourceOptions()
 PLUGINS = PluginGroup("incv.sources", "data set")
 
 
@@ -38,14 +39,24 @@ def list_sources() -> list[SourceType]:
 
 
 def open_source(
-    name: str, root: Path | None, split: str, subset: str | None = None, classes: int | None = None
+    name: str,
+    root: Path | None,
+    split: str,
+    subset: str | None = None,
+    classes: int | None = None,
+    options: SourceOptions = NO_OPTIONS,
 ) -> Source:
     """The data set `name` under `root`, or its first `classes` classes."""
     kind = find_source(name)
+    for option in options.given():
+        if option not in kind.options:
+            others = ", ".join(one.name for one in list_sources() if option in one.options)
+            raise ConfigError(f"{name} has no option --{option.replace('_', '-')} (only {others}); leave it out")
     if subset is not None and not kind.subsets:
         others = ", ".join(one.name for one in list_sources() if one.subsets)
         raise ConfigError(f"{name} has no subsets (only {others}); leave --subset {subset} out")
-    source = kind.open(root, split, subset) if kind.subsets else kind.open(root, split)
+    chosen = {option: getattr(options, option) for option in kind.options}
+    source = kind.open(root, split, *([subset] if kind.subsets else []), **chosen)
     return source if classes is None else select_first_classes(source, classes)
 
 

@@ -1,17 +1,19 @@
 """The interface of a data set, its registry record, and checks shared by all data sets."""
 
 import io
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
 
 from shards.errors import ConfigError, DataError, did_you_mean
+from shards.image_formats import SUFFIXES
 
-SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
+_NUMBER = re.compile(r"-?[0-9]{1,9}")  # stricter than int(), which accepts 0_1 and non-ASCII digits
 
 
 def suffix_of(name: str) -> str:
@@ -27,11 +29,11 @@ def is_image(name: str) -> bool:
 
 @dataclass(frozen=True)
 class RawSample:
-    """One image as the source provides it; `data` is a complete PNG or JPEG file, not yet checked."""
+    """One image as the source provides it; `data` is a complete image file, not yet checked."""
 
     key: str
     label: int
-    suffix: str  # "png" or "jpg"
+    suffix: str  # the format by the name of the file: a value of SUFFIXES
     data: bytes
 
 
@@ -66,6 +68,39 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class SourceOptions:
+    """How to read images with a list of labels; each data set takes some of these options."""
+
+    csv: str | None = None
+    """A CSV file of paths and labels."""
+    path_column: str | None = None
+    """The column of the paths; None: recognised by its name."""
+    label_column: str | None = None
+    """The column of the labels (webdataset: the key in .json members); None: recognised by its name."""
+    partial: bool = False
+    """Ignore images without a label instead of refusing them."""
+    allow_outside: bool = False
+    """Accept paths and links that leave the root."""
+
+    def given(self) -> dict[str, str | bool]:
+        """Return the options that differ from their defaults."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, False)}
+
+
+class IgnoredFile(NamedTuple):
+    """A file of a source that is not one of its rows. path: relative to the root, or inside a tar."""
+
+    path: str
+    reason: str
+
+
+def ignored_files(source: Source) -> Sequence[IgnoredFile]:
+    """Return the files that a source left out, if it lists them in its attribute `ignored`."""
+    return getattr(source, "ignored", ())
+
+
+@dataclass(frozen=True)
 class SourceType:
     """The registry record of a data set: `SOURCE` in its module, or the object of an `incv.sources` entry point."""
 
@@ -77,7 +112,9 @@ class SourceType:
     subsets: tuple[str, ...] = ()
     needs_root: bool = True
     keys_are_paths: bool = False
-    """Whether a key is the path of its image relative to the root."""
+    """Whether a key is the path of its image: relative to the root, or absolute if it is outside."""
+    options: tuple[str, ...] = ()
+    """The options of SourceOptions that `open` takes, as keyword arguments."""
     note: str = ""
     """A remark for the command-line help."""
     published: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
@@ -115,6 +152,13 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
             f"{root} does not exist. Expected there: {layout}. Pass the folder with {source}'s images as --root"
         )
     return root.resolve()
+
+
+def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct labels in the order of the classes: numbers by value, other texts by their characters."""
+    distinct = set(labels)
+    numbers = {int(label) for label in distinct if _NUMBER.fullmatch(label)}
+    return tuple(sorted(distinct, key=int) if len(numbers) == len(distinct) else sorted(distinct))
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

@@ -7,10 +7,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError, did_you_mean
+from shards.image_formats import SUFFIXES
 from shards.sources.file_list import FileList, stem
 from shards.sources.inside import FolderImages, is_there
 from shards.sources.source import (
-    SUFFIXES,
     Images,
     RawSample,
     SourceType,

@@ -42,6 +42,30 @@ def _encoded(kind: str, **options: object) -> bytes:
     return stream.getvalue()
 
 
+def _gif(width: int, height: int, *blocks: bytes) -> bytes:
+    """A GIF whose screen and frame claim any size, with `blocks` before the frame."""
+    data = _encoded("GIF")
+    frame = data.index(b",\0\0\0\0\x08\0\x08\0")
+    size = struct.pack("<HH", width, height)
+    return data[:6] + size + data[10:frame] + b"".join(blocks) + b",\0\0\0\0" + size + data[frame + 9 :]
+
+
+def _webp(width: int, height: int) -> bytes:
+    """A WebP file whose canvas claims any size."""
+    canvas = bytes(4) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    chunks = b"WEBPVP8X" + struct.pack("<I", 10) + canvas + _encoded("WEBP")[12:]
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def _tiff(width: int, height: int, *entries: bytes, body: bytes = b"") -> bytes:
+    """A TIFF of one gray strip whose directory claims any size."""
+    tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: 64}
+    lines = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items() if value is not None]
+    lines += entries
+    directory = struct.pack("<H", len(lines)) + b"".join(sorted(lines)) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + len(body)) + body + directory
+
+
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "png header": (lambda: _png(60_000, 60_000), "oversized"),
     "png header beyond 32 bits of pixels": (lambda: _png(2**31 - 1, 2**31 - 1), "oversized"),
@@ -54,10 +78,10 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
         "truncated",
     ),
     "pixels that unfold": (lambda: _png(8, 8, body=bytes(200 * MEGABYTE)), "ok"),
-    "gif named jpg": (lambda: _encoded("GIF"), "unsupported"),
-    "webp": (lambda: _encoded("WEBP"), "unsupported"),
-    "bmp": (lambda: _encoded("BMP"), "unsupported"),
-    "tiff": (lambda: _encoded("TIFF"), "unsupported"),
+    "gif": (lambda: _encoded("GIF"), "ok"),
+    "webp": (lambda: _encoded("WEBP"), "ok"),
+    "bmp": (lambda: _encoded("BMP"), "ok"),
+    "tiff": (lambda: _encoded("TIFF"), "ok"),
     "avif": (lambda: b"\0\0\0\x20ftypavif\0\0\0\0avifmif1miaf" + bytes(100), "unsupported"),
     "heic": (lambda: b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100), "unsupported"),
     "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not_an_image"),
@@ -66,6 +90,27 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "endless markers": (lambda: b"\xff\xd8" + b"\xff\xe0\0\2" * 100_000, "truncated"),
     "endless fill bytes": (lambda: b"\xff\xd8" + b"\xff" * MEGABYTE, "truncated"),
     "endless chunks": (lambda: _png(8, 8, _chunk(b"tEXt", b"a\0b") * 100_000), "truncated"),
+    "gif header": (lambda: _gif(60_000, 60_000), "oversized"),
+    "gif comments of single bytes": (lambda: _gif(8, 8, b"!\xfe" + b"\1a" * MEGABYTE + b"\0"), "truncated"),
+    "gif of empty extensions": (lambda: _gif(8, 8, b"!\xfe\1a\0" * 100_000), "truncated"),
+    "webp canvas": (lambda: _webp(16_384, 16_384), "oversized"),
+    "webp canvas beyond the format": (lambda: _webp(2**24, 2**24), "oversized"),
+    "bmp header": (
+        lambda: _encoded("BMP")[:18] + struct.pack("<II", 60_000, 60_000) + _encoded("BMP")[26:],
+        "oversized",
+    ),
+    "run-length encoded bmp": (
+        lambda: _encoded("BMP")[:30] + b"\1\0\0\0" + _encoded("BMP")[34:] + b"\xff\0" * MEGABYTE,
+        "unsupported",
+    ),
+    "tiff directory": (lambda: _tiff(60_000, 60_000, body=bytes(64)), "oversized"),
+    "tiff of endless strips": (
+        lambda: _tiff(8, 8, struct.pack("<HHII", 273, 4, MEGABYTE, 8), body=bytes(4 * MEGABYTE)),
+        "truncated",
+    ),
+    "tiff that lacks its strip": (lambda: _tiff(800, 800), "truncated"),
+    "raw camera file": (lambda: _tiff(8, 8, struct.pack("<HHII", 254, 4, 1, 1), body=bytes(64)), "unsupported"),
+    "jpeg xl": (lambda: b"\xff\x0a" + bytes(100), "unsupported"),
     "apng": (
         lambda: _encoded("PNG", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")]),
         "unsupported",

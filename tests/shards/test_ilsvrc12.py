@@ -150,7 +150,7 @@ def test_images_in_no_list_are_counted(tmp_path, caplog):
         ("ILSVRC2012_val_00000003.JPEG n99999999", "n99999999.* 10 "),
         ("../ILSVRC2012_val_00000003.JPEG n01440764", "file name"),
         ("/ILSVRC2012_val_00000003.JPEG n01440764", "file name"),
-        ("ILSVRC2012_val_00000003.gif n01440764", "file name"),
+        ("ILSVRC2012_val_00000003.heic n01440764", "file name"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, fact):

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -56,11 +56,16 @@ def _animated() -> bytes:
         (b"", "not_an_image"),
         (b"<!DOCTYPE html><html>404</html>", "not_an_image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0", "not_an_image"),
-        (picture(kind="GIF"), "unsupported"),
-        (picture(kind="WEBP"), "unsupported"),
-        (picture(kind="BMP"), "unsupported"),
-        (picture(kind="TIFF"), "unsupported"),
+        (picture(kind="GIF"), "ok"),
+        (picture(kind="WEBP"), "ok"),
+        (picture(kind="BMP"), "ok"),
+        (picture(kind="TIFF"), "ok"),
         (_animated(), "unsupported"),
+        (b"RIFF\x24\0\0\0WAVEfmt ", "not_an_image"),
+        (b"BMW is a car, and this is a text about it", "not_an_image"),
+        (encoded(Image.fromarray(np.ones((4, 6), np.float32)), "TIFF"), "unsupported"),
+        (encoded(Image.new("LAB", (6, 4)), "TIFF"), "unsupported"),
+        *((picture(width=60, height=60, kind=kind)[:-40], "truncated") for kind in ("GIF", "WEBP", "BMP")),
     ],
 )
 def test_verdicts(data, verdict):
@@ -69,12 +74,25 @@ def test_verdicts(data, verdict):
         assert _verdict(data) == verdict
 
 
-@given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"]))
+STARTS = [
+    b"",
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF89a",
+    b"RIFF\0\0\0\0WEBP",
+    b"II*\0",
+    b"MM\0*\0\0\0\x08",
+    b"BM",
+]
+
+
+@given(st.binary(max_size=200), st.sampled_from(STARTS))
 def test_any_bytes_get_a_verdict(data, start):
     assert _verdict(start + data) in VERDICTS
 
 
-@given(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from(["PNG", "JPEG"]))
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]))
 def test_a_changed_byte_never_raises(place, value, kind):
     data = bytearray(picture(kind=kind))
     data[place % len(data)] = value
@@ -88,7 +106,7 @@ def test_a_png_decodes_to_its_pixels_and_they_are_writable():
     assert decoded.flags.writeable
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied_as_pillow_applies_it(orientation, kind):
     exif = Image.Exif()

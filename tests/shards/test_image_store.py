@@ -42,6 +42,12 @@ def _deep(mode: str) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
+def _translucent() -> Image.Image:
+    image = smooth(40, 26)
+    image.putalpha(90)
+    return image
+
+
 def _with_alpha(mode: str) -> bytes:
     image = smooth(40, 26).convert(mode)
     image.putalpha(90)
@@ -76,6 +82,61 @@ CONVERTED = {
     "turned jpeg": (_turned(6, "JPEG"), ("upright",)),
     "mirrored png": (_turned(2, "PNG"), ("upright",)),
 }
+
+
+def _frames(kind: str) -> bytes:
+    return encoded(smooth(40, 26), kind, save_all=True, append_images=[Image.new("RGB", (40, 26), "red")])
+
+
+OTHER = {  # name: (file, conversions, suffix without resizing)
+    "lossy webp": (encoded(smooth(40, 26), "WEBP", quality=95), ("webp",), "jpg"),
+    "lossless webp": (encoded(smooth(40, 26), "WEBP", lossless=True), ("webp",), "png"),
+    "webp with alpha": (encoded(_translucent(), "WEBP", lossless=True), ("alpha", "webp"), "png"),
+    "turned webp": (_turned(6, "WEBP"), ("upright", "webp"), "jpg"),
+    "animated webp": (_frames("WEBP"), ("webp", "first_frame"), "jpg"),
+    "gif": (encoded(smooth(40, 26), "GIF"), ("gif",), "png"),
+    "gray gif": (encoded(smooth(40, 26).convert("L"), "GIF"), ("gif",), "png"),
+    "animated gif": (_frames("GIF"), ("gif", "first_frame"), "png"),
+    "bmp": (encoded(smooth(40, 26), "BMP"), ("bmp",), "png"),
+    "bmp with a palette": (encoded(smooth(40, 26).quantize(16, dither=Image.Dither.NONE), "BMP"), ("bmp",), "png"),
+    "tiff": (encoded(smooth(40, 26), "TIFF"), ("tiff",), "png"),
+    "deflated tiff": (encoded(smooth(40, 26), "TIFF", compression="tiff_adobe_deflate"), ("tiff",), "png"),
+    "16-bit tiff": (
+        encoded(Image.fromarray(np.asarray(smooth(40, 26).convert("L")).astype(np.uint16) * 257), "TIFF"),
+        ("tiff",),
+        "png",
+    ),
+    "tiff of a jpeg": (encoded(smooth(40, 26), "TIFF", compression="jpeg"), ("tiff",), "jpg"),
+    "cmyk tiff": (encoded(smooth(40, 26).convert("CMYK"), "TIFF"), ("tiff",), "png"),
+    "tiff of pages": (_frames("TIFF"), ("tiff", "first_frame"), "png"),
+    "turned tiff": (_turned(6, "TIFF"), ("tiff",), "png"),
+}
+
+
+@pytest.mark.parametrize("resize", [None, 13])
+@pytest.mark.parametrize("name", OTHER)
+def test_other_formats_are_stored_as_jpeg_or_png(name, resize):
+    data, kinds, suffix = OTHER[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stored = convert_image(data, resize)
+    assert stored.verdict == "ok"
+    assert set(stored.converted) - {"resized"} == set(kinds)
+    assert stored.suffix == (suffix if resize is None else "jpg")
+    again = Image.open(io.BytesIO(stored.data))
+    assert again.format == {"jpg": "JPEG", "png": "PNG"}[stored.suffix]
+    assert again.size == (stored.width, stored.height)
+    assert not again.getexif()
+    wanted = decode_rgb(data)
+    if "turned" in name:
+        assert wanted.shape == (40, 26, 3)
+    if resize is not None:
+        assert min(again.size) == resize
+        wanted = np.asarray(Image.fromarray(wanted).resize(again.size, Image.Resampling.BICUBIC))
+    assert np.abs(np.asarray(again.convert("RGB")).astype(int) - wanted).mean() < (5 if stored.suffix == "jpg" else 1)
+    picture_itself = np.asarray(smooth(40, 26).resize((26, 40)) if "turned" in name else smooth(40, 26))
+    assert np.abs(decode_rgb(data).mean() - picture_itself.mean()) < 12  # the first frame, not black or inverted
+    assert convert_image(stored.data, resize).converted == ()
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -125,7 +186,7 @@ def _dali_rgb(images: list[bytes]) -> list[np.ndarray]:
 def test_every_decoder_sees_the_same_picture(resize):
     from torchvision.io import ImageReadMode, decode_image
 
-    originals = [*KEPT.values(), *(data for data, _ in CONVERTED.values())]
+    originals = [*KEPT.values(), *(data for data, *_ in (*CONVERTED.values(), *OTHER.values()))]
     stored = [convert_image(data, resize) for data in originals]
     dali = _dali_rgb([one.data for one in stored])
     for one, seen_by_dali in zip(stored, dali, strict=True):
@@ -225,15 +286,15 @@ def test_a_cut_file_is_rejected(kind, end, resize):
     assert (stored.verdict, stored.data, stored.width) == ("truncated", b"", 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.binary(min_size=1, max_size=3),
-    st.sampled_from([*KEPT, *CONVERTED]),
+    st.sampled_from([*KEPT, *CONVERTED, *OTHER]),
     st.sampled_from([None, 16]),
 )
 def test_a_changed_byte_gives_a_verdict_or_a_good_image(place, noise, name, resize):
-    data = bytearray(KEPT.get(name) or CONVERTED[name][0])
+    data = bytearray(KEPT.get(name) or (CONVERTED.get(name) or OTHER[name])[0])
     place %= len(data)
     data[place : place + len(noise)] = noise
     stored = convert_image(bytes(data), resize)

@@ -59,7 +59,13 @@ def test_rejected_rows_keep_their_id_and_are_in_no_shard(tmp_path_factory, good,
     assert ((index.shard >= 0) == good).all()
     rejected = pq.read_table(out / "rejected.parquet").to_pylist()
     assert rejected == [
-        {"sample_id": row, "key": f"k{row}", "verdict": "not_an_image", "origin": f"the list, entry {row}"}
+        {
+            "sample_id": row,
+            "key": f"k{row}",
+            "verdict": "not_an_image",
+            "origin": f"the list, entry {row}",
+            "reason": "HTML bytes in a .png, not an image",
+        }
         for row, ok in enumerate(good)
         if not ok
     ]
@@ -203,10 +209,10 @@ def test_too_many_bad_images_are_an_error_that_lists_them(tmp_path):
         pack(ListSource(rows), tmp_path / "out", max_rejected=0.1)
     for text in (
         "at least 4",
-        "page: not_an_image",
-        "cut: truncated",
-        "empty: not_an_image",
-        "bomb: oversized",
+        "page: HTML bytes in a .png, not an image",
+        "cut: damaged or truncated PNG image",
+        "empty: empty file",
+        "bomb: larger than 64 MiB or 50 megapixels",
     ):
         assert text in str(caught.value)
     assert not (tmp_path / "out" / "dataset.json").exists()

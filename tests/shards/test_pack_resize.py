@@ -27,7 +27,7 @@ def _mixed() -> ListSource:
         encoded(smooth(30, 20), "JPEG", exif=turned),
         encoded(smooth(48, 20).quantize(200), "PNG"),
         encoded(smooth(400, 20), "JPEG"),
-        picture(kind="GIF"),
+        b"\0\0\0\x20ftypavif" + bytes(99),
         encoded(smooth(30, 20), "JPEG"),  # the first again
     ]
     return ListSource([(f"k{row}", row % 2, data) for row, data in enumerate(images)])
@@ -64,6 +64,18 @@ def test_without_resize_only_what_must_be_is_converted(tmp_path):
     assert list(stored) == [f"{row:09d}.{'png' if row in (1, 4) else 'jpg'}" for row in (0, 1, 2, 3, 4, 5, 7)]
     for row in (0, 1, 5, 7):
         assert source.sample(row).data in stored.values()
+
+
+def test_a_usable_image_with_a_wrong_name_is_named(tmp_path):
+    rows = [("a.png", 0, picture()), ("b.png", 1, picture(kind="WEBP")), ("c.png", 0, picture()[:-9])]
+    index = pack(ListSource(rows), tmp_path / "out", max_rejected=0.5)
+    listed = [(row["key"], row["verdict"], row["reason"]) for row in index.read_rejected().to_pylist()]
+    assert listed == [
+        ("b.png", "ok", "WebP bytes in a .png"),
+        ("c.png", "truncated", "damaged or truncated PNG image"),
+    ]
+    assert index.usable_ids().tolist() == [0, 1]
+    assert not verify(tmp_path / "out").problems
 
 
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path):

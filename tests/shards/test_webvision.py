@@ -201,7 +201,7 @@ def _rewrite(root: Path, path: str, line: int, content: bytes) -> None:
         (b"google//a.jpg 1", r"'\.\.' parts"),
         (b"/etc/a.jpg 1", "google/"),
         (b"flickr/q0001/a.jpg 1", "google/"),
-        (b"google/q0001/a.gif 1", r"\.jpg"),
+        (b"google/q0001/a.heic 1", r"\.jpg"),
         (b"google/q0001/.jpg 1", r"\.jpg"),
         (b"google/q0001/jpg 1", r"\.jpg"),
         (b"google/q0001/labels.pkl 1", r"\.jpg"),

@@ -18,6 +18,7 @@ from shards.csv_file import write_csv
 from shards.durable import disk_errors, hash_file, read_json
 from shards.errors import CommandStopped, ConfigError, DataError
 from shards.image_check import MAX_BYTES
+from shards.image_formats import REASONS, SUFFIXES, explain_verdict
 from shards.image_store import convert_image
 from shards.progress import Progress
 from trainer.config.schema import Recipe
@@ -29,12 +30,6 @@ from trainer.run.export import load_network
 
 TOP = 5
 _BATCH = 64
-_PROBLEMS = {
-    "truncated": "damaged or truncated image",
-    "oversized": "too large",
-    "not_an_image": "not an image",
-    "unsupported": "unsupported image format",
-}
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,13 @@ class Classifier:
         """Return the network's input, uint8 [size, size, 3], or why the file cannot be used."""
         try:
             if path.stat().st_size > MAX_BYTES:
-                return _PROBLEMS["oversized"]
-            stored = convert_image(path.read_bytes(), self.resize)
+                return REASONS["oversized"]
+            data = path.read_bytes()
         except OSError as error:
             return error.strerror or str(error)
+        stored = convert_image(data, self.resize)
         if stored.verdict != "ok":
-            return _PROBLEMS.get(stored.verdict, stored.verdict)
+            return explain_verdict(stored.verdict, data, SUFFIXES.get(path.suffix.lower(), ""))
         pixels = decode(stored.data)
         height, width = pixels.shape[:2]
         (box,) = centre_boxes(self.geometry, np.array([width], np.int32), np.array([height], np.int32))
