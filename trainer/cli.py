@@ -26,6 +26,7 @@ from trainer.doctor.examination import examine
 from trainer.outputs.command import add_commands as add_output_commands
 from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
+from trainer.report.left_out import describe_counts
 from trainer.report.summary import summary_table
 from trainer.run.exit_code import report_error
 from trainer.run.stage_graph import all_stages, stages_of
@@ -257,8 +258,11 @@ def _tell(root: Path, code: int, stage: str | None) -> None:
     """Print the results of a run that has finished its report."""
     run = RunDirectory(root)
     if code == 0 and not run.stopped.exists() and stage in (None, "report") and detect_launch().rank == 0:
-        print(summary_table(read_json(run.report_json)))
+        report = read_json(run.report_json)
+        print(summary_table(report))
         print(f"\nreport: {run.report_html}")
+        if left_out := describe_counts(report["left_out"]["counts"]):
+            print(f"left out: {run.rejected_csv} ({left_out})")
         if run.labels_review_csv.exists():
             print(f"labels: {run.labels_review_csv} (all samples, most suspicious first)")
 

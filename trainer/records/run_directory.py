@@ -31,6 +31,7 @@ class RunDirectory:
         self.selection = root / "selection.parquet"
         self.labels_review_csv = root / "labels_review.csv"
         self.labels_review_parquet = root / "labels_review.parquet"
+        self.rejected_csv = root / "rejected.csv"
         self.evaluation = root / "evaluation.json"
         self.evaluation_progress = root / "evaluation.partial.json"
         self.profile = root / "profile.json"

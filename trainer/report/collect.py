@@ -14,6 +14,7 @@ from shards.errors import ConfigError
 from trainer.methods.registry import get_method, method_names, title_of
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_curves
+from trainer.report.left_out import read_left_out
 from trainer.report.measured import (
     MATRIX_CLASSES,
     RunSamples,
@@ -56,6 +57,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "confusion": measure_confusion(run, samples, noise.get("transition")),
         "methods": describe_methods(config.get("methods") or []),
         "accuracy": accuracy(_optional(run.evaluation)),
+        "left_out": read_left_out(run),
         "unreadable": find_unreadable(run),
         "suspicious": find_suspects(run, samples),
         "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,

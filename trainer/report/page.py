@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from trainer.report import figures
 from trainer.report.by_class import class_tables
 from trainer.report.class_names import short_names
+from trainer.report.left_out import describe_counts
 from trainer.report.profile import profile_words, shares, shown_phases
 from trainer.report.summary import (
     best_method,
@@ -53,6 +54,8 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         class_tables=class_tables(report),
         filled=(report["filled_classes"] or [])[:LISTED],
         unreadable=report["unreadable"]["samples"][:LISTED],
+        left_out=report["left_out"]["files"][:LISTED],
+        left_out_words=describe_counts(report["left_out"]["counts"]),
         figures=figures,
         thumbnails=thumbnails,
         config=yaml.safe_dump(report["config"], sort_keys=False, allow_unicode=True),

@@ -28,6 +28,7 @@ from trainer.records.manifest import Manifest, StartLog, now
 from trainer.records.profile import Profile, merge_profiles
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
+from trainer.report.left_out import write_left_out
 from trainer.run.data_sets import load_packed_splits, open_splits
 from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
@@ -221,6 +222,7 @@ def _claim_directory(
     ledger.redo(options.redo)
     run.stopped.unlink(missing_ok=True)
     write_bytes(run.config, recipe_yaml(recipe).encode())
+    write_left_out(run, {"train": data.train, **data.eval})
     manifest.content["dataset"] = _describe(data.train)
     start = manifest.begin(options.name, world, _batchnorm_rows(recipe, world), code_hash())
     ledger.begin("pack")
