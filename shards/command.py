@@ -4,15 +4,18 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from shards.errors import DataError
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import pack
 from shards.plan import ArrayTask
 from shards.sample_index import SampleIndex
-from shards.sources import SourceType, list_sources, open_source
+from shards.sources import SourceOptions, SourceType, list_sources, open_source
 from shards.verify import verify
 
 
@@ -55,6 +58,7 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     packing.add_argument("--split", default="train", help="the split to pack; default: train")
     packing.add_argument("--subset", help="the subset of the split to pack, if SOURCE has subsets")
+    _add_source_options(packing)
     packing.add_argument("--classes", type=int, metavar="K", help="pack only the first K classes; default: all")
     packing.add_argument(
         "--resize", type=int, metavar="PIXELS", help="resize the shorter side to PIXELS; default: keep the size"
@@ -89,6 +93,18 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may replace `stop`
 
 
+def _add_source_options(packing: argparse.ArgumentParser) -> None:
+    packing.add_argument("--csv", metavar="FILE", help="the list of paths and labels; default: the one in --root")
+    packing.add_argument("--path-column", metavar="NAME", help="the column of the paths; default: recognised by name")
+    packing.add_argument(
+        "--label-column", metavar="NAME", help="the column, or JSON key, of the labels; default: recognised by name"
+    )
+    packing.add_argument("--partial", action="store_true", help="ignore images without a label; default: refuse them")
+    packing.add_argument(
+        "--allow-outside", action="store_true", help="accept paths and links that leave --root; default: refuse them"
+    )
+
+
 class _PackHelp(argparse.Action):
     """`incv shards pack --help`: lists the data sets only on demand, because the registry imports other packages."""
 
@@ -115,8 +131,9 @@ def _cpus() -> int:
 
 def _pack(arguments: argparse.Namespace) -> int:
     task = None if arguments.task is None else ArrayTask.parse(arguments.task)
+    options = SourceOptions(**{option.name: getattr(arguments, option.name) for option in fields(SourceOptions)})
     source = open_source(
-        arguments.source, arguments.root, arguments.split, subset=arguments.subset, classes=arguments.classes
+        arguments.source, arguments.root, arguments.split, arguments.subset, arguments.classes, options
     )
     index = pack(
         source,
@@ -143,12 +160,14 @@ def _summary(index: SampleIndex) -> str:
     dataset = index.dataset
     megabytes = sum(shard.nbytes for shard in dataset.shards) / 1e6
     rejected = dataset.count - dataset.usable
+    ignored = len(index.read_rejected().filter(pc.is_null(pc.field("sample_id"))))
     converted = ", ".join(f"{count:,} {kind}" for kind, count in dataset.converted.items())
     return (
         "/".join(filter(None, (dataset.source, dataset.split, dataset.subset)))
         + f", {dataset.usable:,} images of {index.num_classes} classes in "
         + f"{len(dataset.shards):,} shards ({megabytes:,.1f} MB), {rejected:,} rejected"
-        + (" (listed in rejected.parquet)" if rejected else "")
+        + (f", {ignored:,} files ignored" if ignored else "")
+        + (" (listed in rejected.parquet)" if rejected or ignored else "")
         + (f", converted: {converted}" if converted else "")
         + (f", duplicates: {dataset.repeated:,} (listed in duplicates.parquet)" if dataset.repeated else "")
         + f", index {index.checksum[:12]}"

@@ -295,9 +295,11 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
 
 def pack_arguments(split: DataConfig) -> list[str]:
     """The arguments of `incv shards pack` that create this split."""
-    options = {name: getattr(split, name) for name in ("root", "split", "subset", "classes", "resize")}
+    names = ("root", "split", "subset", "classes", "resize", "csv", "path_column", "label_column")
+    options = {name.replace("_", "-"): getattr(split, name) for name in names}
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    return [split.source, f"--out={split.shards}", *given]
+    switches = [f"--{name.replace('_', '-')}" for name in ("partial", "allow_outside") if getattr(split, name)]
+    return [split.source, f"--out={split.shards}", *given, *switches]
 
 
 def recipe_path(given: str) -> Path:

@@ -107,6 +107,12 @@ class TarImages:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
 
+    def close(self) -> None:
+        """Close the tar, if it is open; `read` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def read(self, row: int, path: str, origin: str) -> bytes:
         """Read one image, up to one byte more than the size limit, to detect oversized images."""
         if self._file is None:

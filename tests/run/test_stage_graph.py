@@ -60,7 +60,7 @@ def is_execution(key: str) -> bool:
     """Whether contract 14 counts the key as an execution key; checksums represent the data and the label file."""
     return (
         key.startswith("execution.")
-        or key.endswith((".shards", ".root"))
+        or key.endswith((".shards", ".root", ".csv", ".path_column", ".label_column", ".partial", ".allow_outside"))
         or key in ("labels.file", "labels.corrections", "batch.micro", "data.max_unreadable")
         or key in ("model.pretrained", "model.weights")
     )

@@ -26,7 +26,7 @@ class DataConfig(Section):
     """One packed split of a data set."""
 
     source: str
-    """Name of a source (shards/sources): webvision, ilsvrc12, image_folder, cifar10 or digits."""
+    """Name of a source: webvision, ilsvrc12, image_folder, image_csv, webdataset, cifar10 or digits."""
     split: str = "train"
     subset: str | None = None
     """A subset of the split (webvision: google, flickr or all); null: the source's default."""
@@ -38,6 +38,19 @@ class DataConfig(Section):
     """Folder of the packed split; the `pack` stage creates it if it does not exist."""
     root: str | None = execution(None)
     """Folder of the raw images; read only when packing."""
+    csv: str | None = execution(None)
+    """image_csv: the file of paths and labels, in the working folder or in root; null: the one that root contains.
+
+    This key and the four below matter only when packing: the result, keys and labels, counts as a result key.
+    """
+    path_column: str | None = execution(None)
+    """image_csv: the column of the paths; null: recognised by its name."""
+    label_column: str | None = execution(None)
+    """image_csv: the column of the labels; webdataset: their key in .json members; null: recognised by its name."""
+    partial: bool = execution(False)
+    """image_csv, webdataset: ignore images without a label instead of refusing them; rejected.csv names them."""
+    allow_outside: bool = execution(False)
+    """image_csv, image_folder: accept paths and links that leave root."""
     limit: Positive | None = None
     """Use only this many samples, spread evenly over the classes; null: all."""
 

@@ -30,7 +30,7 @@ class ReviewedSamples:
     """Whether `labels.corrections` excludes the sample."""
     class_names: Sequence[str]
     root: str | None
-    """Folder in which the keys are the paths of the images; None if they are no paths."""
+    """Folder in which the keys are the paths of the images, unless they are absolute; None if they are no paths."""
 
 
 def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Table:
@@ -82,4 +82,5 @@ def _known(values: npt.NDArray[np.float32]) -> pa.Array:
 def _join(root: str | None, keys: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     if root is None:
         return pa.nulls(len(keys), pa.string())
-    return pc.binary_join_element_wise(root.rstrip("/"), keys, "/")
+    below = pc.binary_join_element_wise(root.rstrip("/"), keys, "/")
+    return pc.if_else(pc.starts_with(keys, "/"), keys, below)

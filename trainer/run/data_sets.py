@@ -4,12 +4,13 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError, InputError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
-from shards.sources import Source, find_source, open_source
+from shards.sources import Source, SourceOptions, find_source, open_source
 from shards.verify import require_verified
 from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.stop import StopRequest
@@ -77,7 +78,8 @@ def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest) -> Sa
 def source_of(key: str, config: DataConfig) -> Source:
     with _words_of_a_recipe(key):
         root = Path(config.root) if config.root else None
-        return open_source(config.source, root, config.split, subset=config.subset, classes=config.classes)
+        options = SourceOptions(**{option.name: getattr(config, option.name) for option in fields(SourceOptions)})
+        return open_source(config.source, root, config.split, config.subset, config.classes, options)
 
 
 def find_key_root(config: DataConfig) -> str | None:
@@ -91,7 +93,8 @@ def find_key_root(config: DataConfig) -> str | None:
 @contextmanager
 def _words_of_a_recipe(key: str) -> Iterator[None]:
     """In packing errors, replace the flags of `incv shards pack` with the recipe's keys."""
-    flags = {f"--{name}": f"{key}.{name}" for name in ("root", "split", "subset", "classes", "resize")}
+    names = ["root", "split", "subset", "classes", "resize", *(option.name for option in fields(SourceOptions))]
+    flags = {f"--{name.replace('_', '-')}": f"{key}.{name}" for name in names}
     flags["--out"] = f"{key}.shards"
     try:
         yield

@@ -1,6 +1,5 @@
 """Read labels from files: `labels.file` has a label for every sample, `labels.corrections` for some of them."""
 
-import csv
 import hashlib
 import io
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shards.csv_file import unescape_cell
+from shards.csv_file import DELIMITERS, BadCsv, column_name, read_csv_text, read_records, unescape_cell
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from trainer.loading.sample_order import Ids
@@ -21,7 +20,6 @@ EXCLUDED = -1
 
 _KEY = "key"
 _LABELS = ("corrected_label", "label", "given_label")  # of a row's cells in these columns, the first non-empty counts
-_DELIMITERS = ",;\t"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # stricter than int(), which accepts 0_1 and non-ASCII digits
 
 
@@ -83,12 +81,7 @@ class _LabelFile:
     def __init__(self, name: str, path: Path, index: SampleIndex) -> None:
         """name: the recipe key of the file."""
         self._name, self._path, self._index = name, path, index
-        try:
-            self._text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
-        except OSError as error:
-            raise DataError(f"{name} {path} cannot be read: {error}") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{name} {path} cannot be read: {error}. Save it as CSV in UTF-8") from error
+        self._text = read_csv_text(path, name)
         self._class_of = {class_name: label for label, class_name in enumerate(index.class_names)}
         # If classes are named by numbers other than their own, as the folders 1 and 2, a number can only be a name.
         self._has_numbers = all(
@@ -107,7 +100,7 @@ class _LabelFile:
         for line, cells in self._records():
             if header:
                 header, width = False, len(cells)
-                names = [_column_name(cell) for cell in cells]
+                names = [column_name(cell) for cell in cells]
                 columns = {name: names.index(name) for name in names}
                 continue
             if len(cells) != width:
@@ -149,15 +142,10 @@ class _LabelFile:
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield each record of the CSV file that is not blank, with the number of its first line."""
-        reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self.delimiter or ",", strict=True)
-        line = 1
         try:
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    yield line, cells
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise self._error(line, f"not valid CSV ({error})") from None
+            yield from read_records(self._text, self.delimiter or ",")
+        except BadCsv as problem:
+            raise self._error(problem.line, str(problem)) from None
 
     def _key(self, sample_id: int) -> str:
         return self._index.keys(np.array([sample_id]))[0]
@@ -187,15 +175,11 @@ class _LabelFile:
 
 def _recognise(line: str) -> tuple[bool, str | None]:
     """Return whether a file's first line is a header, and the delimiter; None if the file has no columns."""
-    for delimiter in _DELIMITERS:
-        names = [_column_name(cell) for cell in line.split(delimiter)]
+    for delimiter in DELIMITERS:
+        names = [column_name(cell) for cell in line.split(delimiter)]
         if _KEY in names and any(name in names for name in _LABELS):
             return True, delimiter
     return False, "," if "," in line else None
-
-
-def _column_name(cell: str) -> str:
-    return cell.strip().strip('"').strip().lower()
 
 
 def _find(known: Mapping[str, int], cell: str) -> int | None:
