@@ -249,4 +249,5 @@ def find_list(root: Path, inner: str, split: str, given: str | None) -> Path:
         if lists:
             shown = ", ".join(path.name for path in lists[:10])
             raise ConfigError(f"{folder} contains several lists ({shown}); choose one with --csv")
-    raise DataError(f"{root} contains no CSV file. Expected there: {_LAYOUT}")
+    hint = "; convert metadata.jsonl to metadata.csv" if (root / inner / "metadata.jsonl").is_file() else ""
+    raise DataError(f"{root} contains no CSV file. Expected there: {_LAYOUT}{hint}")

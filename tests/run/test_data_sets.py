@@ -42,6 +42,14 @@ def test_the_keys_of_a_recipe_reach_the_shards(root, tmp_path):
     assert _open(root, tmp_path / "out", resize=10).checksum == index.checksum  # null: as the folder has it
 
 
+def test_one_class_is_refused_before_anything_is_written(root, tmp_path):
+    with pytest.raises(DataError, match=r"data\.train has one class only, 'train'.*data\.train\.split"):
+        _open(root, tmp_path / "out", split="")
+    with pytest.raises(DataError, match="one class only"):
+        _open(root, tmp_path / "out", classes=1)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("packed", "asked", "facts"),
     [

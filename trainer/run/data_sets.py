@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -79,7 +79,18 @@ def source_of(key: str, config: DataConfig) -> Source:
     with _words_of_a_recipe(key):
         root = Path(config.root) if config.root else None
         options = SourceOptions(**{option.name: getattr(config, option.name) for option in fields(SourceOptions)})
-        return open_source(config.source, root, config.split, config.subset, config.classes, options)
+        source = open_source(config.source, root, config.split, config.subset, config.classes, options)
+    require_two_classes(key, source.class_names)
+    return source
+
+
+def require_two_classes(key: str, class_names: Sequence[str]) -> None:
+    """Raise DataError if there is nothing to tell apart. key: the recipe key of the split."""
+    if len(class_names) < 2:
+        raise DataError(
+            f"{key} has one class only, {class_names[0]!r}: at least two are needed. Check {key}.root and "
+            f"{key}.split: in an image folder, the folder of the split contains one folder for each class"
+        )
 
 
 def find_key_root(config: DataConfig) -> str | None:
@@ -109,6 +120,7 @@ def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[st
     """Open the training split and the evaluation sets; raises DataError unless all have the same classes."""
     workers = recipe.execution.workers
     train = open_split("data.train", recipe.data.train, workers, stop)
+    require_two_classes("data.train", train.class_names)
     sets = {name: open_split(f"data.eval.{name}", config, workers, stop) for name, config in recipe.data.eval.items()}
     for name, index in sets.items():
         if index.class_names != train.class_names:
