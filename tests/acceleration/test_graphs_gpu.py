@@ -16,7 +16,7 @@ WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = 50
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rate_kept_rows_and_weights_change_after_the_recording(kind, optimizer):
     """50 steps: a warm-up, a milestone, n(e) falling to a half, rows of C coming, lost rows, an empty batch, NaN."""

@@ -102,6 +102,7 @@ THE_PAPERS: dict[str, tuple[object, str]] = {
 LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not written
     *("data.*.limit", "data.*.classes", "data.*.subset", "image.pad", "image.fill", "model.options"),
     *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
+    "*.optimizer.schedule",
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
 

@@ -123,6 +123,13 @@ def test_a_wrong_value_is_refused_by_its_key(recipe, override, key):
     assert "pydantic" not in message
 
 
+def test_a_cosine_leaves_no_room_for_milestones_or_an_endless_warm_up(recipe):
+    cosine = "standard.optimizer={schedule: cosine, warmup_epochs: 4.5}"
+    assert load_recipe(recipe, [cosine]).standard.optimizer.schedule == "cosine"
+    assert "optimizer.milestones have no effect" in refused(recipe, "standard.optimizer.schedule=cosine")
+    assert "leaves none of the 4 epochs" in refused(recipe, cosine, "standard.epochs=4")
+
+
 def test_a_missing_key_is_named(recipe):
     recipe.write_text(RECIPE.replace("batch: {global: 32}\n", "").replace("name: digits_cnn", ""))
     message = refused(recipe)

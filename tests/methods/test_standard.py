@@ -87,7 +87,7 @@ def test_the_rate_follows_the_schedule():
     assert 0 < moved < 0.001
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_a_task_goes_on_from_its_state_bit_for_bit(kind):
     optimizer = OptimizerConfig(kind=kind, learning_rate=0.01, weight_decay=0.01)
     first = StandardTask(normed(1), setting(optimizer))

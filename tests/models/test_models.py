@@ -230,6 +230,21 @@ def test_all_decays_every_parameter():
         assert_partition(model, groups)
 
 
+def test_weights_are_decayed_but_not_biases_norms_and_what_the_network_exempts():
+    model = TwinModel(*(create_model("vit_tiny_patch16_224", 10, seed=seed, img_size=32, depth=1) for seed in (0, 1)))
+    with_decay, without = weight_decay_groups(model, 0.05, "weights")
+    assert (with_decay["weight_decay"], without["weight_decay"]) == (0.05, 0.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, kept = ({names[id(p)] for p in group["params"]} for group in (with_decay, without))
+    assert decayed | kept == set(names.values())
+    assert not decayed & kept
+    assert {name for name in kept if name.endswith(".weight")} == {
+        f"{letter}.{norm}.weight" for letter in "ab" for norm in ("blocks.0.norm1", "blocks.0.norm2", "norm")
+    }
+    assert {"a.pos_embed", "b.pos_embed", "a.cls_token", "b.cls_token"} <= kept
+    assert all(name.endswith(".weight") for name in decayed)
+
+
 def test_residual_convs_needs_our_residual_blocks():
     for name in ("digits_cnn", "resnet18"):
         with pytest.raises(ConfigError, match="use 'all'"):

@@ -18,9 +18,13 @@ from trainer.models.factory import create_model
 from trainer.models.twin import TwinModel
 
 ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
+TOTAL = 100
 KINDS = ("standard", "one_pass", "eval_first")
 OPTIMIZERS = {
     "adam": OptimizerConfig(learning_rate=1e-3, milestones=((4, 3e-4),), warmup_epochs=1, weight_decay=1e-3),
+    "adamw": OptimizerConfig(
+        kind="adamw", learning_rate=1e-3, schedule="cosine", warmup_epochs=1, weight_decay=0.05, decay_scope="weights"
+    ),
     "sgd": OptimizerConfig(kind="sgd", learning_rate=0.05, milestones=((4, 0.01),), weight_decay=1e-3, clip=2.0),
 }
 EMPTY, POISONED, SHORT = 13, 17, 24
@@ -29,7 +33,7 @@ EMPTY, POISONED, SHORT = 13, 17, 24
 
 def task_of(kind: str, world: World, optimizer: str = "sgd", **form: object) -> BaseTask:
     """form: of Setting (graphs, compile, precision, micro)."""
-    setting = TaskSettings(OPTIMIZERS[optimizer], PER_EPOCH, world, **form)
+    setting = TaskSettings(OPTIMIZERS[optimizer], PER_EPOCH, world, **form, total_steps=TOTAL)
     networks = [create_model("cifar_resnet20", CLASSES, seed) for seed in (1, 2)]
     if kind == "standard":
         return StandardTask(networks[0], setting)

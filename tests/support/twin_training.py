@@ -37,8 +37,8 @@ def optimizer_of(module: nn.Module, kind: str) -> torch.optim.Optimizer:
     """Two groups, which interleave in the module's own order: numbers of moments go by group."""
     matrices = {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": 0.01}
     vectors = {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0}
-    if kind == "adam":
-        return torch.optim.Adam([matrices, vectors], lr=1.0)
+    if kind != "sgd":
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind]([matrices, vectors], lr=1.0)
     return torch.optim.SGD([matrices, vectors], lr=1.0, momentum=0.9)
 
 

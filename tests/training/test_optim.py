@@ -1,5 +1,7 @@
-"""Schedules at every epoch boundary, and both optimisers against steps computed by hand."""
+"""Schedules at every epoch boundary, and the optimisers against steps computed by hand."""
 
+import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from trainer.config.schema import OptimizerConfig
 from trainer.models.factory import create_model
-from trainer.training.optim import learning_rate_at, make_optimizer, set_learning_rate
+from trainer.training.optim import (
+    cosine_rate_at,
+    init_moments,
+    learning_rate_at,
+    make_optimizer,
+    scheduled_rate,
+    set_learning_rate,
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,42 @@ def test_impossible_steps_are_refused():
         learning_rate_at(0, 0, 0.1, [])
 
 
+def test_cosine_rates_by_hand():
+    rates = [cosine_rate_at(step, 6, 0.8, warmup_steps=2) for step in range(6)]
+    falling = [0.4 * (1 + math.cos(angle)) for angle in (0, math.pi / 4, math.pi / 2, 3 * math.pi / 4)]
+    np.testing.assert_allclose(rates, [0.4, 0.8, *falling])
+
+
+@given(st.data(), st.integers(1, 5000), st.floats(1e-6, 10))
+def test_a_cosine_climbs_to_the_base_rate_and_falls_towards_0(data, total, base):
+    warmup = data.draw(st.integers(0, total - 1))
+    rates = [cosine_rate_at(step, total, base, warmup) for step in range(total)]
+    assert all(0 < rate <= base for rate in rates)
+    assert rates[warmup] == base
+    assert all(a < b for a, b in itertools.pairwise(rates[:warmup]))
+    assert all(a > b for a, b in itertools.pairwise(rates[warmup:]))
+    middle, odd = divmod(total - warmup, 2)
+    if not odd:
+        assert rates[warmup + middle] == pytest.approx(base / 2)
+
+
+@pytest.mark.parametrize(("step", "warmup"), [(-1, 0), (10, 0), (3, 10)])
+def test_a_cosine_refuses_steps_outside_the_training(step, warmup):
+    with pytest.raises(ValueError, match="the training has 10 steps"):
+        cosine_rate_at(step, 10, 0.1, warmup)
+
+
+def test_the_recipe_chooses_the_schedule():
+    steps = OptimizerConfig(learning_rate=0.1, milestones=((2, 0.01),), warmup_epochs=1)
+    cosine = OptimizerConfig(learning_rate=0.1, schedule="cosine", warmup_epochs=1)
+    for step in range(12):
+        assert scheduled_rate(step, 4, 12, steps) == learning_rate_at(step, 4, 0.1, [(2, 0.01)], 1)
+        assert scheduled_rate(step, 4, 12, cosine) == cosine_rate_at(step, 12, 0.1, warmup_steps=4)
+    # A warm-up that rounds up to the whole of a short training leaves its last step at the full rate.
+    late = OptimizerConfig(learning_rate=0.1, schedule="cosine", warmup_epochs=0.9)
+    assert [scheduled_rate(step, 2, 2, late) for step in range(2)] == [0.1, 0.1]
+
+
 class Quadratic(nn.Module):
     """Three float64 weights w and the loss Σ aw²/2, whose gradient is aw."""
 
@@ -128,6 +174,20 @@ def test_adam_steps_by_hand_with_l2_in_the_gradient():
     assert np.abs(reached - decoupled).max() > 1e-4
 
 
+def test_adamw_steps_by_hand_with_decoupled_decay():
+    model = Quadratic()
+    w, a = model.w.detach().numpy().copy(), model.a.numpy()
+    m = v = np.zeros(3)
+    for t, rate in enumerate(RATES, start=1):
+        gradient = a * w
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        w = w * (1 - rate * DECAY) - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    optimizer = make_optimizer(model, "adamw", DECAY)
+    init_moments(optimizer)
+    np.testing.assert_allclose(two_steps(model, optimizer, RATES), w, rtol=1e-12)
+
+
 def test_sgd_steps_by_hand():
     model = Quadratic()
     w, a = model.w.detach().numpy().copy(), model.a.numpy()
@@ -159,5 +219,5 @@ def test_a_tensor_rate_is_changed_in_place():
 
 
 def test_an_unknown_optimiser_is_refused():
-    with pytest.raises(ValueError, match="'adamw'"):
-        make_optimizer(Quadratic(), "adamw", 0.0)
+    with pytest.raises(ValueError, match="'lamb'"):
+        make_optimizer(Quadratic(), "lamb", 0.0)

@@ -185,15 +185,19 @@ class OrderConfig(Section):
 
 
 class OptimizerConfig(Section):
-    kind: Literal["adam", "sgd"] = "adam"
+    kind: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    schedule: Literal["milestones", "cosine"] = "milestones"
+    """milestones: constant between `milestones`; cosine: from `learning_rate` to 0 after the warm-up."""
     milestones: tuple[tuple[int, float], ...] = ()
     """[epoch, learning rate] pairs: the rate after that many epochs."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
     """Epochs of linear warm-up to `learning_rate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 penalty, added to the gradient (not decoupled as in AdamW)."""
-    decay_scope: Literal["all", "residual_convs"] = "all"
+    """adam, sgd: L2 penalty, added to the gradient; adamw: decoupled decay, applied to the weights directly."""
+    decay_scope: Literal["all", "weights", "residual_convs"] = "all"
+    """Which parameters decay. weights: not biases, normalisation layers and what the network itself exempts;
+    residual_convs: only the convolutions of residual blocks (released code)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD only."""
     clip: Annotated[float, Field(gt=0)] | None = None
@@ -206,12 +210,27 @@ class OptimizerConfig(Section):
             raise ValueError(
                 "optimizer.milestones must be [epoch, learning rate] pairs with increasing epochs and rates above 0"
             )
+        if self.schedule == "cosine" and self.milestones:
+            raise ValueError(
+                "optimizer.milestones have no effect with `optimizer.schedule: cosine`: remove them, or set "
+                "optimizer.schedule to milestones"
+            )
         return self
 
 
 class TrainingConfig(Section):
     epochs: Positive
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> "TrainingConfig":
+        optimizer = self.optimizer
+        if optimizer.schedule == "cosine" and optimizer.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"optimizer.warmup_epochs = {optimizer.warmup_epochs:g} leaves none of the {self.epochs} epochs for "
+                "`optimizer.schedule: cosine`: lower optimizer.warmup_epochs, or raise epochs"
+            )
+        return self
 
 
 class IncvConfig(TrainingConfig):

@@ -43,7 +43,7 @@ from trainer.training.checkpoint import (
 )
 from trainer.training.engines import make_engine
 from trainer.training.finite_guard import FiniteGuard
-from trainer.training.optim import learning_rate_at, make_optimizer
+from trainer.training.optim import make_optimizer, scheduled_rate
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class TaskSettings:
     """Whether to raise an error if a step cannot be captured, instead of running it eagerly."""
     compile: bool = False
     """Whether to compile the networks' blocks with torch.compile."""
+    total_steps: int = 0
+    """Steps of the whole training job; read by `optimizer.schedule: cosine` only."""
 
 
 def build_task_settings(
@@ -113,6 +115,7 @@ def build_task_settings(
         graphs=acceleration.graphs,
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
+        total_steps=plan.total_steps,
     )
 
 
@@ -132,7 +135,8 @@ class BaseTask(ABC):
             self._side_stream = ExclusiveStream(self.device)
             self.module.side_stream = self._side_stream.stream
         self._micro = setting.micro
-        self._schedule, self._steps_per_epoch = setting.optimizer, setting.steps_per_epoch
+        self._schedule = setting.optimizer
+        self._steps_per_epoch, self._total_steps = setting.steps_per_epoch, setting.total_steps
         optimizer = make_optimizer(
             self.module,
             setting.optimizer.kind,
@@ -168,10 +172,7 @@ class BaseTask(ABC):
 
     def step(self, batch: Batch, at: StepIds) -> Values:
         """Run one step and return its scalars, which the next step overwrites."""
-        schedule = self._schedule
-        self.learning_rate = learning_rate_at(
-            at.step, self._steps_per_epoch, schedule.learning_rate, schedule.milestones, schedule.warmup_epochs
-        )
+        self.learning_rate = scheduled_rate(at.step, self._steps_per_epoch, self._total_steps, self._schedule)
         self._engine.set_rate(self.learning_rate)
         inputs, fixed = self.inputs(batch, at)
         with self._compile_context(at):

@@ -13,7 +13,7 @@ from torch import nn
 from shards.errors import ConfigError
 from trainer.models.cifar_resnets import SMALL_NETWORKS, ResidualBlock
 
-DecayScope = Literal["all", "residual_convs"]
+DecayScope = Literal["all", "weights", "residual_convs"]
 
 # Options of timm.create_model that would download weights or unpickle a file. A recipe cannot set them, because it
 # may be untrusted; model.pretrained and model.weights load weights safely.
@@ -89,21 +89,41 @@ def import_timm() -> ModuleType:
 def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope) -> list[dict[str, Any]]:
     """Parameter groups for an optimiser; every parameter of `model` is in exactly one.
 
-    "all" decays every parameter. "residual_convs", as in the released code, decays only the convolutions inside
-    residual blocks (shortcuts included), not the stem, the classifier or BatchNorm. Keras's l2(λ) has the gradient
-    2λw, so the released code's l2(1e-4) is a weight_decay of 2e-4 here.
+    "all" decays every parameter. "weights", as in timm, decays neither biases and normalisation layers (parameters
+    with at most one dimension) nor what the network lists in `no_weight_decay`. "residual_convs", as in the released
+    code, decays only the convolutions inside residual blocks (shortcuts included), not the stem, the classifier or
+    BatchNorm. Keras's l2(λ) has the gradient 2λw, so the released code's l2(1e-4) is a weight_decay of 2e-4 here.
     """
     if scope == "all":
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    if scope == "weights":
+        exempt = _exempt_from_decay(model)
+        return _split_by_decay(model, {id(p) for p in model.parameters() if p.ndim > 1} - exempt, weight_decay)
     if scope != "residual_convs":
-        raise ConfigError(f"unknown decay scope {scope!r}; choose 'all' or 'residual_convs'")
+        raise ConfigError(f"unknown decay scope {scope!r}; choose 'all', 'weights' or 'residual_convs'")
     blocks = [module for module in model.modules() if isinstance(module, ResidualBlock)]
     decayed = {id(layer.weight) for block in blocks for layer in block.modules() if isinstance(layer, nn.Conv2d)}
     if not decayed:
         raise ConfigError(
             "decay scope 'residual_convs' needs the residual blocks of the cifar_resnet models, which this model "
-            "does not have; use 'all'"
+            "does not have; use 'all' or 'weights'"
         )
+    return _split_by_decay(model, decayed, weight_decay)
+
+
+def _exempt_from_decay(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that timm's networks exempt, such as position embeddings."""
+    exempt = set()
+    for module in model.modules():
+        names = getattr(module, "no_weight_decay", None)
+        if callable(names):
+            listed = set(names())
+            exempt |= {id(parameter) for name, parameter in module.named_parameters() if name in listed}
+    return exempt
+
+
+def _split_by_decay(model: nn.Module, decayed: set[int], weight_decay: float) -> list[dict[str, Any]]:
+    """Group the parameters into those whose id is in `decayed`, and the others."""
     with_decay = [parameter for parameter in model.parameters() if id(parameter) in decayed]
     without_decay = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
     return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]

@@ -1,14 +1,16 @@
-"""The learning rate as a pure function of the step, and the paper's two optimisers."""
+"""The learning rate as a pure function of the step, and the optimisers."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import nn
 
+from trainer.config.schema import OptimizerConfig
 from trainer.models.factory import DecayScope, weight_decay_groups
 
-OptimizerKind = Literal["adam", "sgd"]
+OptimizerKind = Literal["adam", "adamw", "sgd"]
 
 
 def learning_rate_at(
@@ -35,6 +37,28 @@ def learning_rate_at(
     return rate * (step + 1) / warmup_steps if step < warmup_steps else rate
 
 
+def cosine_rate_at(step: int, total_steps: int, base: float, warmup_steps: int = 0) -> float:
+    """Return the learning rate of optimiser step `step`: a linear warm-up, then half a cosine that would reach 0 at
+    `total_steps`, one step after the last."""
+    if not 0 <= step < total_steps or warmup_steps >= total_steps:
+        raise ValueError(
+            f"step is {step} and the warm-up has {warmup_steps} steps, but the training has {total_steps} steps"
+        )
+    if step < warmup_steps:
+        return base * ((step + 1) / warmup_steps)
+    return base * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps))) / 2
+
+
+def scheduled_rate(step: int, steps_per_epoch: int, total_steps: int, optimizer: OptimizerConfig) -> float:
+    """Return the learning rate of optimiser step `step` by the recipe's schedule."""
+    if optimizer.schedule == "cosine":
+        warmup = round(optimizer.warmup_epochs * steps_per_epoch)
+        return cosine_rate_at(step, total_steps, optimizer.learning_rate, min(warmup, total_steps - 1))
+    return learning_rate_at(
+        step, steps_per_epoch, optimizer.learning_rate, optimizer.milestones, optimizer.warmup_epochs
+    )
+
+
 def make_optimizer(
     model: nn.Module,
     kind: OptimizerKind,
@@ -43,9 +67,10 @@ def make_optimizer(
     decay_scope: DecayScope = "all",
     lr: float = 1e-3,
 ) -> torch.optim.Optimizer:
-    """Create Adam or SGD with momentum. In both, weight decay is an L2 term in the gradient, g + weight_decay * w.
+    """Create Adam, AdamW or SGD with momentum, which is the only one that reads `momentum`.
 
-    This is not AdamW: the paper's l2 regulariser passes through Adam's moments. `momentum` applies to SGD only.
+    In Adam and SGD, weight decay is an L2 term in the gradient, g + weight_decay * w, which passes through Adam's
+    moments as the paper's regulariser does. In AdamW it is decoupled: w shrinks by lr * weight_decay * w.
     `lr` is the rate until the first `set_learning_rate`; on a GPU it is a device tensor that a CUDA graph can read.
     """
     groups = weight_decay_groups(model, weight_decay, decay_scope)
@@ -56,9 +81,11 @@ def make_optimizer(
     # are not used on a CPU, where their result depends on a weight's position in memory, which differs under ZeRO.
     if kind == "adam":
         return torch.optim.Adam(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
+    if kind == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, fused=on_gpu, capturable=on_gpu)
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=on_gpu)
-    raise ValueError(f"unknown optimiser {kind!r}; choose 'adam' or 'sgd'")
+    raise ValueError(f"unknown optimiser {kind!r}; choose 'adam', 'adamw' or 'sgd'")
 
 
 def step_if(optimizer: torch.optim.Optimizer, ok: torch.Tensor) -> None:
@@ -78,7 +105,7 @@ def init_moments(optimizer: torch.optim.Optimizer) -> None:
             state = optimizer.state[parameter]
             if state:
                 continue
-            if isinstance(optimizer, torch.optim.Adam):
+            if isinstance(optimizer, torch.optim.Adam):  # or AdamW, its subclass
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             elif group["momentum"] != 0:

@@ -1,0 +1,33 @@
+"""Runs with the keys for own data (AdamW, cosine, ...), stopped and resumed bit for bit on 1 and 2 ranks."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+from tests.support.world_runs import Planned, launch
+
+SECTIONS = ("incv", "standard", "coteaching")
+OPTIMIZER = (
+    "{kind: adamw, learning_rate: 0.002, schedule: cosine, warmup_epochs: 1, weight_decay: 0.05, "
+    "decay_scope: weights}"
+)
+KEYS = tuple(f"{section}.optimizer={OPTIMIZER}" for section in SECTIONS)
+STOPS = (("incv/1/0", 7), ("standard", 13), ("coteaching", 9), ("coteaching_incv", 17))
+
+
+def run_stopped_and_calm(folder: Path, size: int) -> tuple[Path, Path]:
+    """A run that was stopped in several trainings, and one that was not, each on `size` ranks."""
+    processes.pack_digits(folder)
+    stopped = [Planned("stopped", KEYS, stop) for stop in (*STOPS, None)]
+    launch(folder, size, [Planned("calm", KEYS), *stopped])
+    return folder / "stopped", folder / "calm"
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.cluster)]
+)
+@pytest.mark.timeout(600)
+def test_a_stopped_run_ends_with_the_bits_of_a_calm_one(size: int, tmp_path: Path) -> None:
+    stopped, calm = run_stopped_and_calm(tmp_path, size)
+    processes.require_same_results(stopped, calm)
