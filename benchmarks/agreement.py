@@ -147,7 +147,7 @@ class Bench:
         plan = TrainingPlan(
             stream=derive_stream(recipe.seed, "standard"),
             selected=images.ids,
-            batch=recipe.batch.global_,
+            batch=recipe.batch.rows,
             epochs=recipe.standard.epochs,
             windows=build_windows(recipe.order, images.index.shard),
         )

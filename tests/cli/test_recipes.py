@@ -103,6 +103,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     *("data.*.limit", "data.*.classes", "data.*.subset", "image.pad", "image.fill", "model.options"),
     *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
     "*.optimizer.schedule",
+    "*.min_steps",
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
 

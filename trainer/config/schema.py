@@ -166,13 +166,23 @@ class ModelConfig(Section):
 
 
 class BatchConfig(Section):
-    global_: Positive = Field(alias="global")
-    """Rows of the selected set S per step, summed over all ranks."""
+    global_: Literal["auto"] | Positive = Field(alias="global")
+    """Rows of the selected set S per step, summed over all ranks.
+
+    auto: the largest power of two from 16 to 128 that gives a fold at least 8 steps per epoch. It is determined when
+    the data is known; config.resolved.yaml has the number.
+    """
     micro: Positive | None = execution(None)
     """Rows per micro-batch, the most a GPU processes at once; gradients are accumulated. null: all its rows.
 
     BatchNorm sees one micro-batch at a time; manifest.json records its number of rows.
     """
+
+    @property
+    def rows(self) -> int:
+        """`batch.global` as a number; `auto` must have been resolved before."""
+        assert isinstance(self.global_, int), "batch.global is auto: call trainer.config.fitting.resolve_batch first"
+        return self.global_
 
 
 class OrderConfig(Section):
@@ -220,6 +230,11 @@ class OptimizerConfig(Section):
 
 class TrainingConfig(Section):
     epochs: Positive
+    min_steps: Annotated[int, Field(ge=0)] = 0
+    """Raise `epochs` until the training has this many steps, so that few samples get enough of them.
+
+    Milestones, warm-ups and ramps, which are counted in epochs, are stretched by the same factor.
+    """
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shards.errors import ConfigError
 from trainer import theory
 from trainer.acceleration.policy import should_compile
+from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
@@ -19,7 +20,7 @@ from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.loading.sample_order import candidate_rows
-from trainer.methods.method import Epochs, ExpectedSizes
+from trainer.methods.method import Epochs, ExpectedSizes, Method
 from trainer.methods.predict import WORTH_COMPILING
 from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
@@ -172,17 +173,21 @@ class CostModel:
     def cost_run(self, gpus: int) -> list[PhaseCost]:
         """Return the cost of all trainings and predict passes; raises ConfigError if the run would be refused."""
         recipe, methods = self.recipe, methods_of(self.recipe)
-        if gpus > recipe.batch.global_:
-            raise ConfigError(f"batch.global = {recipe.batch.global_} rows are fewer than one per GPU")
+        if gpus > recipe.batch.rows:
+            raise ConfigError(f"batch.global = {recipe.batch.rows} rows are fewer than one per GPU")
         check_rows(recipe, gpus)
         phases = list(self._cost_incv(recipe.incv, gpus)) if recipe.incv else []
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
         for method in methods:
-            passes = method.passes(method.config(recipe), sizes)
-            phases += self.cost_training(method.name, passes, method.networks, gpus)
+            phases += self.cost_training(method.name, self._passes(method, sizes), method.networks, gpus)
         for method in methods:  # not compiled: evaluation loads the networks, and loaded networks never are
             phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
         return phases
+
+    def _passes(self, method: Method, sizes: ExpectedSizes) -> Sequence[Epochs]:
+        config = method.config(self.recipe)
+        per_epoch = count_steps(method.passes(config, sizes)[0].selected, self.recipe.batch.rows)
+        return method.passes(fit_section(config, per_epoch), sizes)
 
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each fold runs on half of the GPUs, or both on all GPUs: in turn, or at once."""
@@ -193,15 +198,16 @@ class CostModel:
         gpus = gpus // 2 if halves else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
             half = -(-candidates // 2)
-            (training,) = self.cost_training("incv", [Epochs(incv.epochs, selected + half)], 1, gpus)
+            epochs = fit_section(incv, count_steps(selected + half, self.recipe.batch.rows)).epochs
+            (training,) = self.cost_training("incv", [Epochs(epochs, selected + half)], 1, gpus)
             each_epoch = uses_best_epoch(incv, number, self.noise if number else None)
-            passes = 1 + (incv.epochs if each_epoch else 0)
+            passes = 1 + (epochs if each_epoch else 0)
             predicting = self.cost_predicting("incv", half, passes, 1, gpus, training.compiled)
             yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
 
     def cost_training(self, stage: str, passes: Sequence[Epochs], networks: int, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of a training's epochs, assuming that every row is trained on (none dropped)."""
-        batch, parameters = self.recipe.batch.global_, networks * self.network.parameters
+        batch, parameters = self.recipe.batch.rows, networks * self.network.parameters
         steps = [epochs.count * -(-epochs.selected // batch) for epochs in passes]
         compiled = should_compile(self.recipe.execution, sum(steps))
         row_s, fixed_s, forward_share = self.scale_rates(compiled)

@@ -10,7 +10,8 @@ from shards.errors import InputError
 from shards.pack import require_ours
 from shards.sample_index import SampleIndex
 from shards.sources import Source, published_size
-from trainer.config.schema import DataConfig, Recipe
+from trainer.config.fitting import count_steps, fit_section, resolve_batch
+from trainer.config.schema import DataConfig, Recipe, TrainingConfig
 from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text
@@ -22,6 +23,7 @@ from trainer.models.weights import Weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import check_matches_recipe, source_of
+from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.runner import checksum_keys
@@ -37,15 +39,20 @@ def describe_plan(
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _load_packed(config) for split, config in splits.items()}
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
+    train = indices["train"]
+    samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
+    unfitted, recipe = recipe, resolve_batch(recipe, samples)
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
     obstacles += unusable
-    train = indices["train"]
-    samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
-    lines = [f"recipe {name}, model {recipe.model.name}, batch {recipe.batch.global_}, into {root}"]
+    batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
+    lines = [f"recipe {name}, model {recipe.model.name}, batch {batch}, into {root}"]
     lines += _describe_weights(recipe, weights, unusable)
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {_describe_stage(stage, recipe, samples, indices)}")
+    if samples is not None:
+        notes, warnings = describe_trainings(recipe, samples)
+        lines += [f"note: {note}" for note in notes] + [f"warning: {warning}" for warning in warnings]
     device, no_device = _try(lambda: select_device(recipe.execution))
     world = replace(SINGLE_PROCESS, device=device or SINGLE_PROCESS.device)
     obstacles += no_device + _find_refusals(lambda: check_rows(recipe, world.size))
@@ -61,7 +68,7 @@ def describe_plan(
             obstacles += _find_refusals(partial(check_matches_recipe, keys[split], splits[split], index))
         sizes[split] = size_split(splits[split], index, source)
     lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
-    return "\n".join([*lines, "", estimate_text(recipe, sizes, options or EstimateOptions())])
+    return "\n".join([*lines, "", estimate_text(unfitted, sizes, options or EstimateOptions())])
 
 
 def size_split(config: DataConfig, index: SampleIndex | None, source: Source | None) -> SplitSize | None:
@@ -138,22 +145,24 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
     if stage == "incv" and recipe.incv is not None:
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
-        steps = _describe_steps(samples, recipe.batch.global_, recipe.incv.epochs, 0.5)
-        rounds, epochs = recipe.incv.rounds, recipe.incv.epochs
-        return f"{rounds} rounds of 2 folds, {epochs} epochs, {steps} per fold in round 1{extra}"
+        length = _describe_length(samples, recipe.batch.rows, recipe.incv, share=0.5)
+        return f"{recipe.incv.rounds} rounds of 2 folds, {length} per fold in round 1{extra}"
     if stage in recipe.methods:
         method = get_method(stage)
-        epochs = method.config(recipe).epochs
         networks = "1 network" if method.networks == 1 else f"{method.networks} networks"
         most = "at most " if method.reads_selection(recipe) and samples is not None else ""
-        return f"{networks}, {epochs} epochs, {most}{_describe_steps(samples, recipe.batch.global_, epochs)}"
+        return f"{networks}, {_describe_length(samples, recipe.batch.rows, method.config(recipe), most)}"
     if stage == "evaluate":
         return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.eval)}"
     return ""
 
 
-def _describe_steps(samples: int | None, batch: int, epochs: int, share: float = 1.0) -> str:
-    """Describe the number of steps. share: of the samples trained on; a fold of round 1 trains on half."""
+def _describe_length(
+    samples: int | None, batch: int, section: TrainingConfig, most: str = "", share: float = 1.0
+) -> str:
+    """Describe the epochs and steps. share: of the samples trained on; a fold of round 1 trains on half."""
     if samples is None:
-        return "number of steps unknown until packed"
-    return f"{-(-round(samples * share) // batch) * epochs:,} steps"
+        return f"{section.epochs} epochs, number of steps unknown until packed"
+    per_epoch = count_steps(round(samples * share), batch)
+    epochs = fit_section(section, per_epoch).epochs
+    return f"{epochs} epochs, {most}{per_epoch * epochs:,} steps"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shards.errors import ConfigError, InputError
+from trainer.config.fitting import resolve_batch
 from trainer.config.schema import Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.estimate import measured
@@ -43,6 +44,7 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         return "no estimate: execution.device is cpu, but only GPUs were measured"
     if train is None:
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
+    recipe = resolve_batch(recipe, train.samples)
     try:
         network = count_network(recipe.model.name, train.classes, recipe.image.size, recipe.model.options)
     except InputError as error:

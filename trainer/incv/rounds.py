@@ -9,6 +9,7 @@ from torch import nn
 
 from shards.durable import write_json
 from shards.errors import ConfigError, DataError
+from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import ExecutionConfig, IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import World
@@ -197,11 +198,12 @@ class Incv:
 
     def _trained(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
         recipe, world = self._recipe, ctx.world
+        config = fit_section(self._config, count_steps(len(fold.trained_on), recipe.batch.rows))
         plan = TrainingPlan(
             stream=derive_stream(recipe.seed, "incv", fold.round, fold.number),
             selected=np.sort(fold.trained_on),
-            batch=recipe.batch.global_,
-            epochs=self._config.epochs,
+            batch=recipe.batch.rows,
+            epochs=config.epochs,
             windows=build_windows(recipe.order, self._data.index.shard),
         )
         training = TrainingJob(
@@ -211,7 +213,7 @@ class Incv:
         seed = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             build_network(recipe, self._data.classes, seed, self._weights),
-            build_task_settings(recipe, self._config.optimizer, plan, world),
+            build_task_settings(recipe, config.optimizer, plan, world),
             judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)

@@ -288,7 +288,7 @@ def require_rows_fit(recipe: Recipe, section: str, rank: Rank, candidates: int, 
 
     candidates: maximum number of rows of C in a step; ranks: number of processes.
     """
-    micro, batch = recipe.batch.micro, recipe.batch.global_
+    micro, batch = recipe.batch.micro, recipe.batch.rows
     if micro is None or rank != "one_pass":
         return
     rows = -(-batch // ranks) + -(-candidates // ranks)
@@ -318,7 +318,7 @@ def _validate_rows(recipe: Recipe, ranks: int) -> None:
 
 
 def _build(inputs: MethodInputs) -> MethodTraining:
-    config: CoteachingConfig = inputs.config
+    config: CoteachingConfig = inputs.fit_config(inputs.samples)
     rate = forget_rate(config, inputs.recipe, inputs.noise)
     return build_pair(inputs, inputs.plan(inputs.samples), rate, config.rank, config.ramp_epochs)
 

@@ -50,10 +50,11 @@ def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: Noi
 
 
 def _build(inputs: MethodInputs) -> MethodTraining:
-    config, incv, noise = inputs.config, inputs.recipe.incv, inputs.noise
+    incv, noise = inputs.recipe.incv, inputs.noise
     assert incv is not None
     assert noise is not None
     assert inputs.selected is not None
+    config = inputs.fit_config(inputs.selected)
     warmup = warmup_epochs(config, incv, noise.ratio)
     plan = inputs.plan(inputs.selected, inputs.candidates, candidates_from=warmup)
     rate = noise_of_selected(config, incv, noise, inputs.classes)
@@ -72,7 +73,7 @@ def _passes(config: CoteachingIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:
 
 def _validate_rows(recipe: Recipe, ranks: int) -> None:
     # |C| is not known yet, but a step has at most half as many rows of C as of S.
-    require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, recipe.batch.global_ // 2, ranks)
+    require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, recipe.batch.rows // 2, ranks)
 
 
 METHOD = Method(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
@@ -54,13 +55,17 @@ class MethodInputs:
     noise: NoiseFacts | None = None
     """INCV's noise estimates; None unless the method's inputs include `selection` or `noise_estimate`."""
 
+    def fit_config(self, selected: Ids) -> Any:
+        """Return `config` with its epochs raised to give a training on `selected` at least `min_steps` steps."""
+        return fit_section(self.config, count_steps(len(selected), self.recipe.batch.rows))
+
     def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
-        """Build a plan of `config.epochs` epochs over `selected`; `candidates` join at epoch `candidates_from`."""
+        """Build a plan of `fit_config`'s epochs over `selected`; `candidates` join at epoch `candidates_from`."""
         plan = TrainingPlan(
             stream=derive_stream(self.recipe.seed, self.name),
             selected=selected,
-            batch=self.recipe.batch.global_,
-            epochs=self.config.epochs,
+            batch=self.recipe.batch.rows,
+            epochs=self.fit_config(selected).epochs,
             windows=build_windows(self.recipe.order, self.shards),
         )
         if candidates is None:
@@ -73,7 +78,7 @@ class MethodInputs:
 
     def settings(self, plan: TrainingPlan) -> TaskSettings:
         """Build the optimiser and execution settings for `plan` from the recipe."""
-        optimizer = self.config.optimizer
+        optimizer = self.fit_config(plan.selected).optimizer
         return build_task_settings(self.recipe, optimizer, plan, self.world, allow_accelerate=True)
 
 

@@ -91,9 +91,9 @@ def _training_sections(recipe: Recipe) -> list[TrainingConfig]:
 
 def _check_ranks(recipe: Recipe, world: World) -> None:
     """Check what depends on the number of processes, the device or the engine."""
-    if world.size > recipe.batch.global_:
+    if world.size > recipe.batch.rows:
         raise ConfigError(
-            f"{world.size} processes cannot share batch.global = {recipe.batch.global_} rows: some would have none; "
+            f"{world.size} processes cannot share batch.global = {recipe.batch.rows} rows: some would have none; "
             "start fewer processes, or raise batch.global"
         )
     if recipe.incv is not None:
@@ -119,11 +119,11 @@ def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
     if recipe.labels.corrections is not None:
         given = overlay_corrections(before, ids, read_corrections(Path(recipe.labels.corrections), index))
     kept = given != EXCLUDED
-    if kept.sum() < recipe.batch.global_:
+    if kept.sum() < recipe.batch.rows:
         excluded = f" ({(~kept).sum()} are excluded by labels.corrections)" if not kept.all() else ""
         raise DataError(
             f"the data set has {kept.sum()} training samples{excluded}, fewer than batch.global = "
-            f"{recipe.batch.global_}: lower batch.global, or use more samples (data.train.limit)"
+            f"{recipe.batch.rows}: lower batch.global, or use more samples (data.train.limit)"
         )
     require_every_class(given[kept], index.class_names)
     return RunLabels(

@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.report.left_out import write_left_out
 from trainer.run.data_sets import load_packed_splits, open_splits
+from trainer.run.fitted_recipe import fit_recipe, log_trainings
 from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_own_list
@@ -138,6 +139,7 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
     weights = share_weights(world, recipe.model)
     opened = world.run_on_rank0(lambda: _open_data(options, world, stop, weights))
     data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe), weights)
+    options = replace(options, recipe=(recipe := fit_recipe(recipe, data.train)))
     require_same_start(world, recipe, {"train": data.train, **data.eval}, weights)
     try:
         claimed = world.run_on_rank0(
@@ -183,12 +185,15 @@ def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: We
     require_stages(options.redo, options.only, options.recipe)
     train, eval_sets = open_splits(options.recipe, stop)
     packing = time.monotonic() - began
-    return _Opened(_check_data(options.recipe, world, train, eval_sets, weights), packing)
+    data = _check_data(options.recipe, world, train, eval_sets, weights)
+    log_trainings(fit_recipe(options.recipe, train), len(data.labels.ids))
+    return _Opened(data, packing)
 
 
 def _check_data(
     recipe: Recipe, world: World, train: SampleIndex, eval_sets: dict[str, SampleIndex], weights: Weights | None
 ) -> RunData:
+    recipe = fit_recipe(recipe, train)
     labels = preflight(recipe, train, world, weights)
     preflight_evaluation(recipe, eval_sets)
     return RunData(train, eval_sets, labels, weights)
@@ -234,7 +239,7 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
     """Return the rows that BatchNorm sees at once, in a fold of INCV and in a training method."""
     halves = 2 if recipe.incv is not None and folds_side_by_side(recipe.execution, world) else 1
     return {
-        stage: batchnorm_rows(recipe.batch.global_, ranks, recipe.batch.micro)
+        stage: batchnorm_rows(recipe.batch.rows, ranks, recipe.batch.micro)
         for stage, ranks in (("incv", world.size // halves), ("methods", world.size))
     }
 
