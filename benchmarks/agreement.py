@@ -165,7 +165,7 @@ class Bench:
 
         seed_rng(plan.stream, world.rank)
         module = build_module(recipe, "standard", 1, images.classes)
-        setting = build_task_settings(recipe, recipe.standard.optimizer, plan, world)
+        setting = build_task_settings(recipe, recipe.standard, plan, world)
         task = JudgedTask(module, setting, plan.epochs - JUDGED, judge)
         noisy = _with_noisy_labels(images, recipe)
         training = TrainingJob(said, root / "standard")

@@ -104,6 +104,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
     "*.optimizer.schedule",
     "*.min_steps",
+    "*.label_smoothing",
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
 

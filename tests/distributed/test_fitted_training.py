@@ -16,7 +16,8 @@ OPTIMIZER = (
     "decay_scope: weights}"
 )
 LENGTHS = ("incv.min_steps=70", "standard.min_steps=60", "coteaching.min_steps=100")
-KEYS = (*(f"{section}.optimizer={OPTIMIZER}" for section in SECTIONS), "batch.global=auto", *LENGTHS)
+SMOOTHED = tuple(f"{section}.label_smoothing=0.1" for section in SECTIONS)
+KEYS = (*(f"{section}.optimizer={OPTIMIZER}" for section in SECTIONS), "batch.global=auto", *LENGTHS, *SMOOTHED)
 STOPS = (("incv/1/0", 7), ("standard", 13), ("coteaching", 9), ("coteaching_incv", 17))
 
 

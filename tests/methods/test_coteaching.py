@@ -80,9 +80,8 @@ def test_the_easiest_real_rows_are_chosen(rows, keep):
     assert np.argsort(places)[: min(keep, len(real))].tolist() == expected.tolist()
 
 
-def task_of(a, b, rank, batch, forget_rate=0.5, ramp_epochs=10, precision="fp32"):
-    twins = TwinModel(a, b)
-    return CoteachingTask(twins, setting(precision=precision), ForgetSchedule(batch, forget_rate, ramp_epochs), rank)
+def task_of(a, b, rank, batch, forget_rate=0.5, ramp_epochs=10, **form):
+    return CoteachingTask(TwinModel(a, b), setting(**form), ForgetSchedule(batch, forget_rate, ramp_epochs), rank)
 
 
 @pytest.mark.parametrize("build", [linear, normed])
@@ -123,6 +122,20 @@ def test_eval_first_ranks_in_eval_mode_and_trains_on_the_chosen_rows_alone(build
     assert_same_network(task.module.a, after_one_step(*expected["a"]))
     assert_same_network(task.module.b, after_one_step(*expected["b"]))
     assert report["kept"].item() == keep
+
+
+@pytest.mark.parametrize("rank", ["one_pass", "eval_first"])
+def test_smoothing_changes_what_is_learnt_but_not_what_is_chosen(rank):
+    a, b, batch = linear(1), linear(2), batch_of(10)
+    task = task_of(copy.deepcopy(a), copy.deepcopy(b), rank, batch=10, label_smoothing=0.9)
+    task.step(batch, step_at(10, epoch=12))
+    for network, trained, peer in ((a, task.module.a, b), (b, task.module.b, a)):
+        chosen = easiest(losses_of(peer, batch.images, batch.labels), 5)
+        log_p = network(batch.images[chosen]).log_softmax(1)
+        given_label = log_p[torch.arange(5), batch.labels[chosen]]
+        (-0.1 * given_label - 0.9 * log_p.mean(1)).mean().backward()
+        moved = network[1].weight - 0.1 * network[1].weight.grad
+        torch.testing.assert_close(trained[1].weight, moved)
 
 
 def test_the_two_ways_of_ranking_differ_where_batchnorm_does():

@@ -10,6 +10,7 @@ from torch import nn
 from shards.errors import DataError
 from tests.support.toy_networks import (
     CLASSES,
+    RATE,
     after_one_step,
     assert_same_network,
     batch_of,
@@ -23,7 +24,7 @@ from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
 from trainer.methods.standard import StandardTask
-from trainer.methods.task import sample_losses
+from trainer.methods.task import sample_losses, target_losses
 from trainer.training.finite_guard import NonFiniteError
 
 
@@ -85,6 +86,34 @@ def test_the_rate_follows_the_schedule():
     assert task.learning_rate == 0.0001
     moved = (task.module[1].weight - network[1].weight).abs().max()
     assert 0 < moved < 0.001
+
+
+def smoothed_by_hand(logits, labels, smoothing):
+    """(1 - s) of the cross-entropy, and s of its mean over all classes: [rows]."""
+    log_p = logits.log_softmax(1)
+    return -(1 - smoothing) * log_p[torch.arange(len(labels)), labels] - smoothing * log_p.mean(1)
+
+
+def test_smoothed_losses_by_hand():
+    logits, labels = torch.randn(6, 4), torch.arange(6) % 4
+    for smoothing in (0.0, 0.1, 0.7):
+        expected = smoothed_by_hand(logits, labels, smoothing)
+        torch.testing.assert_close(target_losses(logits, labels, smoothing), expected)
+        soft = torch.nn.functional.one_hot(labels, 4).double()
+        torch.testing.assert_close(target_losses(logits, soft, smoothing), expected)
+    assert torch.equal(target_losses(logits, labels), sample_losses(logits, labels))
+    assert target_losses(logits.bfloat16(), labels, 0.1).dtype == torch.float32
+
+
+def test_a_step_takes_the_gradient_of_smoothed_losses():
+    network, batch = linear(1), batch_of(8, real=5)
+    task = StandardTask(copy.deepcopy(network), setting(label_smoothing=0.2))
+    report = task.step(batch, step_at(5))
+    loss = smoothed_by_hand(network(batch.images[:5]), batch.labels[:5], 0.2).mean()
+    torch.testing.assert_close(report["loss"], loss.detach())
+    loss.backward()
+    moved = network[1].weight - RATE * network[1].weight.grad
+    torch.testing.assert_close(task.module[1].weight, moved)
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])

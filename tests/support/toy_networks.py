@@ -1,6 +1,7 @@
 """Networks small enough to check by hand, and batches of numbers for them."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +24,10 @@ def setting(
     precision: Precision = "fp32",
     micro: int | None = None,
     steps_per_epoch: int = 5,
+    **form: Any,
 ) -> TaskSettings:
-    """One process on the CPU."""
-    return TaskSettings(optimizer, steps_per_epoch, SINGLE_PROCESS, precision, micro)
+    """One process on the CPU. form: other fields of TaskSettings."""
+    return TaskSettings(optimizer, steps_per_epoch, SINGLE_PROCESS, precision, micro, **form)
 
 
 def linear(seed: int) -> nn.Module:

@@ -235,6 +235,11 @@ class TrainingConfig(Section):
 
     Milestones, warm-ups and ramps, which are counted in epochs, are stretched by the same factor.
     """
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target that is spread evenly over all classes in the training loss; 0: off.
+
+    It affects neither the ranking of rows in Co-teaching nor the losses and probabilities of predictions.
+    """
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")

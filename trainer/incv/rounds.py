@@ -213,7 +213,7 @@ class Incv:
         seed = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             build_network(recipe, self._data.classes, seed, self._weights),
-            build_task_settings(recipe, config.optimizer, plan, world),
+            build_task_settings(recipe, config, plan, world),
             judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)

@@ -18,7 +18,7 @@ from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
-from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses
+from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses, target_losses
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
 
@@ -195,6 +195,9 @@ class CoteachingTask(BaseTask):
         logits_a, logits_b = self.forward(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
+        if self.smoothing:  # the ranking has no smoothing: it compares how well the given labels are explained
+            smoothed = (target_losses(logits, inputs["labels"], self.smoothing) for logits in (logits_a, logits_b))
+            losses_a, losses_b = smoothed
         # Algorithm 3, lines 7 and 8: f1 trains on the small-loss rows of f2, and vice versa.
         share = ((losses_a * choice.of_b).sum() + (losses_b * choice.of_a).sum()) / choice.kept.clamp(min=1)
         self.backward(share)
@@ -230,8 +233,8 @@ class CoteachingTask(BaseTask):
         for part in parts:
             last = part is parts[-1]
             logits_a, logits_b = self.forward(images[for_a[part]], images[for_b[part]], last=last)
-            losses_a = sample_losses(logits_a, labels[for_a[part]]) * real_a[part]
-            losses_b = sample_losses(logits_b, labels[for_b[part]]) * real_b[part]
+            losses_a = target_losses(logits_a, labels[for_a[part]], self.smoothing) * real_a[part]
+            losses_b = target_losses(logits_b, labels[for_b[part]], self.smoothing) * real_b[part]
             share = (losses_a.sum() + losses_b.sum()) / choice.kept.clamp(min=1)
             self.backward(share, last)
             loss = loss + share.detach()

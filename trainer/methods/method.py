@@ -77,9 +77,9 @@ class MethodInputs:
         return build_module(self.recipe, self.name, self.networks, self.classes, self.weights)
 
     def settings(self, plan: TrainingPlan) -> TaskSettings:
-        """Build the optimiser and execution settings for `plan` from the recipe."""
-        optimizer = self.fit_config(plan.selected).optimizer
-        return build_task_settings(self.recipe, optimizer, plan, self.world, allow_accelerate=True)
+        """Build the training and execution settings for `plan` from the recipe."""
+        section = self.fit_config(plan.selected)
+        return build_task_settings(self.recipe, section, plan, self.world, allow_accelerate=True)
 
 
 @dataclass(frozen=True, eq=False)

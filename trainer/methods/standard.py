@@ -5,7 +5,7 @@ import torch
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.config.schema import TrainingConfig
 from trainer.methods.method import Method, MethodInputs, MethodTraining
-from trainer.methods.task import BaseTask, sample_losses
+from trainer.methods.task import BaseTask, target_losses
 from trainer.records.metrics import COUNTED
 
 
@@ -26,7 +26,7 @@ class StandardTask(BaseTask):
             labels, weights, last = inputs["labels"][part], inputs["weights"][part], part is parts[-1]
             logits = self.forward(inputs["images"][part], last=last)
             assert isinstance(logits, torch.Tensor)
-            share = (sample_losses(logits, labels) * weights).sum() / rows
+            share = (target_losses(logits, labels, self.smoothing) * weights).sum() / rows
             agreed += ((logits.detach().argmax(1) == labels) * weights).sum()
             self.backward(share, last)
             loss = loss + share.detach()

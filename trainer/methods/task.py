@@ -23,7 +23,7 @@ from trainer.acceleration.cuda_graphs import (
 )
 from trainer.acceleration.policy import choose_acceleration
 from trainer.acceleration.streams import CaptureError, ExclusiveStream
-from trainer.config.schema import OptimizerConfig, Precision, Recipe
+from trainer.config.schema import OptimizerConfig, Precision, Recipe, TrainingConfig
 from trainer.distributed.flat_tensors import flatten_bytes
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
@@ -65,7 +65,18 @@ def image_type(precision: Precision) -> torch.dtype:
 
 def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each row: [rows], in fp32 at any precision (fp64 for fp64 logits)."""
-    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="none")
+    return target_losses(logits, labels)
+
+
+def target_losses(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """Return the cross-entropy of each row with its target: [rows], in fp32 at any precision (fp64 for fp64 logits).
+
+    targets: labels, int64 [rows], or probabilities, float [rows, classes]; smoothing: the share of each target that
+    is spread evenly over the classes.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = targets.to(logits.dtype) if targets.is_floating_point() else targets
+    return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
 
 @dataclass(frozen=True)
@@ -92,19 +103,21 @@ class TaskSettings:
     """Whether to compile the networks' blocks with torch.compile."""
     total_steps: int = 0
     """Steps of the whole training job; read by `optimizer.schedule: cosine` only."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes; the loss of a step applies it."""
 
 
 def build_task_settings(
     recipe: Recipe,
-    optimizer: OptimizerConfig,
+    section: TrainingConfig,
     plan: TrainingPlan,
     world: World,
     allow_accelerate: bool = False,
 ) -> TaskSettings:
-    """Build the settings of a training job that follows `plan` in `world`, from the recipe."""
+    """Build the settings of a training job that follows `plan` in `world`, from the recipe and a section of it."""
     acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
     return TaskSettings(
-        optimizer,
+        section.optimizer,
         plan.steps_per_epoch,
         world,
         recipe.precision,
@@ -116,6 +129,7 @@ def build_task_settings(
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
         total_steps=plan.total_steps,
+        label_smoothing=section.label_smoothing,
     )
 
 
@@ -134,7 +148,7 @@ class BaseTask(ABC):
         if isinstance(self.module, TwinModel) and setting.graphs:
             self._side_stream = ExclusiveStream(self.device)
             self.module.side_stream = self._side_stream.stream
-        self._micro = setting.micro
+        self._micro, self.smoothing = setting.micro, setting.label_smoothing
         self._schedule = setting.optimizer
         self._steps_per_epoch, self._total_steps = setting.steps_per_epoch, setting.total_steps
         optimizer = make_optimizer(
