@@ -240,6 +240,20 @@ def test_each_half_removes_by_its_own_count():
     assert index.ids(State.CANDIDATE).tolist() == [4, 5, 6]
 
 
+def test_held_out_samples_are_predicted_but_neither_selected_nor_removed_nor_counted():
+    """Without them the decisions are the same, although both agree or have the largest losses."""
+    index = SelectionIndex.of_candidates(6, np.arange(4), held_out=np.array([4, 5]))
+    halves = [
+        rows([0, 1, 4], [True, False, True], [0.1, 1.0, 0.2], fold=0, predicted=[3, 2, 1]),
+        rows([2, 3, 5], [True, False, False], [0.1, 2.0, 99.0], fold=1, predicted=[3, 2, 0]),
+    ]
+    after = apply_round(index, merge_predictions(halves, np.arange(6)), 0, 1.0)
+    assert after.state.tolist() == [State.SELECTED, State.REMOVED] * 2 + [State.HELD_OUT] * 2
+    assert after.predicted.tolist() == [3, 2, 3, 2, 1, 0]
+    assert after.round.tolist() == [0] * 6
+    assert after.loss[5] == 99.0
+
+
 def test_an_index_begins_with_candidates_alone():
     index = SelectionIndex.of_candidates(5, np.array([1, 3]))
     assert index.ids(State.CANDIDATE).tolist() == [1, 3]

@@ -35,11 +35,11 @@ def test_the_chosen_samples(samples, least):
     for sample_id, (state, predicted, probability, label) in enumerate(samples):
         suggested = (
             least is not None
-            and state in (State.CANDIDATE, State.REMOVED)
+            and state in (State.CANDIDATE, State.REMOVED, State.HELD_OUT)
             and predicted not in (-1, label)
             and np.float32(probability) >= least
         )
-        if state == State.SELECTED:
+        if state == State.SELECTED or (state == State.HELD_OUT and predicted == label):
             expected.append((sample_id, label, False))
         elif suggested:
             expected.append((sample_id, predicted, True))

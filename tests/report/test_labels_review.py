@@ -22,7 +22,7 @@ def drawn(seed: int, root: str | None = "/images/") -> tuple[SelectionIndex, Rev
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 60))
     state = rng.integers(0, len(State), count).astype(np.int8)
-    judged = np.isin(state, (State.CANDIDATE, State.SELECTED, State.REMOVED))
+    judged = np.isin(state, (State.CANDIDATE, State.SELECTED, State.REMOVED, State.HELD_OUT))
     outside = state == State.OUTSIDE
     loss = np.where(judged, np.round(rng.exponential(2.0, count), 1), np.nan).astype(np.float32)
     selection = SelectionIndex(
@@ -72,7 +72,9 @@ def test_a_row_says_what_the_selection_says(seed):
         assert row["given_label"] == (NAMES[given_label] if given_label >= 0 else None)
         outside = "rejected" if samples.rejected[number] else "excluded"
         assert row["state"] == (outside if state == State.OUTSIDE else state.name.lower())
-        assert row["is_label_issue"] == (state in (State.CANDIDATE, State.REMOVED))
+        contradicted = selection.predicted[number] != given_label
+        issue = state in (State.CANDIDATE, State.REMOVED) or (state == State.HELD_OUT and contradicted)
+        assert row["is_label_issue"] == issue
         assert row["round"] == (None if state == State.OUTSIDE else selection.round[number] + 1)
         if np.isnan(selection.loss[number]):
             assert {row[name] for name in ("predicted_label", "label_quality", "loss")} == {None}

@@ -19,6 +19,11 @@ def count_steps(samples: int, batch: int) -> int:
     return -(-samples // batch)
 
 
+def count_trained(recipe: Recipe, samples: int) -> int:
+    """Return how many of the samples are trained on, to within one per class, with `data.eval_fraction`."""
+    return round(samples * (1 - recipe.data.eval_fraction))
+
+
 def fit_batch(samples: int) -> int:
     """Return the batch of a training on `samples`: a power of two from SMALLEST_BATCH to LARGEST_BATCH."""
     batch = LARGEST_BATCH
@@ -28,7 +33,7 @@ def fit_batch(samples: int) -> int:
 
 
 def resolve_batch(recipe: Recipe, samples: int | None) -> Recipe:
-    """Replace `batch.global: auto` with a number. samples: of the run; None: unknown, so assume many."""
+    """Replace `batch.global: auto` with a number. samples: trained on; None: unknown, so assume many."""
     if recipe.batch.global_ != "auto":
         return recipe
     halves = 2 if recipe.incv is not None else 1  # the smallest training is a fold of round 1

@@ -59,8 +59,22 @@ class DataSections(Section):
     train: DataConfig
     eval: dict[str, DataConfig] = Field(default_factory=dict)
     """Evaluation sets, by the name used in the report."""
+    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Hold out this fraction of each class of the training set as the evaluation set `held_out`; 0: none.
+
+    No network trains on these samples. INCV's folds predict them too, so they are in labels_review.csv.
+    """
     max_unreadable: Ratio = execution(0.01)
     """The run fails if more than this fraction of the training samples cannot be read."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "DataSections":
+        if self.eval_fraction and "held_out" in self.eval:
+            raise ValueError(
+                "data.eval.held_out has the name of the set that data.eval_fraction creates: rename it, or set "
+                "data.eval_fraction to 0"
+            )
+        return self
 
 
 class LabelsConfig(Section):

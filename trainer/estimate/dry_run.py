@@ -10,7 +10,7 @@ from shards.errors import InputError
 from shards.pack import require_ours
 from shards.sample_index import SampleIndex
 from shards.sources import Source, published_size
-from trainer.config.fitting import count_steps, fit_section, resolve_batch
+from trainer.config.fitting import count_steps, count_trained, fit_section, resolve_batch
 from trainer.config.schema import DataConfig, Recipe, TrainingConfig
 from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
@@ -24,6 +24,7 @@ from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import check_matches_recipe, source_of
 from trainer.run.fitted_recipe import describe_trainings
+from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.runner import checksum_keys
@@ -41,6 +42,7 @@ def describe_plan(
     keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
     train = indices["train"]
     samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
+    samples = None if samples is None else count_trained(recipe, samples)
     unfitted, recipe = recipe, resolve_batch(recipe, samples)
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
@@ -153,7 +155,8 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
         most = "at most " if method.reads_selection(recipe) and samples is not None else ""
         return f"{networks}, {_describe_length(samples, recipe.batch.rows, method.config(recipe), most)}"
     if stage == "evaluate":
-        return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.eval)}"
+        sets = [*recipe.data.eval, *([HELD_OUT_SET] if recipe.data.eval_fraction else [])]
+        return f"{len(recipe.methods)} method(s) on {', '.join(sets)}"
     return ""
 
 

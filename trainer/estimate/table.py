@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shards.errors import ConfigError, InputError
-from trainer.config.fitting import resolve_batch
+from trainer.config.fitting import count_trained, resolve_batch
 from trainer.config.schema import Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.estimate import measured
@@ -44,14 +44,16 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         return "no estimate: execution.device is cpu, but only GPUs were measured"
     if train is None:
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
-    recipe = resolve_batch(recipe, train.samples)
+    trained = count_trained(recipe, train.samples)
+    recipe = resolve_batch(recipe, trained)
     try:
         network = count_network(recipe.model.name, train.classes, recipe.image.size, recipe.model.options)
     except InputError as error:
         return f"no estimate: {error}"
     evaluated = {name: size for name, size in splits.items() if name != "train"}
     known = tuple(size.samples for size in evaluated.values() if size is not None)
-    model = CostModel(recipe, network, train.samples, train.classes, known)
+    known += (train.samples - trained,) if recipe.data.eval_fraction else ()
+    model = CostModel(recipe, network, trained, train.classes, known)
     columns, notes = [], []
     for gpus in options.gpus or (recipe.execution.world or detect_launch().size,):
         try:

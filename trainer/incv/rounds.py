@@ -46,6 +46,8 @@ class Fold:
     held_out: Ids
     best: bool
     """Whether to predict with the epoch of best held-out agreement instead of the last epoch."""
+    extra: Ids
+    """Samples outside INCV that this fold predicts too, after training."""
 
 
 def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
@@ -80,15 +82,20 @@ class Incv:
         ctx: RunContext,
         identity: str | None = None,
         weights: Weights | None = None,
+        held_out: Ids | None = None,
     ) -> None:
-        """identity: hash of the recipe keys that determine the folds' results. weights: where the folds start."""
+        """identity: hash of the recipe keys that determine the folds' results. weights: where the folds start.
+
+        held_out: samples that are not in `data.ids`, and that the folds predict without training on them.
+        """
         assert recipe.incv is not None
         self._recipe, self._config, self._weights = recipe, recipe.incv, weights
         self._data, self._run, self._ctx, self._identity = data, run, ctx, identity
+        self._held_out = np.empty(0, np.int64) if held_out is None else held_out
 
     def steps(self) -> Steps[None]:
         """Run the unfinished rounds, then write the final selection and `incv.json`."""
-        index = SelectionIndex.of_candidates(len(self._data.index), self._data.ids)
+        index = SelectionIndex.of_candidates(len(self._data.index), self._data.ids, self._held_out)
         noise: NoiseEstimates | None = None
         records: list[dict[str, Any]] = []
         ended_early = None
@@ -99,11 +106,12 @@ class Incv:
                 break
             best = uses_best_epoch(self._config, number, noise.of_rule(self._config) if noise else None)
             predictions = yield from self._predictions_of(number, index, best)
-            noise = noise or self._estimate(predictions)
+            judged = predictions.rows(~np.isin(predictions.sample_id, self._held_out))
+            noise = noise or self._estimate(judged)
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
             index = apply_round(index, predictions, number, ratio)
             self._write(index, self._run.round_selection(number))
-            records.append(_record(predictions, ratio, best))
+            records.append(_record(judged, ratio, best))
         assert noise is not None
         self._finish(index, noise, records, ended_early)
 
@@ -150,13 +158,17 @@ class Incv:
         """Return a round's predictions on every rank: read from their file, or made by training the round's folds."""
         path, world = self._run.round_predictions(number), self._ctx.world
         candidates = index.ids(State.CANDIDATE)
+        expected = np.concatenate([candidates, self._held_out])
         if world.broadcast_from_rank0(path.exists):
-            return merge_predictions([Predictions.read(path)], candidates)
+            return merge_predictions([Predictions.read(path)], expected)
         halves = split_halves(derive_stream(self._recipe.seed, "incv.split", number), candidates)
+        extra = split_halves(derive_stream(self._recipe.seed, "incv.held_out", number), self._held_out)
         selected = index.ids(State.SELECTED)
-        folds = [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best) for f in (0, 1)]
+        folds = [
+            Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best, extra[f]) for f in (0, 1)
+        ]
         if folds_side_by_side(self._ctx.execution, world):
-            predictions = yield from self._in_halves(folds, candidates)
+            predictions = yield from self._in_halves(folds, expected)
         else:
             parts = [self._predicted(fold, self._ctx) for fold in folds]
             if folds_share_device(self._ctx.execution, world, self._data.is_resident):
@@ -165,13 +177,13 @@ class Incv:
                 predicted = []
                 for part in parts:
                     predicted.append((yield from part))
-            predictions = merge_predictions(predicted, candidates)
+            predictions = merge_predictions(predicted, expected)
         self._refuse_unusable(predictions)
         if world.is_rank0:
             predictions.write(path)
         return predictions
 
-    def _in_halves(self, folds: "list[Fold]", candidates: Ids) -> Steps[Predictions]:
+    def _in_halves(self, folds: "list[Fold]", expected: Ids) -> Steps[Predictions]:
         """Run one fold on each half of the ranks, wait for both to finish or stop, and gather the predictions."""
         ctx, world = self._ctx, self._ctx.world
         which, group = world.fold_group()
@@ -183,7 +195,7 @@ class Incv:
         ctx.heartbeat.update("waiting for the other fold", 0, 0)
         if world.barrier(stopped is not None):
             raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.wait_for_reason())
-        return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, candidates)
+        return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, expected)
 
     def _predicted(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
         """Return one fold's predictions on its held-out half, on every rank of `ctx.world`; train it if necessary."""
@@ -191,7 +203,7 @@ class Incv:
         if ctx.world.broadcast_from_rank0(done.exists):
             return Predictions.read(done)
         network = yield from self._trained(fold, ctx)
-        predictions = self._judge(network, fold, ctx)
+        predictions = self._judge(network, fold, ctx, np.concatenate([fold.held_out, fold.extra]))
         if ctx.world.is_rank0:
             predictions.write(done)
         return predictions
@@ -232,20 +244,20 @@ class Incv:
 
     def _judge_epoch(self, network: nn.Module, fold: "Fold", ctx: RunContext, training: TrainingJob) -> Predictions:
         with ctx.time_phase("predict", training.name):
-            return self._judge(network, fold, ctx)
+            return self._judge(network, fold, ctx, fold.held_out)
 
-    def _judge(self, network: nn.Module, fold: "Fold", ctx: RunContext) -> Predictions:
-        """Predict each sample of the held-out half once, and return the predictions on every rank."""
+    def _judge(self, network: nn.Module, fold: "Fold", ctx: RunContext, ids: Ids) -> Predictions:
+        """Predict each of the samples once, and return the predictions on every rank."""
         part = predict(
             [network],
             self._watched(fold, "predicting"),
-            np.sort(fold.held_out),
+            np.sort(ids),
             self._recipe.precision,
             ctx,
             f"incv/{fold.round}/{fold.number} predict",
             lambda passes: collect_predictions(passes, fold.number, self._config.agree_top_k),
         )
-        return gather_predictions(ctx.world, part, fold.held_out)
+        return gather_predictions(ctx.world, part, ids)
 
     def _refuse_unusable(self, predictions: Predictions) -> None:
         share = 1.0 - float(predictions.usable().mean())

@@ -35,15 +35,19 @@ def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
 
 
 def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
-    """Return the index after applying the decisions for both halves of a round (Algorithm 2, line 14)."""
+    """Return the index after applying the decisions for both halves of a round (Algorithm 2, line 14).
+
+    Only candidates are decided on; other samples get their predictions.
+    """
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()
     measured = {name: getattr(before, name).copy() for name in _MEASURED}
     for name, column in measured.items():
         column[ids] = getattr(predictions, name)
     rounds[ids] = round_
+    candidates = predictions.rows(before.state[ids] == State.CANDIDATE)
     for fold in (0, 1):
-        half = decide_half(predictions.of_fold(fold), remove_ratio)
+        half = decide_half(candidates.of_fold(fold), remove_ratio)
         state[half.selected] = State.SELECTED
         state[half.removed] = State.REMOVED
     state[ids[predictions.status == Status.UNREADABLE]] = State.UNREADABLE

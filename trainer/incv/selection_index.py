@@ -22,6 +22,8 @@ class State(IntEnum):
     REMOVED = 3
     UNREADABLE = 4
     NON_FINITE = 5
+    HELD_OUT = 6
+    """Not a candidate, but predicted in every round: a sample that `data.eval_fraction` holds out of training."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,14 @@ class SelectionIndex:
     """NaN in an index read from a file of a version that did not store it."""
 
     @classmethod
-    def of_candidates(cls, samples: int, candidates: npt.NDArray[np.int64]) -> "SelectionIndex":
-        """Create the index before the first round: every id of the run is a candidate (Algorithm 2, line 1)."""
+    def of_candidates(
+        cls, samples: int, candidates: npt.NDArray[np.int64], held_out: npt.NDArray[np.int64] | None = None
+    ) -> "SelectionIndex":
+        """Create the index before the first round: every id that is not held out is a candidate (Alg. 2, line 1)."""
         state = np.full(samples, State.OUTSIDE, np.int8)
         state[candidates] = State.CANDIDATE
+        if held_out is not None:
+            state[held_out] = State.HELD_OUT
         return cls(
             state=state,
             round=np.full(samples, -1, np.int16),

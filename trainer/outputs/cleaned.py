@@ -25,16 +25,18 @@ class CleanedSet:
 def choose_samples(
     selection: SelectionIndex, given: npt.NDArray[np.int64], least_probability: float | None = None
 ) -> CleanedSet:
-    """Return the selected samples with their given labels.
+    """Return the selected samples, and the held-out ones whose label the prediction confirms, with given labels.
 
     With `least_probability`, also return the samples that were not selected and whose held-out prediction contradicts
     the given label with at least this probability; their label is the prediction.
     """
-    kept = selection.state == State.SELECTED
+    held_out = selection.state == State.HELD_OUT
+    kept = (selection.state == State.SELECTED) | (held_out & (selection.predicted == given))
     labels = given.copy()
     relabelled = np.zeros(len(kept), bool)
     if least_probability is not None:
-        judged = np.isin(selection.state, (State.CANDIDATE, State.REMOVED)) & (selection.predicted >= 0)
+        judged = np.isin(selection.state, (State.CANDIDATE, State.REMOVED)) | held_out
+        judged &= selection.predicted >= 0
         confident = selection.predicted_probability >= least_probability  # False for NaN
         relabelled = judged & confident & (selection.predicted != given)
         labels[relabelled] = selection.predicted[relabelled]

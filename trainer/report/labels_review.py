@@ -45,13 +45,15 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     ids = ids[state[ids] != State.OUTSIDE]
     state = state[ids]
     issue = (state == State.CANDIDATE) | (state == State.REMOVED)
+    predicted = selection.predicted[ids]
+    issue |= (state == State.HELD_OUT) & (predicted >= 0) & (predicted != samples.given[ids])
     keys = samples.keys.take(pa.array(ids))
     return pa.table(
         {
             "key": keys,
             "path": _join(samples.root, keys),
             "given_label": _names(samples.class_names, samples.given[ids]),
-            "predicted_label": _names(samples.class_names, selection.predicted[ids]),
+            "predicted_label": _names(samples.class_names, predicted),
             "label_quality": _known(selection.given_probability[ids]),
             "predicted_probability": _known(selection.predicted_probability[ids]),
             "loss": _known(selection.loss[ids] + np.float32(0)),  # -0.0 becomes 0.0

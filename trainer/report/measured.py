@@ -24,7 +24,7 @@ class RunSamples:
 
     given: NDArray[np.int32]
     truth: NDArray[np.int32] | None
-    inside: NDArray[np.bool_]  # whether a sample belongs to this run
+    inside: NDArray[np.bool_]  # whether a sample belongs to this run and is not held out (data.eval_fraction)
     names: list[str]
 
     @property
@@ -48,7 +48,7 @@ class RunSamples:
 
 
 def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
-    """Read the given labels and, if known, the true ones. Samples marked OUTSIDE in the selection are not in the run.
+    """Read the given labels and, if known, the true ones. The inside has no samples that INCV did not select from.
 
     names: the class names; unnamed classes are numbered.
     """
@@ -63,7 +63,7 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
         truth = _dense(true_ids[here], true_labels[here], size)
     inside = given >= 0
     if selection is not None:
-        inside[: len(selection.state)] &= selection.state != State.OUTSIDE
+        inside[: len(selection.state)] &= ~np.isin(selection.state, (State.OUTSIDE, State.HELD_OUT))
         inside[len(selection.state) :] = False
     highest = max(int(given.max(initial=-1)), -1 if truth is None else int(truth.max(initial=-1)))
     names = names + [str(number) for number in range(len(names), highest + 1)]

@@ -26,7 +26,8 @@ def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> l
     if selection is None:
         return None
     size = len(selection.state)
-    doubted = samples.inside[:size] & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
+    inside = samples.inside[:size] | (selection.state == State.HELD_OUT)
+    doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
     doubted &= selection.predicted != samples.given[:size]
     ids = selection.ids_by_suspicion()
     ids = ids[doubted[ids]][:most]

@@ -3,7 +3,7 @@
 import logging
 
 from shards.sample_index import SampleIndex
-from trainer.config.fitting import describe_lengths, resolve_batch
+from trainer.config.fitting import count_trained, describe_lengths, resolve_batch
 from trainer.config.schema import Recipe
 from trainer.loading.image_set import limit_ids
 from trainer.methods.registry import methods_of
@@ -13,11 +13,11 @@ _log = logging.getLogger(__name__)
 
 def fit_recipe(recipe: Recipe, index: SampleIndex) -> Recipe:
     """Return the recipe with numbers for the keys that depend on the size of the training set."""
-    return resolve_batch(recipe, len(limit_ids(index, recipe.data.train.limit)))
+    return resolve_batch(recipe, count_trained(recipe, len(limit_ids(index, recipe.data.train.limit))))
 
 
 def describe_trainings(recipe: Recipe, samples: int) -> tuple[list[str], list[str]]:
-    """Return notes and warnings about the length of the first folds and of each method. samples: of the run."""
+    """Return notes and warnings about the length of the first folds and of each method. samples: trained on."""
     fold = {"incv": -(-samples // 2)} if recipe.incv is not None else {}
     return describe_lengths(recipe, fold | {method.name: samples for method in methods_of(recipe)})
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from shards.errors import ConfigError, DataError
@@ -19,6 +20,7 @@ from trainer.methods.networks import build_network
 from trainer.methods.registry import methods_of
 from trainer.models.weights import Weights
 from trainer.records.run_directory import RunDirectory
+from trainer.run.held_out import split_held_out
 from trainer.run.label_file import EXCLUDED, read_corrections
 from trainer.run.labels import Labels, make_labels, overlay_corrections, require_every_class
 from trainer.training.engines.deepspeed import deepspeed_stage
@@ -37,6 +39,13 @@ class RunLabels:
     """The sample_ids that `labels.corrections` excludes from the run, ascending."""
     corrected: int
     """How many labels `labels.corrections` changes."""
+    held_out: Ids
+    """Those of `ids` that no network trains on (`data.eval_fraction`), ascending."""
+
+    @property
+    def trained(self) -> Ids:
+        """Those of `ids` that networks train on, ascending."""
+        return np.setdiff1d(self.ids, self.held_out, assume_unique=True)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World, weights: Weights
     ids = limit_ids(index, recipe.data.train.limit)
     check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
-    _check_incv(recipe, index, len(labels.ids))
+    _check_incv(recipe, index, len(labels.trained))
     _check_network(recipe, index.num_classes, weights)
     return labels
 
@@ -119,19 +128,24 @@ def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
     if recipe.labels.corrections is not None:
         given = overlay_corrections(before, ids, read_corrections(Path(recipe.labels.corrections), index))
     kept = given != EXCLUDED
-    if kept.sum() < recipe.batch.rows:
-        excluded = f" ({(~kept).sum()} are excluded by labels.corrections)" if not kept.all() else ""
+    # Split by the labels before corrections, so that correcting labels does not move samples between the two parts.
+    held_out = np.isin(ids, split_held_out(recipe.seed, ids, before, recipe.data.eval_fraction)) & kept
+    trained = kept & ~held_out
+    if trained.sum() < recipe.batch.rows:
+        reasons = {"are excluded by labels.corrections": ~kept, "are held out by data.eval_fraction": held_out}
+        others = ", ".join(f"{mask.sum()} {why}" for why, mask in reasons.items() if mask.any())
         raise DataError(
-            f"the data set has {kept.sum()} training samples{excluded}, fewer than batch.global = "
-            f"{recipe.batch.rows}: lower batch.global, or use more samples (data.train.limit)"
+            f"the data set has {trained.sum()} training samples{f' ({others})' if others else ''}, fewer than "
+            f"batch.global = {recipe.batch.rows}: lower batch.global, or use more samples (data.train.limit)"
         )
-    require_every_class(given[kept], index.class_names)
+    require_every_class(given[trained], index.class_names)
     return RunLabels(
         ids=ids[kept],
         given=given[kept],
         true=None if true is None else true[kept],
         excluded=ids[~kept],
         corrected=int((given != before)[kept].sum()),
+        held_out=ids[held_out],
     )
 
 

@@ -186,7 +186,7 @@ def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: We
     train, eval_sets = open_splits(options.recipe, stop)
     packing = time.monotonic() - began
     data = _check_data(options.recipe, world, train, eval_sets, weights)
-    log_trainings(fit_recipe(options.recipe, train), len(data.labels.ids))
+    log_trainings(fit_recipe(options.recipe, train), len(data.labels.trained))
     return _Opened(data, packing)
 
 

@@ -16,7 +16,7 @@ from trainer.run.result_keys import FORMAT, Keys, default_keys, hash_keys, resul
 
 _NETWORK_KEYS = ("model", "image", "batch", "order", "precision")
 _READS: Mapping[str, tuple[str, ...]] = {
-    "labels": ("seed", "labels", "data.train"),
+    "labels": ("seed", "labels", "data.train", "data.eval_fraction"),
     "incv": (*_NETWORK_KEYS, "incv"),
     "evaluate": ("methods", "data.eval"),
     "export": ("methods",),
@@ -36,7 +36,7 @@ def stages_of(recipe: Recipe) -> list[str]:
         for stage in all_stages()
         if (stage not in method_names() or stage in recipe.methods)
         and (stage != "incv" or recipe.incv is not None)
-        and (stage != "evaluate" or (recipe.data.eval and recipe.methods))
+        and (stage != "evaluate" or ((recipe.data.eval or recipe.data.eval_fraction) and recipe.methods))
         and (stage != "export" or recipe.methods)
     ]
 

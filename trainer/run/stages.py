@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from trainer.report.measured import last_selection
 from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, reduce_counts
 from trainer.run.export import export_network
+from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.labels import Labels, read_labels, write_labels
 from trainer.run.preflight import RunData
 from trainer.training.interleave import Steps
@@ -63,7 +65,8 @@ class StageRunner:
                 self._ctx.heartbeat.update(f"waiting for {stage}", 0, 0)
         elif stage == "incv":
             identity, weights = self._identities[stage], self._data.weights
-            yield from Incv(self._recipe, self._training_set(), self._run, self._ctx, identity, weights).steps()
+            data, held_out = self._training_set(), self._data.labels.held_out
+            yield from Incv(self._recipe, data, self._run, self._ctx, identity, weights, held_out).steps()
             if self._ctx.world.is_rank0:
                 write_review(self._run, self._review())
         elif stage == "evaluate":
@@ -81,10 +84,18 @@ class StageRunner:
             ids, labels = read_labels(self._run.labels, len(index))
             order = self._recipe.order
             window = order.window if order.kind == "windowed" else None
-            self._opened = self._image_set(index, ids, labels, window)
+            opened = self._image_set(index, ids, labels, window)  # with the held-out samples: INCV predicts them
+            self._opened = replace(opened, ids=self._data.labels.trained)
         return self._opened
 
-    def _evaluation_set(self, name: str, index: SampleIndex) -> ImageSet:
+    def _evaluation_names(self) -> list[str]:
+        return [*self._data.eval, *([HELD_OUT_SET] if len(self._data.labels.held_out) else [])]
+
+    def _evaluation_set(self, name: str) -> ImageSet:
+        if name == HELD_OUT_SET:
+            _, labels = read_labels(self._run.labels, len(self._data.train))
+            return self._image_set(self._data.train, self._data.labels.held_out, labels)
+        index = self._data.eval[name]
         ids = limit_ids(index, self._recipe.data.eval[name].limit)
         return self._image_set(index, ids, index.label.astype(np.int64))
 
@@ -171,11 +182,11 @@ class StageRunner:
         done = sum(len(methods) for methods in counts.values())
         if done and world.is_rank0:
             self._ctx.start_log.record_resume("evaluate", None, None, done)
-        for name, index in self._data.eval.items():
+        for name in self._evaluation_names():
             missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
             if not missing:
                 continue
-            with closing(self._evaluation_set(name, index)) as data:
+            with closing(self._evaluation_set(name)) as data:
                 for method in missing:
                     try:
                         counted = self._evaluate_one(get_method(method), name, data)
