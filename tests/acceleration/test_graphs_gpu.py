@@ -33,6 +33,14 @@ def test_rate_kept_rows_and_weights_change_after_the_recording(kind, optimizer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_average_of_weights_is_part_of_the_recording(kind):
+    eager = told(task_of(kind, WORLD, ema_decay=0.9), range(STEPS))
+    replayed = told(task_of(kind, WORLD, ema_decay=0.9, graphs=True), range(STEPS))
+    assert any(name.startswith("ema.") for name in replayed.state)
+    assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_bf16_and_compiled_blocks_stay_close(kind):
     """Other kernels, other rounding: the losses of the first steps agree to what bf16 resolves."""
     form = {"precision": "bf16"}

@@ -105,6 +105,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.optimizer.schedule",
     "*.min_steps",
     "*.label_smoothing",
+    "*.ema",
     "data.eval_fraction",
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])

@@ -84,6 +84,7 @@ CASES = {
     "world_not_as_promised": Case(("execution.world=4",)),
     "precision_of_launcher": Case(environ={"ACCELERATE_MIXED_PRECISION": "bf16"}),
     "clip_with_deepspeed": Case(("standard.optimizer.clip=1.0",), environ=ZERO),
+    "ema_with_deepspeed": Case(("standard.ema={decay: 0.9}",), environ=ZERO),
     "fp16_with_deepspeed": Case(("precision=fp16",), environ=ZERO),
     "odd_folds": Case(("execution.folds=side_by_side", "methods=[coteaching_incv]"), size=3),
 }
@@ -98,6 +99,7 @@ ERRORS = {  # exit code, and a pattern of the facts that the message names
     "world_not_as_promised": (2, "execution.world.* 4.*torchrun.* 2"),
     "precision_of_launcher": (2, "mixed_precision bf16.*precision: fp32"),
     "clip_with_deepspeed": (2, "optimizer.clip"),
+    "ema_with_deepspeed": (2, "ema averages the weights"),
     "fp16_with_deepspeed": (2, "precision: fp16"),
     "odd_folds": (2, "side_by_side.* 3"),
 }

@@ -18,12 +18,14 @@ OPTIMIZER = (
 LENGTHS = ("incv.min_steps=70", "standard.min_steps=60", "coteaching.min_steps=100")
 SMOOTHED = tuple(f"{section}.label_smoothing=0.1" for section in SECTIONS)
 HELD_OUT = "data.eval_fraction=0.1"
+AVERAGED = tuple(f"{section}.ema={{decay: 0.95}}" for section in SECTIONS)
 KEYS = (
     *(f"{section}.optimizer={OPTIMIZER}" for section in SECTIONS),
     "batch.global=auto",
     *LENGTHS,
     *SMOOTHED,
     HELD_OUT,
+    *AVERAGED,
 )
 STOPS = (("incv/1/0", 7), ("standard", 13), ("coteaching", 9), ("coteaching_incv", 17))
 

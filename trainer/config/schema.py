@@ -242,6 +242,13 @@ class OptimizerConfig(Section):
         return self
 
 
+class EmaConfig(Section):
+    """An exponential moving average of the weights, which predictions, evaluation and export use."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the average that each step keeps; in the first steps less, min(decay, (1 + step) / (10 + step))."""
+
+
 class TrainingConfig(Section):
     epochs: Positive
     min_steps: Annotated[int, Field(ge=0)] = 0
@@ -254,6 +261,8 @@ class TrainingConfig(Section):
 
     It affects neither the ranking of rows in Co-teaching nor the losses and probabilities of predictions.
     """
+    ema: EmaConfig | None = None
+    """Average the weights over the steps and use the average instead of the last weights; null: off."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")

@@ -36,15 +36,18 @@ class FoldTask(StandardTask):
         super().end_epoch(epoch)
         if self._judge is None:
             return
-        agreement = self._judge(self.module).agreement()
-        if agreement > self.best_agreement:  # among ties, keep the earliest epoch
-            self.best_agreement, self.best_epoch = agreement, epoch
-            self._best = {name: t.clone() for name, t in module_state(self.module, "best.").items()}
+        with self.averaged_weights():
+            agreement = self._judge(self.module).agreement()
+            if agreement > self.best_agreement:  # among ties, keep the earliest epoch
+                self.best_agreement, self.best_epoch = agreement, epoch
+                self._best = {name: t.clone() for name, t in module_state(self.module, "best.").items()}
 
     def round_network(self) -> nn.Module:
         """Return the network that predicts the held-out half: the best epoch's if there is a judge, else the last."""
         if self._best:
             load_module(self.module, self._best, "best.")
+        elif self._average is not None:
+            self._average.apply()
         return self.module
 
     def state(self) -> TrainState:

@@ -9,6 +9,7 @@ from shards.durable import read_json
 from shards.errors import DataError
 from trainer.config.schema import Recipe
 from trainer.loading.sample_order import derive_stream, mix64
+from trainer.methods.weight_average import load_averages
 from trainer.models.factory import create_model
 from trainer.models.twin import TwinModel
 from trainer.models.weights import Weights
@@ -62,4 +63,5 @@ def load_trained_networks(recipe: Recipe, name: str, networks: int, folder: Path
             f"with `--redo {name}`"
         )
     load_module(module, found[1].tensors, "model.")
+    load_averages(module, found[1].tensors)
     return list_networks(module.eval())

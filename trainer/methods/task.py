@@ -31,6 +31,7 @@ from trainer.loading.sample_order import StepIds, TrainingPlan
 from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import list_networks, to_device
+from trainer.methods.weight_average import WeightAverage
 from trainer.models.twin import TwinModel
 from trainer.training.checkpoint import (
     TrainState,
@@ -105,6 +106,8 @@ class TaskSettings:
     """Steps of the whole training job; read by `optimizer.schedule: cosine` only."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes; the loss of a step applies it."""
+    ema_decay: float | None = None
+    """Decay of the moving average of the weights; None: no average."""
 
 
 def build_task_settings(
@@ -130,6 +133,7 @@ def build_task_settings(
         compile=acceleration.compile,
         total_steps=plan.total_steps,
         label_smoothing=section.label_smoothing,
+        ema_decay=section.ema.decay if section.ema is not None else None,
     )
 
 
@@ -162,6 +166,7 @@ class BaseTask(ABC):
         self._engine = make_engine(
             self.module, optimizer, self.world, setting.exact, setting.allow_accelerate, setting.graphs
         )
+        self._average = WeightAverage(self.module, setting.ema_decay) if setting.ema_decay is not None else None
         self._guard = FiniteGuard(self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._buffers = batchnorm_statistics(self.module)
@@ -188,6 +193,8 @@ class BaseTask(ABC):
         """Run one step and return its scalars, which the next step overwrites."""
         self.learning_rate = scheduled_rate(at.step, self._steps_per_epoch, self._total_steps, self._schedule)
         self._engine.set_rate(self.learning_rate)
+        if self._average is not None:
+            self._average.set_step(at.step)
         inputs, fixed = self.inputs(batch, at)
         with self._compile_context(at):
             values = self._run_step(inputs, fixed)
@@ -265,9 +272,15 @@ class BaseTask(ABC):
         ok = finite & real
         self._engine.step(ok)
         self._memory.restore_unless(ok)
+        if self._average is not None:
+            self._average.update(ok)
         self._guard.note(finite, real, self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE)
         if self._scaler.is_enabled():
             self._scaler.update()
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Context in which the module has its averaged weights, if there is an average (`ema`)."""
+        return nullcontext() if self._average is None else self._average.applied()
 
     @contextmanager
     def without_effects(self) -> Iterator[None]:
@@ -304,7 +317,7 @@ class BaseTask(ABC):
             tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
             names = [f"model.{name}" for name in self._buffers]
             tensors |= dict(zip(names, self.world.all_reduce_mean(self._live), strict=True))
-        tensors |= self._engine.moments()
+        tensors |= self._engine.moments() | (self._average.state() if self._average is not None else {})
         return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
 
     def load(self, state: TrainState) -> None:
@@ -315,6 +328,8 @@ class BaseTask(ABC):
             load_statistics(self._live, own)
         self._engine.sync_weights()
         self._engine.load_moments(state.tensors)
+        if self._average is not None:
+            self._average.load(state.tensors)
         self._guard.load(state.values["guard"])
         if self._scaler.is_enabled() and state.values.get("scaler"):
             self._scaler.load_state_dict(state.values["scaler"])

@@ -116,6 +116,11 @@ def _check_ranks(recipe: Recipe, world: World) -> None:
             "optimizer.clip clips the gradient of each network separately, but DeepSpeed stores the gradients of all "
             "networks together: set optimizer.clip to null, or start without DeepSpeed"
         )
+    if any(section.ema for section in _training_sections(recipe)):
+        raise ConfigError(
+            "ema averages the weights after each step, which is not supported with DeepSpeed: set ema to null, or "
+            "start without DeepSpeed"
+        )
     if recipe.precision == "fp16":
         raise ConfigError(
             "precision: fp16 needs loss scaling, which is not supported with DeepSpeed: use bf16, or no DeepSpeed"
