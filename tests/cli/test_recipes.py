@@ -107,6 +107,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.label_smoothing",
     "*.ema",
     "data.eval_fraction",
+    "evaluation.*",
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
 

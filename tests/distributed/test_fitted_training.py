@@ -26,6 +26,7 @@ KEYS = (
     *SMOOTHED,
     HELD_OUT,
     *AVERAGED,
+    "evaluation={every: 2, choose_on: held_out}",
 )
 STOPS = (("incv/1/0", 7), ("standard", 13), ("coteaching", 9), ("coteaching_incv", 17))
 
@@ -51,4 +52,5 @@ def test_a_stopped_run_ends_with_the_bits_of_a_calm_one(size: int, tmp_path: Pat
     paired = read_json(calm / "methods/coteaching_incv/training.json")
     assert paired["epochs"] > 5
     assert 100 <= paired["steps"] < 100 + paired["steps"] // paired["epochs"]
+    assert paired["best"]["accuracy"] >= 0
     assert paired["warmup_epochs"] == math.floor(2 * paired["epochs"] / 5 + 0.5)

@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +50,8 @@ class Killed(Exception):
 
 class ToyTask:
     """One number that remembers every id it has seen and every random number it has drawn."""
+
+    has_ended, epoch_metrics = False, MappingProxyType({})
 
     def __init__(self, on_step=lambda at: None):
         self.learning_rate, self.chosen = 0.5, None

@@ -6,20 +6,16 @@ and how fast.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(ge=1)]
-Precision = Literal["fp32", "bf16", "fp16"]
-
-
-def execution(default: Any, **limits: Any) -> Any:
-    """Declare a key that does not change results: it is not hashed and may differ between two starts of a run."""
-    return Field(default, json_schema_extra={"execution": True}, **limits)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+from trainer.config.optimisation import EmaConfig as EmaConfig
+from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
+from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
+from trainer.config.section import Positive as Positive
+from trainer.config.section import Precision as Precision
+from trainer.config.section import Ratio as Ratio
+from trainer.config.section import Section as Section
+from trainer.config.section import execution as execution
 
 
 class DataConfig(Section):
@@ -208,47 +204,6 @@ class OrderConfig(Section):
     """Shards per window. Each shard has samples of all classes, since it takes every n-th sample of the source."""
 
 
-class OptimizerConfig(Section):
-    kind: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    schedule: Literal["milestones", "cosine"] = "milestones"
-    """milestones: constant between `milestones`; cosine: from `learning_rate` to 0 after the warm-up."""
-    milestones: tuple[tuple[int, float], ...] = ()
-    """[epoch, learning rate] pairs: the rate after that many epochs."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
-    """Epochs of linear warm-up to `learning_rate`."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """adam, sgd: L2 penalty, added to the gradient; adamw: decoupled decay, applied to the weights directly."""
-    decay_scope: Literal["all", "weights", "residual_convs"] = "all"
-    """Which parameters decay. weights: not biases, normalisation layers and what the network itself exempts;
-    residual_convs: only the convolutions of residual blocks (released code)."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD only."""
-    clip: Annotated[float, Field(gt=0)] | None = None
-    """Maximum gradient norm, clipped per network; null: no clipping."""
-
-    @model_validator(mode="after")
-    def _check_consistency(self) -> "OptimizerConfig":
-        epochs = [epoch for epoch, _ in self.milestones]
-        if epochs != sorted(set(epochs)) or any(epoch < 0 or rate <= 0 for epoch, rate in self.milestones):
-            raise ValueError(
-                "optimizer.milestones must be [epoch, learning rate] pairs with increasing epochs and rates above 0"
-            )
-        if self.schedule == "cosine" and self.milestones:
-            raise ValueError(
-                "optimizer.milestones have no effect with `optimizer.schedule: cosine`: remove them, or set "
-                "optimizer.schedule to milestones"
-            )
-        return self
-
-
-class EmaConfig(Section):
-    """An exponential moving average of the weights, which predictions, evaluation and export use."""
-
-    decay: Annotated[float, Field(gt=0, lt=1)]
-    """Share of the average that each step keeps; in the first steps less, min(decay, (1 + step) / (10 + step))."""
-
-
 class TrainingConfig(Section):
     epochs: Positive
     min_steps: Annotated[int, Field(ge=0)] = 0
@@ -350,7 +305,22 @@ class Recipe(Section):
     methods: tuple[str, ...]
     """The training methods to run, by their registered names; []: INCV alone."""
     incv: IncvConfig | None = None
+    evaluation: EvaluationConfig = EvaluationConfig()
     execution: ExecutionConfig = ExecutionConfig()
+
+    @model_validator(mode="after")
+    def _check_evaluation(self) -> "Recipe":
+        sets = [*self.data.eval, *(["held_out"] if self.data.eval_fraction else [])]
+        if self.evaluation.every and not sets:
+            raise ValueError(
+                "evaluation.every needs an evaluation set: add one to data.eval, or set data.eval_fraction"
+            )
+        if self.evaluation.choose_on not in (None, *sets):
+            raise ValueError(
+                f"evaluation.choose_on is {self.evaluation.choose_on}, which is no evaluation set: choose one of "
+                f"{', '.join(sets)}"
+            )
+        return self
 
     def section(self, name: str) -> Any:
         """Return the section of a training method, or None if the recipe has none."""

@@ -180,6 +180,13 @@ class CostModel:
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
         for method in methods:
             phases += self.cost_training(method.name, self._passes(method, sizes), method.networks, gpus)
+        if recipe.evaluation.every:
+            for method in methods:
+                epochs = sum(each.count for each in self._passes(method, sizes))
+                count = -(-epochs // recipe.evaluation.every)
+                phases += [
+                    self.cost_predicting(method.name, n, count, method.networks, gpus) for n in self.eval_samples
+                ]
         for method in methods:  # not compiled: evaluation loads the networks, and loaded networks never are
             phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
         return phases

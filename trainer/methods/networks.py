@@ -15,6 +15,9 @@ from trainer.models.twin import TwinModel
 from trainer.models.weights import Weights
 from trainer.training.checkpoint import find_newest_checkpoint, load_module
 
+BEST = "best."
+"""Prefix in a checkpoint of the weights of the best epoch, if it is not the last one that is used."""
+
 
 def build_network(recipe: Recipe, classes: int, seed: int, weights: Weights | None = None) -> nn.Module:
     """Build a network with random weights, or with the given weights and a random classifier."""
@@ -53,15 +56,19 @@ def to_device(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def load_trained_networks(recipe: Recipe, name: str, networks: int, folder: Path, classes: int) -> list[nn.Module]:
-    """Load the networks of a finished training job, on the CPU, in eval mode."""
+    """Load the networks of a finished training job, on the CPU, in eval mode: best epoch, average or last weights."""
     module = build_module(recipe, name, networks, classes)
     last = read_json(folder / "training.json")["steps"]
     found = find_newest_checkpoint(folder / "checkpoints")
-    if found is None or found[0] != last:
+    if found is None or (found[0] != last and not found[1].values.get("has_ended")):
         raise DataError(
             f"{folder / 'checkpoints'} holds no readable checkpoint of {name}'s last step ({last}): train it again "
             f"with `--redo {name}`"
         )
-    load_module(module, found[1].tensors, "model.")
-    load_averages(module, found[1].tensors)
+    tensors = found[1].tensors
+    if any(key.startswith(BEST) for key in tensors):
+        load_module(module, tensors, BEST)
+    else:
+        load_module(module, tensors, "model.")
+        load_averages(module, tensors)
     return list_networks(module.eval())

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -143,6 +143,9 @@ class BaseTask(ABC):
     A step is `begin_step`, `forward` and `backward` for each micro-batch, `reduce_gradients`, then `update`. It runs
     with no host-device sync, so that CUDA graphs can capture and replay it.
     """
+
+    has_ended = False
+    epoch_metrics: Mapping[str, float] = {}
 
     def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
         self.world, self.device, self.precision = setting.world, setting.world.device, setting.precision

@@ -58,6 +58,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "methods": describe_methods(config.get("methods") or []),
         "accuracy": accuracy(_optional(run.evaluation)),
         "left_out": read_left_out(run),
+        "chosen_on": (config.get("evaluation") or {}).get("choose_on"),
         "unreadable": find_unreadable(run),
         "suspicious": find_suspects(run, samples),
         "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,

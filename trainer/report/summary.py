@@ -116,6 +116,8 @@ def summary_table(report: dict[str, Any]) -> str:
             f"{shorten('accuracy on ' + name, 30):<30}{'top-1':>8}{'top-5':>10}{'ensemble':>11}   each network",
         ]
         lines += [_method_line(report, method, result) for method, result in results.items()]
+        if name == report.get("chosen_on"):
+            lines.append(f"{name} was used for choosing the epochs of these networks, so its accuracy is too high.")
     unreadable = report["unreadable"]["count"]
     if unreadable:
         lines += ["", f"{unreadable:,} image(s) could not be read; the report lists them."]

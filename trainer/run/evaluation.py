@@ -52,3 +52,9 @@ def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[
         "networks": each,
         "ensemble": ensemble if networks > 1 else None,
     }
+
+
+def top1_share(counted: dict[str, Any]) -> float:
+    """Return the top-1 accuracy, from 0 to 1, as the mean over the networks. counted: over all ranks."""
+    right = sum(network["top1"] for network in counted["networks"])
+    return right / (len(counted["networks"]) * counted["count"]) if counted["count"] else 0.0

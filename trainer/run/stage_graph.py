@@ -82,9 +82,14 @@ def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
         merged: Keys = {}
         for needed in inputs_of(stage, recipe):
             merged.update(keys.get(needed, {}))
-        reads = (*_NETWORK_KEYS, stage) if stage in recipe.methods else _READS.get(stage, ())
+        reads = _method_reads(stage, recipe) if stage in recipe.methods else _READS.get(stage, ())
         keys[stage] = merged | select_keys(every, reads)
     return keys
+
+
+def _method_reads(method: str, recipe: Recipe) -> tuple[str, ...]:
+    chosen_on = recipe.evaluation.choose_on
+    return (*_NETWORK_KEYS, "evaluation", method, *([f"data.eval.{chosen_on}"] if chosen_on else []))
 
 
 @dataclass(frozen=True)

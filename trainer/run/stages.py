@@ -1,8 +1,9 @@
 """Implements the stages, which read and write files of the run directory."""
 
 import logging
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,19 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
-from trainer.methods.method import Method, MethodInputs, NoiseFacts
+from trainer.methods.epoch_evaluation import EvaluatedTask
+from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
 from trainer.methods.predict import predict
 from trainer.methods.registry import get_method, methods_of
-from trainer.methods.task import image_type
+from trainer.methods.task import BaseTask, image_type
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
 from trainer.report.measured import last_selection
 from trainer.run.data_sets import find_key_root
-from trainer.run.evaluation import count_hits, reduce_counts
+from trainer.run.evaluation import count_hits, reduce_counts, top1_share
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.labels import Labels, read_labels, write_labels
@@ -136,17 +138,38 @@ class StageRunner:
         if world.is_rank0:
             sizes = {"selected": len(plan.selected), "candidates": len(plan.candidates)}
             steps = {"steps": plan.total_steps, "epochs": plan.epochs}
-            write_json(folder / "training.json", training.facts | sizes | steps)
+            facts = training.facts | sizes | steps
+            write_json(folder / "training.json", facts)
         seed_rng(plan.stream, world.rank)
         log = UnreadableLog(self._run, world.rank)
         data = log.watch(self._training_set(), Location("train", name, "training"), self._recipe.data.max_unreadable)
-        yield from iterate_training(
-            TrainingJob(name, folder, identity=self._identities[name]),
-            training.task,
-            plan,
-            lambda first: data.training_batches(plan, first, world),
-            self._ctx,
-        )
+        job = TrainingJob(name, folder, identity=self._identities[name])
+        with self._evaluated(method, training) as task:
+            yield from iterate_training(
+                job, task, plan, lambda first: data.training_batches(plan, first, world), self._ctx
+            )
+            if isinstance(task, EvaluatedTask) and world.is_rank0:
+                write_json(folder / "training.json", facts | {"best": asdict(task.best)})
+
+    @contextmanager
+    def _evaluated(self, method: Method, training: MethodTraining) -> Iterator[BaseTask | EvaluatedTask]:
+        """Yield the task, evaluated every few epochs if the recipe asks for it; their data is closed at the end."""
+        config = self._recipe.evaluation
+        if not config.every:
+            yield training.task
+            return
+        with ExitStack() as opened:
+            sets = {
+                name: opened.enter_context(closing(self._evaluation_set(name))) for name in self._evaluation_names()
+            }
+
+            def measure(networks: Sequence[nn.Module]) -> dict[str, float]:
+                with self._ctx.time_phase("predict", method.name):
+                    return {
+                        name: top1_share(self._count(networks, method, name, data)) for name, data in sets.items()
+                    }
+
+            yield EvaluatedTask(training.task, config, training.plan.epochs, measure)
 
     def _method_inputs(self, method: Method) -> MethodInputs:
         recipe, data = self._recipe, self._training_set()
@@ -201,10 +224,13 @@ class StageRunner:
             partial.unlink(missing_ok=True)
 
     def _evaluate_one(self, method: Method, set_name: str, data: ImageSet) -> dict[str, Any]:
+        networks = [to_device(network, self._ctx.world.device) for network in self._trained(method, data.classes)]
+        return self._count(networks, method, set_name, data)
+
+    def _count(self, networks: Sequence[nn.Module], method: Method, set_name: str, data: ImageSet) -> dict[str, Any]:
         ctx = self._ctx
         location = Location(set_name, "evaluate", f"predicting with {method.name}")
         data = UnreadableLog(self._run, ctx.world.rank).watch(data, location)
-        networks = [to_device(network, ctx.world.device) for network in self._trained(method, data.classes)]
         title = f"evaluate {method.name} on {set_name}"
         own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, count_hits)
         return reduce_counts(ctx.world, own, len(networks))

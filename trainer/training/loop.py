@@ -41,13 +41,25 @@ _SHARE_AT_STAKE = 5  # save a checkpoint at least every fifth of a training job
 class Task(Protocol):
     """The loop's interface to a training method: its networks, loss, optimiser and state."""
 
-    learning_rate: float
-    """Learning rate of the last step."""
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the last step."""
+        ...
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """This rank's sample_ids that each of two networks chose in the last step for their small loss; None if there
         is only one network."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the training ends before its last epoch; changes in `end_epoch` only, alike on all ranks."""
+        ...
+
+    @property
+    def epoch_metrics(self) -> Mapping[str, float]:
+        """What the last `end_epoch` has measured."""
         ...
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
@@ -149,6 +161,8 @@ def iterate_training(
             closing(batches_from(first)) as batches,
         ):
             for expected, batch in zip(range(first, plan.total_steps), time_data_wait(batches, watch), strict=True):
+                if task.has_ended:  # in an earlier start
+                    break
                 at = batch.step
                 assert at is not None, "a training batch must have its step set"
                 assert at.step == expected, f"the loader returned step {at.step} instead of step {expected}"
@@ -168,6 +182,7 @@ def iterate_training(
                 progress.advance(1, note)
                 if done % plan.steps_per_epoch == 0:
                     records.end_epoch(done)
+                    finished = finished or task.has_ended
                 if stop_consensus.result() and not finished:
                     records.save(done, wait=True)
                     raise Stopped(training.name, done, ctx.stop.wait_for_reason())
@@ -175,6 +190,8 @@ def iterate_training(
                     records.save(done)
                 with nullcontext() if watch is None else watch.aside():
                     yield
+                if task.has_ended:
+                    break
         records.wait()
     finally:
         records.close()
@@ -206,6 +223,7 @@ class _TrainingRecords:
                 _log.info("%s: resuming from step %d", self._training.name, step)
         if not epoch_ended:
             self.end_epoch(step)
+            self.save(step, wait=True)  # with what the end of the epoch has found, since this may be the last step
         return step
 
     def _loaded(self) -> tuple[int, bool] | None:
@@ -276,6 +294,8 @@ class _TrainingRecords:
         except Stopped as stopped:
             self.save(done, wait=True, epoch_ended=False)
             raise Stopped(self._training.name, done, stopped.reason) from None
+        if self._task.epoch_metrics:
+            self.metrics.write(step=done, epoch=done // self._plan.steps_per_epoch, **self._task.epoch_metrics)
 
     def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
         """Save a checkpoint: all ranks take part in gathering the per-rank state, and rank 0 writes it."""

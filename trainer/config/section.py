@@ -1,0 +1,18 @@
+"""The base class and the common types of recipe sections."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+def execution(default: Any, **limits: Any) -> Any:
+    """Declare a key that does not change results: it is not hashed and may differ between two starts of a run."""
+    return Field(default, json_schema_extra={"execution": True}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)

@@ -1,0 +1,91 @@
+"""Evaluates a training every few epochs, keeps the best weights beside the last, and ends it by patience."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from trainer.config.schema import EvaluationConfig
+from trainer.loading.batch import Batch
+from trainer.loading.sample_order import StepIds
+from trainer.methods.networks import BEST, list_networks
+from trainer.methods.task import BaseTask
+from trainer.training.checkpoint import TrainState, module_state
+
+Measure = Callable[[Sequence[nn.Module]], dict[str, float]]
+"""Returns the top-1 accuracy of the networks, from 0 to 1, on each evaluation set; all ranks call it."""
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """The epoch with the highest accuracy so far; of equal ones the first."""
+
+    accuracy: float = -1.0
+    epoch: int = -1
+    """Counted from 0."""
+    waited: int = 0
+    """Evaluations since then."""
+
+    def after(self, epoch: int, accuracy: float) -> "BestEpoch":
+        if accuracy > self.accuracy:
+            return BestEpoch(accuracy, epoch)
+        return BestEpoch(self.accuracy, self.epoch, self.waited + 1)
+
+
+class EvaluatedTask:
+    """A Task that evaluates its networks (their average, with `ema`) at the end of every few epochs."""
+
+    def __init__(self, task: BaseTask, config: EvaluationConfig, epochs: int, measure: Measure) -> None:
+        """epochs: of the training; the last one is always evaluated."""
+        self._task, self._config, self._epochs, self._measure = task, config, epochs, measure
+        self.best = BestEpoch()
+        self._weights: dict[str, torch.Tensor] = {}
+        self.epoch_metrics: dict[str, float] = {}
+
+    @property
+    def learning_rate(self) -> float:
+        return self._task.learning_rate
+
+    @property
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self._task.chosen
+
+    @property
+    def has_ended(self) -> bool:
+        return 0 < self._config.patience <= self.best.waited
+
+    def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
+        return self._task.step(batch, at)
+
+    def require_finite(self) -> None:
+        self._task.require_finite()
+
+    def close(self) -> None:
+        self._task.close()
+
+    def end_epoch(self, epoch: int) -> None:
+        self._task.end_epoch(epoch)
+        self.epoch_metrics = {}
+        if (epoch + 1) % self._config.every and epoch + 1 < self._epochs:
+            return
+        module = self._task.module
+        with self._task.averaged_weights():
+            accuracies = self._measure(list_networks(module))
+            if self._config.choose_on is not None:
+                self.best = self.best.after(epoch, accuracies[self._config.choose_on])
+                if self.best.epoch == epoch:
+                    self._weights = {name: tensor.clone() for name, tensor in module_state(module, BEST).items()}
+        self.epoch_metrics = {f"accuracy.{name}": round(value, 6) for name, value in accuracies.items()}
+
+    def state(self) -> TrainState:
+        state = self._task.state()
+        state.tensors.update(self._weights)
+        state.values.update(best_epoch=asdict(self.best), has_ended=self.has_ended)
+        return state
+
+    def load(self, state: TrainState) -> None:
+        self._task.load(state)
+        device = self._task.device
+        self._weights = {name: tensor.to(device) for name, tensor in state.tensors.items() if name.startswith(BEST)}
+        self.best = BestEpoch(**state.values["best_epoch"]) if "best_epoch" in state.values else BestEpoch()
