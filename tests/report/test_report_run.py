@@ -181,7 +181,8 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "true_labels.parquet").unlink()
     report = write_report(RunDirectory(run_dir))
-    assert report["noise"] == {"paper": 0.263, "confident": 0.421, "true": None}
+    expected = {"paper": 0.263, "confident": 0.421, "confirmed": None, "true": None, "stated": "confident"}
+    assert report["noise"] == expected
     for entry in report["rounds"]:
         assert (entry["label_precision"], entry["label_recall"], entry["theory"]) == (None, None, None)
         assert entry["selected"] > 0

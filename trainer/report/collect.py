@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from trainer.report.measured import (
     read_samples,
 )
 from trainer.report.profile import read_profile
+from trainer.report.signals import confirmed_noise, measure_signals, stated_estimate
 from trainer.report.suspects import find_suspects
+from trainer.report.trust import judge
 from trainer.report.unreadable import find_unreadable
 
 
@@ -48,6 +51,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "noise": {
             "paper": noise.get("paper"),
             "confident": noise.get("confident"),
+            "confirmed": confirmed_noise(run, samples),
             "true": samples.realised_noise(),
         },
         "rounds": measure_rounds(run, samples, (incv or {}).get("rounds") or []),
@@ -73,6 +77,10 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "config": _without_large_matrix(config),
         "missing": missing(run, samples, bool(config.get("methods"))),
     }
+    estimate = stated_estimate(report["noise"], (config.get("incv") or {}).get("noise_estimate"))
+    report["noise"]["stated"] = estimate[0] if estimate else None
+    signals = measure_signals(run, samples, incv, report)
+    report["trust"] = None if signals is None else judge(signals).as_json() | {"signals": asdict(signals)}
     return strict(report)
 
 

@@ -26,6 +26,7 @@ def noise_plot(report: dict[str, Any]) -> Markup | None:
     rows = (
         ("Paper's estimate", noise["paper"], 0),
         ("Confident estimate", noise["confident"], 1),
+        ("Confirmed twice", noise.get("confirmed"), 3),
         ("Truth", noise["true"], 2),
     )
     bars = [Bar(label, value, share(value), colour) for label, value, colour in rows if value is not None]

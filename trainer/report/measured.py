@@ -53,12 +53,12 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
     names: the class names; unnamed classes are numbered.
     """
     selection = last_selection(run)
-    ids, labels = _columns(run.labels, "sample_id", "label")
+    ids, labels = read_columns(run.labels, "sample_id", "label")
     size = max(int(ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
     given = _dense(ids, labels, size)
     truth = None
     if run.true_labels.exists():
-        true_ids, true_labels = _columns(run.true_labels, "sample_id", "label")
+        true_ids, true_labels = read_columns(run.true_labels, "sample_id", "label")
         here = true_ids < size
         truth = _dense(true_ids[here], true_labels[here], size)
     inside = given >= 0
@@ -84,7 +84,7 @@ def _with_predicted_probability(selection: SelectionIndex, run: RunDirectory) ->
         return selection
     probability = selection.predicted_probability.copy()
     for number, path in run.round_files("predictions.parquet").items():
-        ids, values = _columns(path, "sample_id", "predicted_probability")
+        ids, values = read_columns(path, "sample_id", "predicted_probability")
         last = selection.round[ids] == number
         probability[ids[last]] = values[last]
     return replace(selection, predicted_probability=probability)
@@ -214,7 +214,7 @@ def _first_predictions(run: RunDirectory, size: int) -> NDArray[np.int32] | None
     path = run.round_predictions(0)
     if not path.exists():
         return None
-    ids, predicted, status = _columns(path, "sample_id", "predicted", "status")
+    ids, predicted, status = read_columns(path, "sample_id", "predicted", "status")
     return _dense(ids[status == 0], predicted[status == 0], size)
 
 
@@ -224,7 +224,8 @@ def _states(selection: SelectionIndex, size: int) -> NDArray[np.int8]:
     return state
 
 
-def _columns(path: Path, *names: str) -> list[NDArray]:
+def read_columns(path: Path, *names: str) -> list[NDArray]:
+    """Read some columns of a Parquet table of the run."""
     table = read_parquet(path, "table of this run", list(names))
     return [table[name].to_numpy() for name in names]
 

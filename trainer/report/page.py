@@ -14,6 +14,7 @@ from trainer.report.left_out import describe_counts
 from trainer.report.profile import profile_words, shares, shown_phases
 from trainer.report.summary import (
     best_method,
+    claimed_noise,
     compare_words,
     first_set,
     gain,
@@ -45,6 +46,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         verdict=verdict(report),
         tiles=tiles(report),
         noise_words=noise_words(report),
+        claims_noise=report["noise"]["true"] is not None or claimed_noise(report) is not None,
         selection_words=selection_words(report),
         suspect_words=suspect_words(report),
         profile_words=profile_words(report),
@@ -95,7 +97,7 @@ def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
     noise = report["noise"]
     if noise["true"] is not None:
         return _tile(share(noise["true"]), "of labels are wrong", f"estimated {share(noise['confident'])}")
-    estimate = noise["confident"] if noise["confident"] is not None else noise["paper"]
+    estimate = claimed_noise(report)
     return _tile(share(estimate), "of labels estimated wrong", "truth unknown") if estimate is not None else None
 
 
@@ -112,6 +114,11 @@ def noise_words(report: dict[str, Any]) -> str:
         "labels, so the estimate is too low. The confident estimate counts, for each class, the held-out samples "
         "that the network confidently assigns to another class, and does not need this assumption."
     )
+    if report["noise"]["confirmed"] is not None:
+        words += (
+            " The third estimate is the share of labels that networks of two rounds, trained on different samples, "
+            "contradict by the same class; it is the one that this report states."
+        )
     if true is None or paper is None or confident is None:
         return words
     far = [f"the paper's estimate is {_off(paper - true)}", f"the confident one {_off(confident - true)}"]

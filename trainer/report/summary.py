@@ -73,10 +73,19 @@ def _noise_words(report: dict[str, Any]) -> str:
     noise, samples = report["noise"], f"{report['samples']:,}"
     if noise["true"] is not None:
         return f"{share(noise['true'])} of the {samples} labels are wrong"
-    estimate = noise["confident"] if noise["confident"] is not None else noise["paper"]
+    estimate = claimed_noise(report)
     if estimate is not None:
         return f"an estimated {share(estimate)} of the {samples} labels are wrong"
-    return f"{samples} labels of unknown quality"
+    return f"how many of the {samples} labels are wrong is unknown"
+
+
+def claimed_noise(report: dict[str, Any]) -> float | None:
+    """Return the share of wrong labels that the report may state; None if there is none, or no trust in it."""
+    stated = report["noise"]["stated"]
+    if stated is None or not (report["trust"] or {"claims_noise": True})["claims_noise"]:
+        return None
+    estimate: float = report["noise"][stated]
+    return estimate
 
 
 def _kept_words(report: dict[str, Any]) -> str:
@@ -102,14 +111,14 @@ def _accuracy_words(report: dict[str, Any]) -> str:
 
 def summary_table(report: dict[str, Any]) -> str:
     """Format the report as a short plain-text table, at most 90 columns wide."""
-    noise = report["noise"]
     about = [str(report["recipe"]), f"seed {report['seed']}", f"{report['samples']:,} samples"]
     lines = [" · ".join([*about, f"{report['classes']:,} classes"]), ""]
-    lines.append("wrong labels   paper's estimate   confident estimate   truth")
-    lines.append(f"{share(noise['paper']):>31}{share(noise['confident']):>21}{share(noise['true']):>8}")
+    lines += _noise_lines(report)
     if report["rounds"]:
-        lines += ["", "INCV     selected  candidates   removed   precision (theory)      recall (theory)"]
-        lines += [_round_line(entry) for entry in report["rounds"]]
+        measured = any(entry["label_precision"] is not None for entry in report["rounds"])
+        compared = "   precision (theory)      recall (theory)" if measured else ""
+        lines += ["", "INCV     selected  candidates   removed" + compared]
+        lines += [_round_line(entry, measured) for entry in report["rounds"]]
     for name, results in (report["accuracy"] or {}).items():
         lines += [
             "",
@@ -122,19 +131,42 @@ def summary_table(report: dict[str, Any]) -> str:
     if unreadable:
         lines += ["", f"{unreadable:,} image(s) could not be read; the report lists them."]
     lines += ["", *report["missing"].values()]
+    if report["trust"] is not None:
+        lines += ["", *trust_lines(report["trust"])]
     return "\n".join(piece for line in lines for piece in _wrapped(line)).rstrip()
 
 
-def _round_line(entry: dict[str, Any]) -> str:
+def _noise_lines(report: dict[str, Any]) -> list[str]:
+    """Return the noise estimates and the truth, or one line if nothing can be claimed."""
+    noise = report["noise"]
+    if noise["true"] is None and noise["stated"] is not None and claimed_noise(report) is None:
+        return ["wrong labels   no estimate: the networks know too little (see `trust` below)"]
+    columns = {"paper's estimate": noise["paper"], "confident estimate": noise["confident"]}
+    if noise["confirmed"] is not None:
+        columns["confirmed twice"] = noise["confirmed"]
+    columns["truth"] = noise["true"]
+    header = "wrong labels" + "".join(f"{title:>{len(title) + 3}}" for title in columns)
+    values = "".join(f"{share(value):>{len(title) + 3}}" for title, value in columns.items())
+    return [header, " " * len("wrong labels") + values]
+
+
+def trust_lines(trust: dict[str, Any]) -> list[str]:
+    """Return the level of trust and its reasons, each with what to change."""
+    lines = [f"trust: {trust['level']}"]
+    for reason in trust["reasons"]:
+        lines.append(f"- {reason['text']} {reason['advice']}".rstrip())
+    return lines
+
+
+def _round_line(entry: dict[str, Any], measured: bool) -> str:
+    """Format a round. measured: whether to compare precision and recall with the theory."""
     theory = entry["theory"] or {}
-    columns = [
-        f"round {entry['round']:<3}",
-        f"{entry['selected']:>8,}{entry['candidates']:>12,}{entry['removed']:>10,}",
-    ]
-    for key in ("label_precision", "label_recall"):
+    counts = f"round {entry['round']:<3}{entry['selected']:>8,}{entry['candidates']:>12,}{entry['removed']:>10,}"
+    columns = [counts]
+    for key in ("label_precision", "label_recall") if measured else ():
         expected = f"({share(theory[key])})" if key in theory else "(–)"
         columns.append(f"{share(entry[key]):>12} {expected:>8}")
-    return columns[0] + columns[1] + columns[2] + columns[3]
+    return "".join(columns)
 
 
 def _method_line(report: dict[str, Any], method: str, result: dict[str, Any]) -> str:

@@ -1,0 +1,58 @@
+"""What a run shows of its own quality: predictions repeated over rounds, and classes with few selected samples."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.incv.selection_index import SelectionIndex, State
+from trainer.report.measured import RunSamples
+from trainer.report.signals import rare_classes, repeated_predictions, stated_estimate
+
+
+def predictions(rows: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The usable predictions {sample_id: class} of a round."""
+    return np.array(list(rows), np.int64), np.array(list(rows.values()), np.int32)
+
+
+def test_repeated_predictions():
+    given_labels = np.array([0, 0, 0, 0, 0, 0], np.int32)
+    rounds = [
+        predictions({0: 0, 1: 1, 2: 1, 3: 1, 5: 2}),
+        predictions({1: 1, 2: 2, 3: 0, 4: 1}),
+    ]
+    #                                                  agrees, same, other, agrees later, once, once
+    assert repeated_predictions(rounds, given_labels).tolist() == [-1, 1, 0, -1, -1, -1]
+
+
+@given(
+    st.lists(st.dictionaries(st.integers(0, 9), st.integers(0, 3)), max_size=4),
+    st.lists(st.integers(0, 3), min_size=10, max_size=10),
+)
+def test_repeated_predictions_by_definition(rounds, labels):
+    found = repeated_predictions([predictions(rows) for rows in rounds], np.array(labels, np.int32))
+    for sample_id in range(10):
+        seen = [rows[sample_id] for rows in rounds if sample_id in rows]
+        if len(seen) < 2 or seen[-1] == labels[sample_id]:
+            assert found[sample_id] == -1
+        else:
+            assert found[sample_id] == (seen[0] == seen[-1])
+
+
+def test_rare_classes():
+    labels = np.repeat(np.arange(3, dtype=np.int32), 30)
+    index = SelectionIndex.of_candidates(90, np.arange(90))
+    index.state[:27] = State.SELECTED  # all of class 0 but three
+    index.state[30:56] = State.SELECTED
+    index.state[60:66] = State.SELECTED
+    samples = RunSamples(labels, None, np.ones(90, bool), ["cat", "dog", "fox"])
+    assert rare_classes(samples, index) == ("fox",)
+    index.state[60:85] = State.SELECTED
+    assert rare_classes(samples, index) == ()
+
+
+def test_the_stated_estimate():
+    noise = {"paper": 0.1, "confident": 0.2, "confirmed": None}
+    assert stated_estimate(noise, "paper") == ("paper", 0.1)
+    assert stated_estimate(noise, "confident") == ("confident", 0.2)
+    assert stated_estimate(noise | {"confirmed": 0.15}, "paper") == ("confirmed", 0.15)
+    assert stated_estimate({"paper": None, "confident": None, "confirmed": None}, None) is None

@@ -1,0 +1,121 @@
+"""The level of trust: its reasons, and its calibration on recorded audits with known wrong labels."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import REPOSITORY
+from trainer.report.trust import Signals, judge
+
+GOOD = Signals(
+    samples=320,
+    classes=4,
+    chance=0.27,
+    agreement=0.72,
+    agreement_each=(0.71, 0.73),
+    estimate=0.2,
+    other_estimate=0.16,
+    repeated=0.85,
+    repeated_listed=0.95,
+    train_accuracy=0.8,
+    steps=150,
+)
+ORDER = ("do not use", "with care", "trusted")
+_ratio = st.floats(0, 1)
+
+
+def recorded(which: str) -> list[dict]:
+    lines = (REPOSITORY / "benchmarks/results/audits.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["set"] == which]
+
+
+def read_signals(line: dict) -> Signals:
+    listed = ("agreement_each", "rare_classes")
+    return Signals(**{key: tuple(value) if key in listed else value for key, value in line["signals"].items()})
+
+
+@pytest.mark.parametrize("line", recorded("check"), ids=lambda line: line["case"])
+def test_the_level_fits_the_measured_quality(line):
+    """None of these audits was used to choose the thresholds."""
+    level = judge(read_signals(line)).level
+    if line["precision"] < 0.7 or line["error"] > 0.1:
+        assert level != "trusted"
+    if line["precision"] >= 0.9 and line["error"] <= 0.05:
+        assert level != "do not use"
+
+
+def test_all_levels_occur_in_the_check():
+    levels = [judge(read_signals(line)).level for line in recorded("check")]
+    assert len(levels) >= 20
+    assert {level: levels.count(level) >= 5 for level in ORDER} == dict.fromkeys(ORDER, True)
+
+
+def test_a_good_run_is_trusted():
+    trust = judge(GOOD)
+    assert trust.level == "trusted"
+    assert trust.claims_noise
+    assert "85 %" in trust.reasons[0].text
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({"agreement": 0.3}, "do not use", "no better than always predicting the most frequent class (27 %)"),
+        ({"agreement": 0.42}, "do not use", "know too little"),
+        ({"agreement": 0.55}, "with care", "only in part"),
+        ({"repeated": 0.6}, "with care", "60 % of the contradicted labels"),
+        ({"repeated_listed": 0.5}, "with care", "50 % got the same suggestion"),
+        ({"other_estimate": 0.45}, "with care", "differ by 25 points"),
+        ({"agreement_each": (0.6, 0.84)}, "with care", "differ by 24 points"),
+        ({"rare_classes": ("disc",)}, "with care", "1 class: disc"),
+        ({"gain": -5.0, "gain_error": 3.0}, "with care", "5.0 points less accuracy"),
+        ({"gain": -22.0, "gain_error": 3.0}, "do not use", "22.0 points less accuracy"),
+        ({"gain": -5.0, "gain_error": 6.0}, "trusted", "skill"),  # within the error
+        ({"gain": 3.0}, "trusted", "skill"),
+    ],
+)
+def test_reasons(change, level, words):
+    trust = judge(replace(GOOD, **change))
+    assert trust.level == level
+    assert words in trust.reasons[0].text
+
+
+def test_advice_depends_on_how_well_the_folds_fit():
+    weak = replace(GOOD, agreement=0.42)
+    assert "raise incv.epochs" in judge(replace(weak, steps=30, train_accuracy=0.3)).reasons[0].advice
+    fitted = judge(replace(weak, steps=900, train_accuracy=0.99)).reasons[0].advice
+    assert "more epochs will not help" in fitted
+    assert "model.weights" in fitted
+
+
+@given(
+    _ratio, _ratio, _ratio, _ratio, st.one_of(st.none(), _ratio), st.one_of(st.none(), _ratio), st.integers(2, 1000)
+)
+def test_chance_level_claims_nothing(agreement, chance, estimate, other, repeated, listed, classes):
+    signals = replace(
+        GOOD,
+        classes=classes,
+        chance=chance,
+        agreement=agreement,
+        agreement_each=(agreement,),
+        estimate=estimate,
+        other_estimate=other,
+        repeated=repeated,
+        repeated_listed=listed,
+    )
+    trust = judge(signals)
+    assert trust.claims_noise == (trust.level != "do not use")
+    assert trust.reasons
+    assert min(ORDER.index(reason.level) for reason in trust.reasons) == ORDER.index(trust.level)
+    if agreement <= chance:
+        assert not trust.claims_noise
+
+
+@given(st.floats(0.3, 0.8), st.floats(0, 0.2), st.floats(0, 0.3))
+def test_more_agreement_never_lowers_trust(agreement, more, estimate):
+    one = replace(GOOD, agreement=agreement, estimate=estimate, other_estimate=estimate)
+    levels = [judge(replace(one, agreement=value)).level for value in (agreement, agreement + more)]
+    assert ORDER.index(levels[0]) <= ORDER.index(levels[1])

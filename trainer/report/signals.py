@@ -1,0 +1,148 @@
+"""Measures what a run shows of its own quality, from its files, for `trust`."""
+
+from collections.abc import Iterable, Iterator
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.incv.predictions import Status
+from trainer.incv.selection_index import SelectionIndex, State
+from trainer.records.run_directory import RunDirectory
+from trainer.report.curves import read_metrics
+from trainer.report.measured import RunSamples, last_selection, read_columns
+from trainer.report.summary import first_set, gain, method_with
+from trainer.report.trust import Signals
+
+RoundPredictions = tuple[NDArray[np.int64], NDArray[np.int32]]
+"""The usable predictions of a round: sample_ids, and the predicted class of each."""
+LISTED = 24
+"""How many of the most suspicious samples are checked for repeated suggestions."""
+_FEW_REPEATED = 10
+"""With fewer samples that were predicted twice, the share of repeated predictions says nothing."""
+_RARE_SHARE, _RARE_COUNT = 1 / 3, 5
+
+
+def measure_signals(
+    run: RunDirectory, samples: RunSamples, incv: dict[str, Any] | None, report: dict[str, Any]
+) -> Signals | None:
+    """Return the signals of a run whose INCV has finished; None for other runs. report: the report so far."""
+    selection = last_selection(run)
+    if incv is None or selection is None or not incv.get("rounds"):
+        return None
+    first = incv["rounds"][0]
+    given = samples.given[samples.inside]
+    noise = report["noise"]
+    estimate = stated_estimate(noise, (report["config"].get("incv") or {}).get("noise_estimate"))
+    assert estimate is not None
+    name, value = estimate
+    repeated = repeated_predictions(_read_predictions(run), samples.given)
+    listed = selection.ids_by_suspicion()[:LISTED]
+    metrics = [read_metrics(path) for (round_, _), path in run.fold_metrics().items() if round_ == 0]
+    ahead, error = _gain(report)
+    return Signals(
+        samples=len(given),
+        classes=samples.classes,
+        chance=float(np.bincount(given).max() / len(given)),
+        agreement=first["agreement"],
+        agreement_each=tuple(first.get("agreement_each") or ()),
+        estimate=value,
+        other_estimate=noise["confident"] if name == "paper" else noise["paper"],
+        repeated=_share(repeated, np.arange(len(samples.given))),
+        repeated_listed=_share(repeated, listed),
+        train_accuracy=_last(metrics, "train_accuracy"),
+        steps=int(_last(metrics, "step") or 0) or None,
+        rare_classes=rare_classes(samples, selection),
+        gain=ahead,
+        gain_error=error,
+    )
+
+
+def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float] | None:
+    """Return name and value of the noise estimate that a report states; None if there is none.
+
+    The share of labels that two rounds contradict in the same way is the most reliable; without it, it is the
+    estimate that the recipe's rules use.
+    """
+    for name in ("confirmed", rule or "confident", "confident", "paper"):
+        if noise.get(name) is not None:
+            return name, float(noise[name])
+    return None
+
+
+def confirmed_noise(run: RunDirectory, samples: RunSamples) -> float | None:
+    """Return the share of labels that the first and the last round contradict by the same class.
+
+    None unless every sample that is not selected was predicted in several rounds: removed samples are not.
+    """
+    selection = last_selection(run)
+    rounds = len(run.round_files("predictions.parquet"))
+    if selection is None or rounds < 2 or not samples.inside.any():
+        return None
+    inside = np.flatnonzero(samples.inside)
+    state = selection.state[inside]
+    if (state == State.REMOVED).any():
+        return None
+    repeated = repeated_predictions(_read_predictions(run), samples.given)
+    open_ = inside[state == State.CANDIDATE]
+    if (repeated[open_] < 0).any():
+        return None
+    return float((repeated[open_] == 1).sum() / len(inside))
+
+
+def _read_predictions(run: RunDirectory) -> Iterator[RoundPredictions]:
+    for path in run.round_files("predictions.parquet").values():
+        ids, predicted, status = read_columns(path, "sample_id", "predicted", "status")
+        yield ids[status == Status.OK], predicted[status == Status.OK]
+
+
+def repeated_predictions(rounds: Iterable[RoundPredictions], given: NDArray[np.int32]) -> NDArray[np.int8]:
+    """Compare the first and the last prediction of each sample, by sample_id: int8 [samples].
+
+    1: both contradict the given label with the same class; 0: the last contradicts it with another class than the
+    first; -1: predicted less than twice, or the last prediction agrees.
+    """
+    first = np.full(len(given), -1, np.int32)
+    last, count = first.copy(), np.zeros(len(given), np.int32)
+    for ids, predicted in rounds:
+        first[ids] = np.where(count[ids] == 0, predicted, first[ids])
+        last[ids] = predicted
+        count[ids] += 1
+    judged = (count >= 2) & (last != given)
+    return np.where(judged, first == last, -1).astype(np.int8)
+
+
+def rare_classes(samples: RunSamples, selection: SelectionIndex) -> tuple[str, ...]:
+    """Return the classes with less than 5 selected samples, or with a far smaller selected share than usual."""
+    inside = np.flatnonzero(samples.inside)
+    given = samples.given[inside]
+    total = np.bincount(given, minlength=samples.classes)
+    kept = np.bincount(given[selection.state[inside] == State.SELECTED], minlength=samples.classes)
+    present = total > 0
+    shares = np.divide(kept, total, out=np.zeros(len(total)), where=present)
+    usual = float(np.median(shares[present])) if present.any() else 0.0
+    rare = present & ((kept < np.minimum(_RARE_COUNT, total)) | (shares < usual * _RARE_SHARE))
+    return tuple(samples.names[number] for number in np.flatnonzero(rare))
+
+
+def _share(repeated: NDArray[np.int8], ids: NDArray[np.int64]) -> float | None:
+    judged = repeated[ids][repeated[ids] >= 0]
+    return float(judged.mean()) if len(judged) >= _FEW_REPEATED else None
+
+
+def _last(metrics: list[dict[str, list[float | None]]], key: str) -> float | None:
+    """Return the mean over folds of a metric's last value."""
+    values = [value for columns in metrics if (value := (columns.get(key) or [None])[-1]) is not None]
+    return mean(values) if values else None
+
+
+def _gain(report: dict[str, Any]) -> tuple[float | None, float]:
+    """Return the gain of the headline method over standard training, in points, and two standard errors of it."""
+    found = first_set(report)
+    method = method_with(report, "headline", found[1]) if found else None
+    ahead = gain(report, found[1], method) if found and method else None
+    if found is None or method is None or ahead is None:
+        return None, 0.0
+    accuracy, count = found[1][method]["top1"] / 100, found[1][method]["count"]
+    return ahead[0], 200.0 * float(np.sqrt(2 * accuracy * (1 - accuracy) / max(count, 1)))

@@ -1,0 +1,209 @@
+"""Judges how far the result of a run can be trusted, without knowing the true labels: pure functions.
+
+The thresholds were chosen on 37 audits with known wrong labels and checked on 31 others (benchmarks/audits.py).
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Level = Literal["trusted", "with care", "do not use"]
+
+TRUSTED_SKILL, USABLE_SKILL = 0.65, 0.38
+TRUSTED_REPEATS = 0.7
+TRUSTED_LISTED = 0.75
+SPREAD = 0.1
+FOLD_GAP = 0.15
+FEW_STEPS = 100
+FITTED = 0.9  # training accuracy above which a fold has fitted its labels, right or wrong
+BEHIND, FAR_BEHIND = 2.0, 10.0  # points of accuracy
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a run shows of its own quality; None if unknown."""
+
+    samples: int
+    classes: int
+    chance: float
+    """Share of the most frequent given label: the agreement of a network that has learned nothing."""
+    agreement: float
+    """Share of held-out predictions of round 1 that agree with the given label."""
+    agreement_each: tuple[float, ...]
+    estimate: float
+    """The noise estimate that the report states."""
+    other_estimate: float
+    """The paper's estimate, or the confident one if the report states the paper's."""
+    repeated: float | None
+    """Of the contradicted labels that two rounds predicted, the share contradicted by the same class."""
+    repeated_listed: float | None
+    """The same among the most suspicious samples."""
+    train_accuracy: float | None
+    """Mean training accuracy of the folds at the end of round 1."""
+    steps: int | None
+    """Training steps of a fold in round 1."""
+    rare_classes: tuple[str, ...] = ()
+    """Classes of which few samples were selected."""
+    gain: float | None = None
+    """Accuracy of the method that trains on the selection minus that of standard training, in points."""
+    gain_error: float = 0.0
+    """Two standard errors of `gain`."""
+
+    @property
+    def skill(self) -> float:
+        """The networks' accuracy on correct labels, as the agreement implies it: 0 for guessing, 1 for perfect.
+
+        A network with accuracy a agrees with a * (1 - ε) of the labels, for a noise ratio ε.
+        """
+        accuracy = min(1.0, self.agreement / max(1.0 - self.estimate, 1e-6))
+        guessing = 1.0 / self.classes
+        return (accuracy - guessing) / (1.0 - guessing)
+
+    @property
+    def is_at_chance(self) -> bool:
+        """Whether the agreement is no better than the most frequent label's, within two standard errors."""
+        error = math.sqrt(self.chance * (1 - self.chance) / max(self.samples, 1))
+        return self.agreement <= self.chance + 2 * error
+
+
+@dataclass(frozen=True)
+class Reason:
+    level: Level
+    """The highest level of trust that this allows."""
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Trust:
+    level: Level
+    reasons: tuple[Reason, ...]
+    skill: float
+
+    @property
+    def claims_noise(self) -> bool:
+        """Whether the report may state a share of wrong labels."""
+        return self.level != "do not use"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "level": self.level,
+            "skill": self.skill,
+            "claims_noise": self.claims_noise,
+            "reasons": [asdict(reason) for reason in self.reasons],
+        }
+
+
+def judge(signals: Signals) -> Trust:
+    """Return the level of trust, the lowest that any reason allows, with the reasons for it."""
+    found = [*_learning(signals), *_consistency(signals), *_selection(signals)]
+    order: tuple[Level, ...] = ("do not use", "with care", "trusted")
+    level: Level = min((reason.level for reason in found), key=order.index, default="trusted")
+    if level == "trusted":
+        found.append(Reason("trusted", _praise(signals)))
+    found.sort(key=lambda reason: order.index(reason.level))
+    return Trust(level, tuple(found), signals.skill)
+
+
+def _learning(signals: Signals) -> list[Reason]:
+    """Whether the networks have learned enough to judge labels."""
+    agreement, skill = _percent(signals.agreement), _percent(max(signals.skill, 0.0))
+    if signals.is_at_chance:
+        text = (
+            f"The held-out predictions agree with {agreement} of the labels, no better than always predicting the "
+            f"most frequent class ({_percent(signals.chance)}): the networks have learned nothing that helps."
+        )
+        return [Reason("do not use", text, _learn_more(signals))]
+    if signals.skill < USABLE_SKILL:
+        text = (
+            f"The networks know too little to judge labels: they agree with {agreement} of the held-out labels, "
+            f"which means a skill of {skill} (0 % is guessing, below {_percent(USABLE_SKILL)} is unusable)."
+        )
+        return [Reason("do not use", text, _learn_more(signals))]
+    if signals.skill < TRUSTED_SKILL:
+        text = (
+            f"The networks recognise the classes only in part: their skill is {skill} (0 % is guessing, from "
+            f"{_percent(TRUSTED_SKILL)} on results were reliable). Some suspicious labels are only difficult images."
+        )
+        return [Reason("with care", text, _learn_more(signals))]
+    return []
+
+
+def _learn_more(signals: Signals) -> str:
+    """What would give networks that know more, judged by how well they fitted their training labels."""
+    if signals.train_accuracy is not None and signals.train_accuracy >= FITTED:
+        return (
+            f"The folds fit {_percent(signals.train_accuracy)} of their own labels, so more epochs will not help: "
+            "start from pretrained weights (model.pretrained or model.weights), or add images."
+        )
+    steps = f" ({signals.steps:,} steps per fold)" if signals.steps is not None else ""
+    longer = f"Train longer{steps}: raise incv.epochs. " if signals.steps is None or signals.steps < FEW_STEPS else ""
+    return longer + (
+        "Start from pretrained weights (model.pretrained or model.weights), check that image.size shows what tells "
+        "the classes apart, or add images."
+    )
+
+
+def _consistency(signals: Signals) -> list[Reason]:
+    """Whether networks that were trained on different samples come to the same conclusions."""
+    reasons = []
+    if signals.repeated is not None and signals.repeated < TRUSTED_REPEATS:
+        text = (
+            f"Only {_percent(signals.repeated)} of the contradicted labels were contradicted by the same class in "
+            f"two rounds (at least {_percent(TRUSTED_REPEATS)} in reliable runs)."
+        )
+        reasons.append(Reason("with care", text, "Look at both labels before you change one."))
+    if signals.repeated_listed is not None and signals.repeated_listed < TRUSTED_LISTED:
+        text = (
+            f"Even among the most suspicious samples, only {_percent(signals.repeated_listed)} got the same "
+            "suggestion twice."
+        )
+        reasons.append(Reason("with care", text, "Do not apply suggested labels without looking."))
+    spread = abs(signals.estimate - signals.other_estimate)
+    if spread > SPREAD and not signals.is_at_chance:
+        text = (
+            f"The noise estimates differ by {spread * 100:.0f} points ({_percent(signals.estimate)} and "
+            f"{_percent(signals.other_estimate)})."
+        )
+        reasons.append(Reason("with care", text, "Read the share of wrong labels as a rough range."))
+    gap = max(signals.agreement_each, default=0.0) - min(signals.agreement_each, default=0.0)
+    if gap > FOLD_GAP:
+        text = f"The two folds agree with the labels to different degrees: they differ by {gap * 100:.0f} points."
+        reasons.append(Reason("with care", text, "Run again with another seed, or train longer (incv.epochs)."))
+    return reasons
+
+
+def _selection(signals: Signals) -> list[Reason]:
+    """Whether the selected samples are a usable training set."""
+    reasons = []
+    if signals.rare_classes:
+        shown = ", ".join(signals.rare_classes[:5]) + (", …" if len(signals.rare_classes) > 5 else "")
+        text = f"Few samples were selected in {_count(len(signals.rare_classes), 'class', 'classes')}: {shown}."
+        advice = "Look at these classes in labels_review.csv, or set incv.min_per_class."
+        reasons.append(Reason("with care", text, advice))
+    if signals.gain is not None and signals.gain < -max(BEHIND, signals.gain_error):
+        text = (
+            f"Training on the selection gives {-signals.gain:.1f} points less accuracy on the evaluation set than "
+            "standard training on all labels."
+        )
+        advice = "Keep the original set for training, and use the list only to look at labels."
+        reasons.append(Reason("do not use" if signals.gain < -FAR_BEHIND else "with care", text, advice))
+    return reasons
+
+
+def _praise(signals: Signals) -> str:
+    text = f"The networks' skill is {_percent(signals.skill)} (0 % is guessing)"
+    if signals.repeated is not None:
+        text += (
+            f", and {_percent(signals.repeated)} of the contradicted labels were contradicted by the same class twice"
+        )
+    return text + "."
+
+
+def _percent(value: float) -> str:
+    """Format a fraction; rounded down, so that a value below a threshold never reads as the threshold."""
+    return f"{math.floor(value * 100 + 1e-9)} %"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
