@@ -30,8 +30,8 @@ SYNSETS = (
     "n03710721 maillot, tank suit",
     "n15075141 toilet tissue, toilet paper, bathroom tissue",
 )
-DECODABLE = ("progressive", "gray", "cmyk", "exif_rotated", "png", "png16")
-REJECTED = ("truncated", "html", "gif", "empty", "header_only")
+DECODABLE = ("progressive", "gray", "cmyk", "exif_rotated", "png", "png16", "gif")
+REJECTED = ("truncated", "html", "avif", "empty", "header_only")
 KINDS = ("jpeg", *DECODABLE, *REJECTED)
 
 # apart by part, so that no picture is made twice
@@ -211,6 +211,8 @@ def _file(pixels: np.ndarray, kind: str) -> bytes:
         return _saved(Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 257), "PNG")
     if kind == "gif":
         return _saved(image, "GIF")
+    if kind == "avif":
+        return b"\0\0\0\x20ftypavif\0\0\0\0avifmif1miaf" + bytes(100)
     if kind == "html":
         return b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body>gone</body></html>\n"
     jpeg = _saved(image, "JPEG")
