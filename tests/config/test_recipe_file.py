@@ -113,7 +113,7 @@ def test_an_unknown_key_with_nothing_near_lists_the_keys_there(recipe):
         ("standard.optimizer.milestones=[3]", "standard.optimizer.milestones"),
         ("methods=standard", "methods"),
         ("methods=[standrd]", "methods"),
-        ("methods=[]", "methods"),
+        ("methods=3", "methods"),
         ("data.train=x", "data.train"),
     ],
 )
@@ -383,3 +383,8 @@ def test_aliases_that_unfold_without_end_are_refused(recipe):
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     recipe.write_text("\n".join(lines))
     assert "values" in refused(recipe)
+
+
+def test_incv_alone_needs_no_method(recipe):
+    assert load_recipe(recipe, ["methods=[]"]).methods == ()
+    assert "nothing to do" in refused(recipe, "methods=[]", "incv=null")
