@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchvision.transforms import RandomResizedCrop
 
-from trainer.loading.augment import Geometry, centre_boxes, training_boxes
+from trainer.config.augmentation import RandomResizedCropConfig
+from trainer.loading.augment import Geometry, centre_boxes, resized_boxes, training_boxes
 from trainer.loading.sample_order import derive_stream
 
 quick = settings(max_examples=50, deadline=None)
@@ -139,3 +142,91 @@ def test_with_resize_the_box_is_the_crop_in_stored_pixels(width, height, side):
 def test_an_image_smaller_than_the_input_is_taken_whole():
     geometry = Geometry(size=32, resize=None, pad=0, flip=False, fill="zero")
     assert centre_boxes(geometry, np.array([20], np.int32), np.array([24], np.int32)).tolist() == [[0, 2, 20, 20]]
+
+
+def increasing(low, high):
+    return st.tuples(st.floats(low, high), st.floats(low, high)).map(lambda pair: (min(pair), max(pair)))
+
+
+crops = st.builds(RandomResizedCropConfig, scale=increasing(0.01, 1.0), ratio=increasing(0.2, 5.0))
+
+
+@given(crops, sides, st.integers(0, 200))
+@quick
+def test_a_resized_crop_is_inside_the_image(config, shapes, epoch):
+    widths, heights = columns(shapes)
+    boxes = resized_boxes(config, STREAM, epoch, np.arange(len(shapes)), widths, heights)
+    assert boxes.dtype == np.int32
+    left, top, width, height = boxes.T
+    assert (width >= 1).all()
+    assert (height >= 1).all()
+    assert (left >= 0).all()
+    assert (top >= 0).all()
+    assert (left + width <= widths).all()
+    assert (top + height <= heights).all()
+
+
+@given(crops, st.integers(300, 900), st.integers(300, 900))
+@quick
+def test_a_resized_crop_has_an_area_and_a_shape_within_the_limits(config, width, height):
+    """Up to rounding to whole pixels, unless no such crop fits: then it is as large as its shape allows."""
+    widths, heights = np.full(50, width, np.int32), np.full(50, height, np.int32)
+    boxes = resized_boxes(config, STREAM, 0, np.arange(50), widths, heights)
+    wide, high = boxes[:, 2].astype(float), boxes[:, 3].astype(float)
+    shares, shapes = wide * high / (width * height), wide / high
+    slack = 1 / wide + 1 / high
+    fallback = (wide == width) | (high == height)
+    assert ((shares >= config.scale[0] * (1 - slack)) | fallback).all()
+    assert ((shares <= config.scale[1] * (1 + slack)) | fallback).all()
+    assert (shapes >= config.ratio[0] * (1 - slack)).all()
+    assert (shapes <= config.ratio[1] * (1 + slack)).all()
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (120, 400)])
+def test_resized_crops_are_distributed_as_torchvisions(width, height):
+    config, count = RandomResizedCropConfig(scale=(0.08, 1.0)), 4_000
+    widths, heights = np.full(count, width, np.int32), np.full(count, height, np.int32)
+    boxes = resized_boxes(config, STREAM, 0, np.arange(count), widths, heights)
+    torch.manual_seed(0)
+    picture = torch.zeros(1, height, width)
+    drawn = [RandomResizedCrop.get_params(picture, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)]
+    theirs = np.array([[left, top, wide, high] for top, left, high, wide in drawn])
+    for column in range(4):
+        levels = np.unique(theirs[:, column])
+        below = [(sample[:, column, None] <= levels).mean(axis=0) for sample in (boxes, theirs)]
+        assert np.abs(below[0] - below[1]).max() < 1.95 * np.sqrt(2 / count)  # Kolmogorov-Smirnov, 0.1 %
+
+
+def test_an_image_into_which_no_crop_fits_is_cut_in_the_middle():
+    config = RandomResizedCropConfig(scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    boxes = resized_boxes(config, STREAM, 0, np.array([4]), np.array([30], np.int32), np.array([200], np.int32))
+    assert boxes.tolist() == [[0, 85, 30, 30]]
+
+
+def test_resized_crops_replace_the_others_in_training_only():
+    plain = Geometry(size=24, resize=32, pad=0, flip=True, fill="zero")
+    resized = Geometry(24, 32, 0, True, "zero", random_resized_crop=RandomResizedCropConfig(scale=(0.2, 1.0)))
+    ids, widths, heights = np.arange(20), np.full(20, 60, np.int32), np.full(20, 50, np.int32)
+    boxes, flips = training_boxes(resized, STREAM, 0, ids, widths, heights)
+    assert len({tuple(box) for box in boxes[:, 2:].tolist()}) > 15
+    assert flips.tolist() == training_boxes(plain, STREAM, 0, ids, widths, heights)[1].tolist()
+    assert centre_boxes(resized, widths, heights).tolist() == centre_boxes(plain, widths, heights).tolist()
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=40, unique=True), st.integers(0, 100), st.data())
+@quick
+def test_the_resized_crop_of_a_sample_does_not_depend_on_its_batch(ids, epoch, data):
+    config, ids = RandomResizedCropConfig(scale=(0.3, 0.9)), np.array(ids)
+    widths, heights = (32 + ids % 9).astype(np.int32), (32 + ids % 90).astype(np.int32)
+    boxes = resized_boxes(config, STREAM, epoch, ids, widths, heights)
+    part = np.array(data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=10)))
+    again = resized_boxes(config, STREAM, epoch, ids[part], widths[part], heights[part])
+    assert again.tolist() == boxes[part].tolist()
+
+
+def test_golden_resized_crops():
+    """The results of existing recipes depend on these values."""
+    widths, heights = np.array([500, 64, 30], np.int32), np.array([375, 64, 200], np.int32)
+    config, stream = RandomResizedCropConfig(scale=(0.08, 1.0)), derive_stream(7, "incv", 1, 1)
+    boxes = resized_boxes(config, stream, 4, np.array([0, 1, 12345]), widths, heights)
+    assert boxes.tolist() == [[13, 57, 354, 308], [9, 5, 52, 57], [0, 80, 30, 40]]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.config.augmentation import ColorJitterConfig, RandAugmentConfig, RandomResizedCropConfig
 from trainer.config.optimisation import EmaConfig as EmaConfig
 from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
 from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
@@ -124,6 +125,11 @@ class ImageConfig(Section):
     """Pixels of padding that a training crop may include (the paper: 4 for CIFAR-10)."""
     fill: Literal["zero", "edge"] = "zero"
     flip: bool = True
+    random_resized_crop: RandomResizedCropConfig | None = None
+    """Training crops of random area and aspect ratio; null: of one size. Predict passes always use centre crops."""
+    rand_augment: RandAugmentConfig = RandAugmentConfig()
+    color_jitter: ColorJitterConfig = ColorJitterConfig()
+    """Applied after RandAugment."""
     chroma: Literal["smooth", "fast"] = "smooth"
     """Chroma upsampling of the GPU's JPEG decoder. smooth: as CPU decoders do it; fast: by repeating pixels."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -137,6 +143,11 @@ class ImageConfig(Section):
             raise ValueError("image.std must be above 0 for each channel: pixels are divided by it")
         if self.pad and self.resize is not None:
             raise ValueError("image.pad and image.resize cannot both be set: make image.resize null or image.pad 0")
+        if self.pad and self.random_resized_crop is not None:
+            raise ValueError(
+                "image.pad and image.random_resized_crop cannot both be set: make image.pad 0, or "
+                "image.random_resized_crop null"
+            )
         if self.resize is not None and self.resize < self.size:
             raise ValueError("image.resize is smaller than image.size: no crop of that size would fit")
         return self
@@ -288,7 +299,7 @@ class ExecutionConfig(Section):
     deterministic: bool = execution(False)
     """Resume bit-identically on a GPU, at some cost in speed. A CPU always resumes bit-identically."""
     trace: bool = execution(False)
-    """Log the sample_ids, crop boxes and chosen rows of each step to logs/trace-rank*.jsonl, to compare runs."""
+    """Log the sample_ids, draws and chosen rows of each step to logs/trace-rank*.jsonl, to compare runs."""
 
 
 class Recipe(Section):

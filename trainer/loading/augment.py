@@ -1,11 +1,16 @@
 """Random and centre crops as integer pixel boxes, computed from the image sizes in the index."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config.augmentation import RandomResizedCropConfig
 from trainer.loading.sample_order import Ids, draw_uniforms
+
+_CROP_ATTEMPTS = 10  # as in torchvision
+_CENTRE = 0.5  # the draw that centres a crop
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class Geometry:
     """Content of the padding: `zero` or `edge`."""
     smooth_chroma: bool = True
     """Whether GPU decoders upsample chroma as CPU decoders do."""
+    random_resized_crop: RandomResizedCropConfig | None = None
+    """Training crops of random area and aspect ratio; None: squares of one size."""
 
     def side(self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int) -> npt.NDArray[np.int64]:
         """Return the side of each square crop box in stored pixels: int64 [n]. Crops are later scaled to `size`.
@@ -44,11 +51,53 @@ def training_boxes(
     heights: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """Draw a random crop and flip for each sample in this epoch: boxes int32 [n, 4], flips bool [n]."""
+    flips = (draw_uniforms(stream, epoch, ids, "flip") < 0.5) & geometry.flip
+    if geometry.random_resized_crop is not None:
+        return resized_boxes(geometry.random_resized_crop, stream, epoch, ids, widths, heights), flips
     side = geometry.side(widths, heights, geometry.pad)
     left = _draw_offset(draw_uniforms(stream, epoch, ids, "left"), widths + 2 * geometry.pad - side) - geometry.pad
     top = _draw_offset(draw_uniforms(stream, epoch, ids, "top"), heights + 2 * geometry.pad - side) - geometry.pad
-    flips = (draw_uniforms(stream, epoch, ids, "flip") < 0.5) & geometry.flip
     return np.stack([left, top, side, side], axis=1).astype(np.int32), flips
+
+
+def resized_boxes(
+    config: RandomResizedCropConfig,
+    stream: int,
+    epoch: int,
+    ids: Ids,
+    widths: npt.NDArray[np.int32],
+    heights: npt.NDArray[np.int32],
+) -> npt.NDArray[np.int32]:
+    """Draw boxes of random area and aspect ratio inside the images, as torchvision's RandomResizedCrop: int32 [n, 4].
+
+    If no attempt yields a box that fits, the box is the largest centred one whose aspect ratio is in range.
+    """
+    area = widths.astype(np.int64) * heights
+    width, height = _largest_boxes(config, widths, heights)
+    lowest, highest = math.log(config.ratio[0]), math.log(config.ratio[1])
+    found = np.zeros(len(ids), bool)
+    for attempt in range(_CROP_ATTEMPTS):
+        share = _between(*config.scale, draw_uniforms(stream, epoch, ids, f"area {attempt}"))
+        aspect = np.exp(_between(lowest, highest, draw_uniforms(stream, epoch, ids, f"aspect {attempt}")))
+        wide = np.rint(np.sqrt(area * share * aspect)).astype(np.int64)
+        high = np.rint(np.sqrt(area * share / aspect)).astype(np.int64)
+        fits = ~found & (wide > 0) & (wide <= widths) & (high > 0) & (high <= heights)
+        width, height = np.where(fits, wide, width), np.where(fits, high, height)
+        found |= fits
+    left = np.where(found, draw_uniforms(stream, epoch, ids, "left"), _CENTRE)
+    top = np.where(found, draw_uniforms(stream, epoch, ids, "top"), _CENTRE)
+    left, top = _draw_offset(left, widths - width), _draw_offset(top, heights - height)
+    return np.stack([left, top, width, height], axis=1).astype(np.int32)
+
+
+def _largest_boxes(
+    config: RandomResizedCropConfig, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return width and height of the largest box inside each image whose aspect ratio is in `config.ratio`."""
+    lowest, highest = config.ratio
+    width = np.clip(np.rint(heights * highest).astype(np.int64), 1, widths)
+    height = np.clip(np.rint(widths / lowest).astype(np.int64), 1, heights)
+    return width, height
 
 
 def centre_boxes(
@@ -57,6 +106,10 @@ def centre_boxes(
     """Return the centre crops that predict passes and evaluation use: int32 [n, 4]."""
     side = geometry.side(widths, heights, 0)
     return np.stack([(widths - side) // 2, (heights - side) // 2, side, side], axis=1).astype(np.int32)
+
+
+def _between(low: float, high: float, uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return low + uniform * (high - low)
 
 
 def _draw_offset(uniform: npt.NDArray[np.float64], room: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """The loader interface: every loader turns a `BatchRequest` into a `Batch`."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.loading.operations import Operations
 from trainer.loading.sample_order import Ids, StepIds
 from trainer.loading.transfer import copy_to_device
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The samples, crop boxes and flips of a batch; the loader only decodes and crops."""
+    """The samples of a batch with all that was drawn for them; the loader only decodes and applies it."""
 
     ids: Ids
     """int64 [n]"""
@@ -32,6 +33,8 @@ class BatchRequest:
     """How many of the n rows have weight 1; -1 for all, 0 on a rank that has no sample in this step."""
     step: StepIds | None = None
     """The ids of the training step over all ranks; None in predict passes."""
+    operations: Sequence[Operations] = ()
+    """[n], the operations on each image after the crop; empty if there are none."""
 
     @property
     def real_rows(self) -> int:

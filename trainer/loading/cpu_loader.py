@@ -15,7 +15,7 @@ from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
-from trainer.loading.pixels import Normalise, Pixels, crop, decode
+from trainer.loading.pixels import Normalise, Pixels, apply_operations, crop, decode
 from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
@@ -91,7 +91,7 @@ def decode_rows(
     geometry: Geometry,
     normalise: Normalise | None = None,
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
-    """Decode and crop the request's rows; return images [n, size, size, 3] and the indices of failed rows.
+    """Decode, crop and augment the request's rows; return images [n, size, size, 3] and the indices of failed rows.
 
     Images are uint8, or float32 if `normalise` is given. A row fails if its entry in `encoded` is None or cannot be
     decoded; its image is then black.
@@ -113,8 +113,9 @@ def decode_rows(
 def _decode_each(
     request: BatchRequest, encoded: Iterable[bytes | None], geometry: Geometry
 ) -> Iterator[Pixels | None]:
-    for data, box, flip in zip(encoded, request.boxes, request.flips, strict=True):
+    operations = request.operations or [()] * len(request.ids)
+    for data, box, flip, own in zip(encoded, request.boxes, request.flips, operations, strict=True):
         try:
-            yield crop(decode(data or b""), box, flip, geometry.size, geometry.fill)
+            yield apply_operations(crop(decode(data or b""), box, flip, geometry.size, geometry.fill), own)
         except UndecodableImage:
             yield None

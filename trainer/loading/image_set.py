@@ -14,6 +14,7 @@ from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batches, BatchRequest, Loader
 from trainer.loading.cpu_loader import CpuLoader
+from trainer.loading.operations import NO_AUGMENTATION, Augmentation
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
@@ -31,6 +32,8 @@ class ImageSet:
     """Label of each sample, indexed by sample_id."""
     geometry: Geometry
     loader: Loader
+    augmentation: Augmentation = NO_AUGMENTATION
+    """Operations on training images that follow the crop."""
 
     @property
     def classes(self) -> int:
@@ -42,7 +45,9 @@ class ImageSet:
         return isinstance(self.loader, ResidentLoader)
 
     def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Batches:
-        requests = training_requests(plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size)
+        requests = training_requests(
+            plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size, self.augmentation
+        )
         return self.loader.batches(requests)
 
     def predict_requests(self, ids: Ids, batch: int, world: World = SINGLE_PROCESS) -> list[BatchRequest]:
@@ -73,30 +78,37 @@ def open_image_set(
         from trainer.loading.dali_loader import DaliLoader  # deferred: DALI is an optional dependency
 
         sides = [geometry.side(index.width[ids], index.height[ids], pad) for pad in (geometry.pad, 0)]
-        scales = bool((np.stack(sides) != geometry.size).any())
+        scales = geometry.random_resized_crop is not None or bool((np.stack(sides) != geometry.size).any())
         loader = DaliLoader(
             index, geometry, normalise, device, execution.workers, scales, window, execution.deterministic
         )
     else:
         loader = CpuLoader(index, geometry, normalise, device, execution.workers, window)
-    return ImageSet(index, ids, labels, geometry, loader)
+    return ImageSet(index, ids, labels, geometry, loader, Augmentation(image.rand_augment, image.color_jitter))
 
 
 def choose_loader(
     index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig, device: torch.device
 ) -> str:
     """Return `resident`, `dali` or `cpu`. With execution.loader: auto, small sets are resident; others use DALI if
-    there is a GPU and DALI is usable, else cpu."""
+    there is a GPU and DALI is usable, else cpu. A loader that lacks an augmentation of the recipe is not used."""
     check_loader(index, ids, image, execution)
     if execution.loader != "auto":
         return execution.loader
-    if can_be_resident(index, ids, build_geometry(image)):
+    if can_be_resident(index, ids, build_geometry(image)) and not _missing_augmentations("resident", image):
         return "resident"
-    return "dali" if device.type == "cuda" and _is_dali_installed() and _dali_supports_padding(image) else "cpu"
+    supported = _dali_supports_padding(image) and not _missing_augmentations("dali", image)
+    return "dali" if device.type == "cuda" and supported and _is_dali_installed() else "cpu"
 
 
 def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
     """Raise ConfigError if the loader named in the recipe cannot load these images."""
+    missing = _missing_augmentations(execution.loader, image)
+    if missing:
+        raise ConfigError(
+            f"execution.loader is {execution.loader}, which does not support {' and '.join(missing)}: set "
+            "execution.loader to auto or cpu, or leave the augmentation out"
+        )
     if execution.loader == "resident" and not can_be_resident(index, ids, build_geometry(image)):
         raise ConfigError(
             "`execution.loader: resident` needs images of one size, no scaling, and at most 2 GiB of pixels: set "
@@ -111,6 +123,18 @@ def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: Ex
         raise ConfigError("execution.loader is dali, but DALI is not installed: run pip install 'incv[dali]'")
 
 
+def _missing_augmentations(loader: str, image: ImageConfig) -> list[str]:
+    """Return the keys of the recipe's augmentations that a loader does not support; the CPU loader supports all."""
+    missing = []
+    if loader == "resident" and image.random_resized_crop is not None:
+        missing.append("image.random_resized_crop")
+    if loader in ("resident", "dali") and image.rand_augment.operations:
+        missing.append("image.rand_augment")
+    if loader in ("resident", "dali") and image.color_jitter.is_on:
+        missing.append("image.color_jitter")
+    return missing
+
+
 def _dali_supports_padding(image: ImageConfig) -> bool:
     return image.pad == 0 or image.fill == "zero"
 
@@ -120,7 +144,15 @@ def _is_dali_installed() -> bool:
 
 
 def build_geometry(image: ImageConfig) -> Geometry:
-    return Geometry(image.size, image.resize, image.pad, image.flip, image.fill, image.chroma == "smooth")
+    return Geometry(
+        image.size,
+        image.resize,
+        image.pad,
+        image.flip,
+        image.fill,
+        image.chroma == "smooth",
+        image.random_resized_crop,
+    )
 
 
 def limit_ids(index: SampleIndex, limit: int | None) -> Ids:

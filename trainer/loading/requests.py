@@ -1,4 +1,4 @@
-"""Build one rank's `BatchRequest`s from a plan: boxes, flips, labels and fill rows."""
+"""Build one rank's `BatchRequest`s from a plan: boxes, flips, operations, labels and fill rows."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry, centre_boxes, training_boxes
 from trainer.loading.batch import BatchRequest
+from trainer.loading.operations import NO_AUGMENTATION, Augmentation
 from trainer.loading.sample_order import Ids, TrainingPlan, slice_for_rank
 
 
@@ -19,6 +20,7 @@ def training_requests(
     first_step: int = 0,
     rank: int = 0,
     world: int = 1,
+    augmentation: Augmentation = NO_AUGMENTATION,
 ) -> Iterator[BatchRequest]:
     """Yield one request per step from `first_step` on, with rows of S first, then rows of C, then fill rows.
 
@@ -40,6 +42,7 @@ def training_requests(
             fill_with_images=True,
             real=len(own),
             step=step,
+            operations=augmentation.draw(plan.stream, step.epoch, ids),
         )
 
 

@@ -1,4 +1,4 @@
-"""Logs the sample ids, crop boxes and chosen samples of every step, to compare two runs."""
+"""Logs the sample ids, draws (crops, operations) and chosen samples of every step, to compare two runs."""
 
 import json
 from pathlib import Path
@@ -31,6 +31,9 @@ class Trace:
             "flips": request.flips[:real].astype(int).tolist(),
             "chosen": [ids.tolist() for ids in chosen] if chosen is not None else None,
         }
+        if request.operations:
+            drawn = request.operations[:real]
+            line["operations"] = [[[one.name, one.strength] for one in operations] for operations in drawn]
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
