@@ -14,7 +14,7 @@ from tests.support.processes import DRIVER, finish, require_whole, step_folders,
 Incv = Callable[..., Answer]
 AUGMENTED = (
     *("image.pad=0", "image.random_resized_crop={scale: [0.5, 1.0]}", "image.rand_augment.operations=1"),
-    "image.color_jitter={brightness: 0.3, hue: 0.1}",
+    *("image.color_jitter={brightness: 0.3, hue: 0.1}", "incv.mixup.alpha=0.3", "standard.mixup.alpha=0.3"),
 )
 SHORT = (
     *("data.train.limit=100", "batch.global=8", "incv.rounds=1", "incv.epochs=2", "incv.round_network=last"),
@@ -39,7 +39,8 @@ def test_workers_change_nothing_and_the_trace_names_what_was_drawn(incv: Incv, p
     assert ends(playground / "one").keys() == {"incv/0/0", "incv/0/1", "standard"}
     lines = [json.loads(line) for line in (playground / "one/logs/trace-rank0.jsonl").read_text().splitlines()]
     for line in lines:
-        assert len(line["operations"]) == len(line["ids"])
+        assert len(line["operations"]) == len(line["shares"]) == len(line["ids"])
+        assert sorted(line["partners"]) == sorted(line["ids"])
         assert {one[0] for drawn in line["operations"] for one in drawn} >= {"brightness", "hue"}
 
 
@@ -52,7 +53,7 @@ def test_each_augmentation_changes_the_training(incv: Incv, playground: Path) ->
         answer = incv(*plain, f"run{number}", key)
         assert answer.code == 0, answer.err
         found[key] = ends(playground / f"run{number}")["standard"]
-    assert len(set(found.values())) == len(found) == 4
+    assert len(set(found.values())) == len(found) == 5
 
 
 @pytest.mark.slow
@@ -72,6 +73,7 @@ def test_a_killed_run_ends_as_one_that_was_not(incv: Incv, playground: Path) -> 
     [
         (["execution.loader=resident"], "image.random_resized_crop and image.rand_augment and image.color_jitter"),
         (["execution.loader=dali"], "image.rand_augment and image.color_jitter"),
+        (["methods=[coteaching_incv]", "coteaching.mixup.alpha=0.2"], "coteaching_incv does not support mixup"),
     ],
 )
 def test_what_does_not_fit_is_refused(incv: Incv, playground: Path, arguments: list[str], words: str) -> None:

@@ -26,6 +26,8 @@ def refused(*overrides):
         "image.random_resized_crop=null",
         "image.rand_augment.operations=0",
         "image.color_jitter={brightness: 0.0, contrast: 0, saturation: 0, hue: 0}",
+        "standard.mixup.alpha=0",
+        "incv.mixup={}",
     ],
 )
 def test_a_key_that_is_off_is_not_hashed(off):
@@ -38,6 +40,8 @@ def test_a_key_that_is_off_is_not_hashed(off):
         ("image.random_resized_crop={scale: [0.25, 1]}", "image.random_resized_crop.scale", [0.25, 1.0]),
         ("image.rand_augment.operations=2", "image.rand_augment.operations", 2),
         ("image.color_jitter.hue=0.1", "image.color_jitter.hue", 0.1),
+        ("standard.mixup.alpha=0.2", "standard.mixup.alpha", 0.2),
+        ("incv.mixup.alpha=0.2", "incv.mixup.alpha", 0.2),
     ],
 )
 def test_a_key_that_is_on_is_hashed(override, key, value):
@@ -59,7 +63,19 @@ def test_a_key_that_is_on_is_hashed(override, key, value):
         ("image.rand_augment.operations=-1", "operations"),
         ("image.color_jitter.hue=0.6", "hue"),
         ("image.color_jitter.brightness=-0.1", "brightness"),
+        ("standard.mixup.alpha=-1", "alpha"),
     ],
 )
 def test_a_value_out_of_range_is_refused(override, message):
     assert message in refused(override)
+
+
+def test_methods_that_rank_samples_refuse_mixup():
+    assert "coteaching.mixup.alpha" in refused("methods=[coteaching]", "coteaching.mixup.alpha=0.2")
+    inherited = refused("methods=[coteaching_incv]", "coteaching.mixup.alpha=0.2")
+    for words in ("coteaching_incv.mixup.alpha", "come from `coteaching`", "standard", "incv.mixup"):
+        assert words in inherited
+
+
+def test_a_section_of_a_method_that_is_not_run_is_not_judged():
+    load_recipe(TINY, ["methods=[standard]", "coteaching.mixup.alpha=0.2"])

@@ -46,3 +46,10 @@ class RandAugmentConfig(Section):
     """Operations per image, drawn with replacement from the 14 of torchvision's RandAugment; 0: none. Often 2."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
     """Strength of the operations on torchvision's scale, which ends at 30."""
+
+
+class MixupConfig(Section):
+    """mixup (Zhang et al. 2018): train on weighted means of two images and of their labels."""
+
+    alpha: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of the first image is drawn from Beta(alpha, alpha); 0: no mixup. Often 0.2."""

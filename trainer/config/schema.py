@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.augmentation import ColorJitterConfig, RandAugmentConfig, RandomResizedCropConfig
+from trainer.config.augmentation import ColorJitterConfig, MixupConfig, RandAugmentConfig, RandomResizedCropConfig
 from trainer.config.optimisation import EmaConfig as EmaConfig
 from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
 from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
@@ -230,6 +230,8 @@ class TrainingConfig(Section):
     ema: EmaConfig | None = None
     """Average the weights over the steps and use the average instead of the last weights; null: off."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    mixup: MixupConfig = MixupConfig()
+    """Only for the folds of INCV (`incv`) and for methods that do not choose samples by their loss (`standard`)."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> "TrainingConfig":

@@ -217,6 +217,7 @@ class Incv:
             batch=recipe.batch.rows,
             epochs=config.epochs,
             windows=build_windows(recipe.order, self._data.index.shard),
+            mixup=self._config.mixup.alpha,
         )
         training = TrainingJob(
             "incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity

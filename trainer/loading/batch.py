@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.loading.mixup import RowMix
 from trainer.loading.operations import Operations
 from trainer.loading.sample_order import Ids, StepIds
 from trainer.loading.transfer import copy_to_device
@@ -35,10 +36,22 @@ class BatchRequest:
     """The ids of the training step over all ranks; None in predict passes."""
     operations: Sequence[Operations] = ()
     """[n], the operations on each image after the crop; empty if there are none."""
+    mix: RowMix | None = None
+    """How rows are mixed with others of the request; None without mixup."""
 
     @property
     def real_rows(self) -> int:
         return len(self.ids) if self.real < 0 else self.real
+
+
+@dataclass(frozen=True)
+class MixedLabels:
+    """The second labels of the rows of a batch with mixup, on the device."""
+
+    partners: torch.Tensor
+    """int64 [rows]"""
+    shares: torch.Tensor
+    """float32 [rows], the share of the row's own label; the rest is that of its partner's."""
 
 
 @dataclass
@@ -59,6 +72,12 @@ class Batch:
     """sample_ids that could not be decoded"""
     step: StepIds | None = None
     """The ids of the training step over all ranks; None in predict passes."""
+    mixed: MixedLabels | None = None
+    """None without mixup."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        mixed = [] if self.mixed is None else [self.mixed.partners, self.mixed.shares]
+        return [self.ids, self.images, self.labels, self.weights, *mixed]
 
 
 Batches = Generator[Batch, None, None]
@@ -87,6 +106,9 @@ def assemble_batch(
     real, rows = request.real_rows, request.rows
     source = _shown_rows(request, failed)
     images = show(source)
+    mixed = None
+    if request.mix is not None:
+        images, mixed = _mix(request, request.mix, failed, source, images, show)
     if not request.fill_with_images and real < rows:
         images[real:] = 0
     ids = np.full(rows, -1, np.int64)
@@ -105,7 +127,29 @@ def assemble_batch(
         request=request,
         unreadable=[int(sample) for sample in request.ids[lost]],
         step=request.step,
+        mixed=mixed,
     )
+
+
+def _mix(
+    request: BatchRequest,
+    mix: RowMix,
+    failed: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    images: torch.Tensor,
+    show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
+) -> tuple[torch.Tensor, MixedLabels]:
+    """Mix the images with those of their partners, in float32; a row whose partner is unreadable stays as it is.
+
+    source: the request row that each batch row shows; images: those of `source`.
+    """
+    lost = np.isin(mix.partners[source], failed)
+    partners = np.where(lost, source, mix.partners[source])
+    shares = np.where(lost, np.float32(1), mix.shares[source])
+    share, labels = copy_to_device(images.device, shares, request.labels[partners])
+    weight = share[:, None, None, None]
+    mixed = images.float() * weight + show(partners).float() * (1 - weight)
+    return mixed.to(images.dtype), MixedLabels(labels, share)
 
 
 def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -56,7 +56,7 @@ def _hand_over(batch: Batch, ready: torch.cuda.Event) -> None:
     """Make the consumer's stream wait for the batch, and keep the batch's memory until that stream is done."""
     stream = torch.cuda.current_stream(batch.images.device)
     stream.wait_event(ready)
-    for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
+    for tensor in batch.tensors():
         tensor.record_stream(stream)
 
 

@@ -1,4 +1,4 @@
-"""Build one rank's `BatchRequest`s from a plan: boxes, flips, operations, labels and fill rows."""
+"""Build one rank's `BatchRequest`s from a plan: boxes, flips, operations, mixup, labels and fill rows."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry, centre_boxes, training_boxes
 from trainer.loading.batch import BatchRequest
+from trainer.loading.mixup import mix_for_rank
 from trainer.loading.operations import NO_AUGMENTATION, Augmentation
 from trainer.loading.sample_order import Ids, TrainingPlan, slice_for_rank
 
@@ -24,7 +25,7 @@ def training_requests(
 ) -> Iterator[BatchRequest]:
     """Yield one request per step from `first_step` on, with rows of S first, then rows of C, then fill rows.
 
-    labels: int64 [samples], indexed by sample_id.
+    labels: int64 [samples], indexed by sample_id. With mixup, partners on other ranks follow the rows of C.
     """
     for step in plan.steps(first_step):
         own = np.concatenate(
@@ -32,6 +33,9 @@ def training_requests(
         )
         # A rank without samples in this step still needs real images for BatchNorm; they get weight 0.
         ids = own if len(own) else np.concatenate([step.selected, step.candidates])
+        mix = None
+        if plan.mixup > 0:
+            ids, mix = mix_for_rank(ids, step, plan.stream, plan.mixup, rank, world)
         boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
         yield BatchRequest(
             ids=ids,
@@ -43,6 +47,7 @@ def training_requests(
             real=len(own),
             step=step,
             operations=augmentation.draw(plan.stream, step.epoch, ids),
+            mix=mix,
         )
 
 

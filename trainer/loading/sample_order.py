@@ -163,6 +163,8 @@ class TrainingPlan:
     """First epoch that samples from C (after the warm-up E0 of Algorithm 3)."""
     windows: Windows | None = None
     """Windowed shuffling; None: every epoch is a full shuffle."""
+    mixup: float = 0.0
+    """Images are mixed with shares from Beta(mixup, mixup); 0: not mixed."""
 
     @property
     def steps_per_epoch(self) -> int:

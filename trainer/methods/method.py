@@ -67,6 +67,7 @@ class MethodInputs:
             batch=self.recipe.batch.rows,
             epochs=self.fit_config(selected).epochs,
             windows=build_windows(self.recipe.order, self.shards),
+            mixup=self.config.mixup.alpha,
         )
         if candidates is None:
             return plan
@@ -143,6 +144,8 @@ class Method:
     """Raises ValueError, naming the keys, if the recipe contradicts itself."""
     validate_rows: Callable[[Recipe, int], None] = lambda recipe, ranks: None
     """Called with (recipe, ranks); raises ConfigError if batch.micro is too small for a rank's rows of a step."""
+    supports_mixup: bool = False
+    """Whether the method's Task trains on mixed images; not if it chooses samples by their loss."""
     is_reference: bool = False
     """Whether this is the report's baseline."""
     is_headline: bool = False

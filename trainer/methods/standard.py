@@ -5,6 +5,7 @@ import torch
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.config.schema import TrainingConfig
 from trainer.methods.method import Method, MethodInputs, MethodTraining
+from trainer.methods.targets import agreement, build_targets
 from trainer.methods.task import BaseTask, target_losses
 from trainer.records.metrics import COUNTED
 
@@ -23,11 +24,12 @@ class StandardTask(BaseTask):
         loss, agreed = torch.zeros_like(count), torch.zeros_like(count)
         parts = self.parts(len(inputs["weights"]))
         for part in parts:
-            labels, weights, last = inputs["labels"][part], inputs["weights"][part], part is parts[-1]
+            weights, last = inputs["weights"][part], part is parts[-1]
             logits = self.forward(inputs["images"][part], last=last)
             assert isinstance(logits, torch.Tensor)
-            share = (target_losses(logits, labels, self.smoothing) * weights).sum() / rows
-            agreed += ((logits.detach().argmax(1) == labels) * weights).sum()
+            targets = build_targets(inputs, part, logits.shape[1])
+            share = (target_losses(logits, targets, self.smoothing) * weights).sum() / rows
+            agreed += (agreement(logits.detach(), targets) * weights).sum()
             self.backward(share, last)
             loss = loss + share.detach()
         loss, agreed = yield from self.reduce_gradients(loss, agreed)
@@ -45,4 +47,4 @@ def build(inputs: MethodInputs) -> MethodTraining:
     return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), plan)
 
 
-METHOD = Method("standard", "Standard training", StandardConfig, build, is_reference=True)
+METHOD = Method("standard", "Standard training", StandardConfig, build, supports_mixup=True, is_reference=True)

@@ -186,7 +186,10 @@ class BaseTask(ABC):
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         """Return a step's input tensors, on the device with fixed shapes, and the static sizes of its computation."""
-        return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}, ()
+        inputs = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
+        if batch.mixed is not None:
+            inputs |= {"partners": batch.mixed.partners, "shares": batch.mixed.shares}
+        return inputs, ()
 
     @abstractmethod
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:

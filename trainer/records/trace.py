@@ -1,4 +1,4 @@
-"""Logs the sample ids, draws (crops, operations) and chosen samples of every step, to compare two runs."""
+"""Logs the sample ids, draws (crops, operations, mixup) and chosen samples of every step, to compare two runs."""
 
 import json
 from pathlib import Path
@@ -34,6 +34,9 @@ class Trace:
         if request.operations:
             drawn = request.operations[:real]
             line["operations"] = [[[one.name, one.strength] for one in operations] for operations in drawn]
+        if request.mix is not None:
+            line["partners"] = request.ids[request.mix.partners[:real]].tolist()
+            line["shares"] = request.mix.shares[:real].tolist()
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:

@@ -10,6 +10,7 @@ from pydantic import create_model, model_validator
 from shards.errors import ConfigError
 from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
+from trainer.methods.method import Method
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
 from trainer.run.image_defaults import fill_image_keys
 from trainer.run.noise_kinds import validate_noise
@@ -34,12 +35,24 @@ class _CheckedRecipe(Recipe):
                 raise ValueError(f"methods lists {name}, so the recipe needs a section `{name}:`")
         for method in methods_of(self):
             method.validate(self)
+            if method.config(self).mixup.alpha > 0 and not method.supports_mixup:
+                raise ValueError(_refuse_mixup(method))
             if method.reads_incv(self) and self.incv is None:
                 raise ValueError(
                     f"the recipe needs a section `incv:`: the method {method.name} reads "
                     f"{' and '.join(sorted(method.inputs(self) - {'labels'}))}"
                 )
         return self
+
+
+def _refuse_mixup(method: Method) -> str:
+    inherited = "" if method.inherits is None else f" (keys that it leaves unset come from `{method.inherits}`)"
+    supporting = [other.name for other in usable_methods() if other.supports_mixup]
+    return (
+        f"{method.name}.mixup.alpha is above 0{inherited}, but {method.name} does not support mixup: a method that "
+        f"chooses samples by their loss needs images with one label. Set it to 0; {' and '.join(supporting)} and "
+        "the folds of INCV (incv.mixup) support it"
+    )
 
 
 @cache
