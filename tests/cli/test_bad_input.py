@@ -318,27 +318,18 @@ def _nothing_but(shards: str, playground: Path, before: set[str]) -> Iterator[st
     yield from (path for path in contents(playground).keys() - before if not path.startswith(shards))
 
 
-def test_one_sample_cannot_be_halved(incv: Incv, playground: Path) -> None:
-    overrides = _pictures(Path("pictures"), cat=1)
-    before = set(contents(playground))
-    clean = ["labels.noise=none", "labels.ratio=0"]
-    refused(incv(*RUN, *overrides, *clean, "batch.global=1"), 3, "INCV needs at least 2 usable samples", "only 1")
-    assert list(_nothing_but("pictures-shards", playground, before)) == []
-
-
-def test_label_noise_needs_two_classes(incv: Incv, playground: Path) -> None:
-    overrides = _pictures(Path("pictures"), cat=4)
-    before = set(contents(playground))
-    answer = incv(*RUN, *overrides, "batch.global=2")
-    assert answer.code in (2, 3), answer.err
-    assert "labels.noise" in answer.err
-    assert list(_nothing_but("pictures-shards", playground, before)) == []
+@pytest.mark.parametrize("images", [1, 4])
+def test_one_class_is_refused(incv: Incv, playground: Path, images: int) -> None:
+    overrides = _pictures(Path("pictures"), cat=images)
+    with unchanged(playground):
+        answer = incv(*RUN, *overrides, "batch.global=1")
+        refused(answer, 3, "data.train has one class only, 'cat'", "data.train.split")
 
 
 def test_a_class_folder_without_images_is_refused(incv: Incv, playground: Path) -> None:
     overrides = _pictures(Path("pictures"), cat=3, dog=0)
     with unchanged(playground):
-        refused(incv(*RUN, *overrides, "batch.global=2"), 3, "train/dog", "no .jpg")
+        refused(incv(*RUN, *overrides, "batch.global=2"), 3, "train/dog", "contains no image (.jpg")
 
 
 def test_an_evaluation_set_of_other_classes_is_refused(incv: Incv, playground: Path) -> None:
