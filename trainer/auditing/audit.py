@@ -13,6 +13,7 @@ import yaml
 from shards.durable import read_parquet, write_bytes
 from shards.errors import CommandStopped, ConfigError, DataError
 from shards.sources import open_source
+from shards.sources.source import SourceOptions
 from trainer.auditing.network import choose_network
 from trainer.auditing.settings import Start, choose_recipe
 from trainer.config.schema import ExecutionConfig, Recipe
@@ -20,6 +21,7 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.records.run_directory import RunDirectory
+from trainer.run.data_sets import require_two_classes
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
@@ -35,6 +37,8 @@ class AuditOptions:
     """What the user may choose; everything else is chosen for the data and the machine."""
 
     folder: Path
+    csv: Path | None = None
+    """A CSV file of paths and labels; without it, the folder tells the labels."""
     weights: Path | None = None
     model: str | None = None
     run_dir: Path | None = None
@@ -46,7 +50,11 @@ class AuditOptions:
 
     @property
     def run(self) -> Path:
-        return self.run_dir or Path("runs") / f"audit-{self.folder.resolve().name or 'root'}"
+        return self.run_dir or Path("runs") / f"audit-{Path(os.path.abspath(self.folder)).name or 'root'}"
+
+    @property
+    def recipe_path(self) -> Path:
+        return self.run.with_name(f"{self.run.name}.yaml")
 
 
 def run_audit(options: AuditOptions) -> int:
@@ -58,6 +66,7 @@ def run_audit(options: AuditOptions) -> int:
 def audit(
     folder: str | os.PathLike[str],
     *,
+    csv: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
     model: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -72,16 +81,21 @@ def audit(
     """
     options = AuditOptions(
         Path(folder),
-        Path(weights) if weights is not None else None,
-        model,
-        Path(run_dir) if run_dir is not None else None,
-        download,
+        csv=_path(csv),
+        weights=_path(weights),
+        model=model,
+        run_dir=_path(run_dir),
+        download=download,
         overrides=overrides,
     )
     code = run_audit(options)
     if code == EXIT_STOPPED:
         raise CommandStopped(f"the audit in {options.run} was stopped; call it again to resume")
     return read_parquet(RunDirectory(options.run).labels_review_parquet, "list of labels to review")
+
+
+def _path(given: str | os.PathLike[str] | None) -> Path | None:
+    return Path(given) if given is not None else None
 
 
 def prepare_audit(options: AuditOptions) -> tuple[Path, Recipe]:
@@ -91,12 +105,12 @@ def prepare_audit(options: AuditOptions) -> tuple[Path, Recipe]:
             "`incv audit` runs in one process: start it without a launcher, then use the recipe that it writes with "
             "`incv run` on many"
         )
-    data, samples, classes = find_images(options.folder)
+    data, samples, classes = find_images(options.folder, options.csv)
     device = select_device(ExecutionConfig()).type
     start = choose_network(options.model, options.weights, device, options.download)
     content = choose_recipe(data, samples, start, device, workers=os.cpu_count() or 1)
     content["data"]["train"]["shards"] = str(options.run.with_name(f"{options.run.name}-shards"))
-    path = options.run.with_name(f"{options.run.name}.yaml")
+    path = options.recipe_path
     header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
     text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     write_bytes(path, text.encode())
@@ -105,25 +119,38 @@ def prepare_audit(options: AuditOptions) -> tuple[Path, Recipe]:
     return path, recipe
 
 
-def find_images(folder: Path) -> tuple[dict[str, Any], int, int]:
+def find_images(folder: Path, csv: Path | None = None) -> tuple[dict[str, Any], int, int]:
     """Return the recipe's section `data.train` for a folder, and its numbers of images and classes."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: name the folder that contains one folder of images per class")
+        raise ConfigError(f"{folder} is not a folder: name the folder that contains the images")
     root = folder.resolve()
-    inner = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
-    split = "train" if (root / "train") in inner and any(e.is_dir() for e in (root / "train").iterdir()) else ""
-    source = open_source("image_folder", root, split)
+    data = find_layout(root, csv)
+    options = SourceOptions(csv=data.get("csv"))
+    source = open_source(data["source"], root, data["split"], options=options)
     samples, classes = len(source), len(source.class_names)
-    if classes < 2:
-        raise DataError(
-            f"{folder} has images of one class only ({source.class_names[0]}): an audit compares classes, so it "
-            "needs at least two class folders"
-        )
+    require_two_classes("data.train", source.class_names)
     if samples < _MIN_SAMPLES:
         raise DataError(
-            f"{folder} has {samples} images: an audit needs at least {_MIN_SAMPLES}, and works with hundreds"
+            f"{folder} has {samples} images: an audit needs at least {_MIN_SAMPLES}, and hundreds to be of use"
         )
-    return {"source": "image_folder", "split": split, "root": str(root)}, samples, classes
+    return data | {"root": str(root)}, samples, classes
+
+
+def find_layout(root: Path, csv: Path | None) -> dict[str, Any]:
+    """Return source and split of a folder: a CSV file of labels, WebDataset tars, or one folder per class.
+
+    Class folders may be in a folder `train`.
+    """
+    if csv is not None:
+        return {"source": "image_csv", "split": "", "csv": str(csv.resolve())}
+    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if not folders and any(root.glob("*.tar")):
+        return {"source": "webdataset", "split": ""}
+    split = "train" if root / "train" in folders else ""
+    inner = [entry for entry in (root / split).iterdir() if entry.is_dir()]
+    if not inner and (any(root.glob("*.csv")) or any((root / split).glob("*.csv"))):
+        return {"source": "image_csv", "split": split}
+    return {"source": "image_folder", "split": split if inner else ""}
 
 
 def describe_choice(start: Start, samples: int, classes: int, recipe: Recipe) -> str:

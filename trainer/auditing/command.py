@@ -9,17 +9,18 @@ def add_command(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", tell: Callable[[Path, int, None], None]
 ) -> None:
     """Add the command. tell: prints the results of the run in a directory, given its exit code."""
-    audit = subparsers.add_parser(
-        "audit", help="find wrong labels in a folder of images, one subfolder per class; needs no recipe"
-    )
+    audit = subparsers.add_parser("audit", help="find wrong labels in a folder of images; needs no recipe")
     audit.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="FOLDER/<class>/<image>, or FOLDER/train/<class>/..."
-    )
-    audit.add_argument(
-        "--weights",
+        "folder",
         type=Path,
-        metavar="FILE",
-        help="pretrained weights; default: timm's, from the hub's cache or the hub",
+        metavar="FOLDER",
+        help="images in FOLDER/<class>/ or FOLDER/train/<class>/, images with a CSV file, or WebDataset tars",
+    )
+    audit.add_argument(
+        "--csv", type=Path, metavar="FILE", help="paths and labels, if the images are not in folders by class"
+    )
+    audit.add_argument(
+        "--weights", type=Path, metavar="FILE", help="pretrained weights; default: timm's, from the hub or its cache"
     )
     audit.add_argument("--model", metavar="NAME", help="any timm network; default: chosen for this machine")
     audit.add_argument("--run-dir", type=Path, help="where to write; default: runs/audit-<name of FOLDER>")
@@ -39,13 +40,17 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None], None]) 
 
     options = AuditOptions(
         parsed.folder,
-        parsed.weights,
-        parsed.model,
-        parsed.run_dir,
-        not parsed.no_download,
-        parsed.redo,
-        parsed.overrides,
+        csv=parsed.csv,
+        weights=parsed.weights,
+        model=parsed.model,
+        run_dir=parsed.run_dir,
+        download=not parsed.no_download,
+        redo=parsed.redo,
+        overrides=parsed.overrides,
     )
     code = run_audit(options)
     tell(options.run, code, None)
+    if code == 0:
+        print(f"recipe: {options.recipe_path} (what the audit chose; run it with `incv run -c`)")
+        print(f"cleaned set: incv clean {options.run} --out cleaned")
     return code

@@ -1,0 +1,52 @@
+"""Which layouts of a folder an audit recognises."""
+
+import pytest
+from PIL import Image
+
+from shards.errors import ConfigError, DataError
+from trainer.auditing.audit import find_images
+
+
+def paint(path, colour=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (colour, 0, 0)).save(path)
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+def test_class_folders(tmp_path, split):
+    for number in range(24):
+        paint(tmp_path / split / ("cat", "dog")[number % 2] / f"{number}.png", number)
+    (tmp_path / "val").mkdir()
+    data, samples, classes = find_images(tmp_path) if split else _without(tmp_path, "val")
+    assert (data["source"], data["split"], samples, classes) == ("image_folder", split, 24, 2)
+
+
+def _without(folder, name):
+    (folder / name).rmdir()
+    return find_images(folder)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_list_of_labels(tmp_path, given):
+    rows = []
+    for number in range(24):
+        paint(tmp_path / "photos" / f"{number}.png", number)
+        rows.append(f"{number}.png,{('cat', 'dog')[number % 2]}")
+    csv = (tmp_path if given else tmp_path / "photos") / "labels.csv"
+    csv.write_text("\n".join(["file,label", *rows]))
+    data, samples, classes = find_images(tmp_path / "photos", csv if given else None)
+    assert (data["source"], samples, classes) == ("image_csv", 24, 2)
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        find_images(tmp_path / "nowhere")
+    paint(tmp_path / "cat" / "1.png")
+    with pytest.raises(DataError, match="one class only, 'cat'"):
+        find_images(tmp_path)
+    paint(tmp_path / "dog" / "1.png")
+    with pytest.raises(DataError, match="has 2 images: an audit needs at least 20"):
+        find_images(tmp_path)
+    (tmp_path / "fox").mkdir()
+    with pytest.raises(DataError, match="fox"):
+        find_images(tmp_path)
