@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +11,9 @@ import torch
 
 from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
+from trainer.incv.prediction_status import Status
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import Ids
-
-
-class Status(IntEnum):
-    OK = 0
-    UNREADABLE = 1
-    NON_FINITE = 2
 
 
 @dataclass(frozen=True)
