@@ -17,6 +17,7 @@ from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import CommandStopped, ConfigError, InputError, did_you_mean
 from trainer.auditing.command import add_command as add_audit_command
+from trainer.commands.version import ShowVersion
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.sweep import Variant, combinations
 from trainer.distributed.launch import detect_launch
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="incv", description="Train image classifiers on noisy labels with INCV and Co-teaching."
     )
+    parser.add_argument("--version", action=ShowVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run", help="run all stages of a recipe; skip finished stages and resume interrupted ones"
