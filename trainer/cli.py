@@ -1,24 +1,25 @@
-"""The command `incv`: run, single stages, audit, doctor, clean, predict, shards, validate, ls, cp."""
+"""The command `incv`: run, single stages and doctor; other folders add their own commands."""
 
 import argparse
 import math
 import os
 import select
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import trainer
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
-from shards.errors import CommandStopped, ConfigError, InputError, did_you_mean
+from shards.errors import CommandStopped, ConfigError, InputError
 from trainer.auditing.command import add_command as add_audit_command
+from trainer.commands.recipes import add_commands as add_recipe_commands
+from trainer.commands.recipes import add_recipe_arguments
 from trainer.commands.version import ShowVersion
 from trainer.config.schema import DataConfig, Recipe
+from trainer.config.shipped import recipe_path
 from trainer.config.sweep import Variant, combinations
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
@@ -32,7 +33,6 @@ from trainer.report.summary import summary_table
 from trainer.run.exit_code import report_error
 from trainer.run.stage_graph import all_stages, stages_of
 
-RECIPES = Path(trainer.__file__).parent.parent / "recipes"
 _PRINTED = {
     "run-dir": "the run directory that these arguments would use",
     "stages": "the stages of the recipe",
@@ -106,22 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     add_audit_command(commands, _tell)
     add_output_commands(commands)
     add_shards_commands(commands)
-    validate = commands.add_parser("validate", help="check a recipe and its overrides without running it")
-    _add_recipe_arguments(validate)
-    validate.set_defaults(func=_validate)
-    commands.add_parser("ls", help="list the shipped recipes").set_defaults(func=_list)
-    copy = commands.add_parser("cp", help="copy a recipe for editing")
-    copy.add_argument("recipe", help="the name of a shipped recipe, or a YAML file")
-    copy.add_argument("target", type=Path, help="the file to create, for example mine.yaml")
-    copy.set_defaults(func=_copy)
+    add_recipe_commands(commands)
     return parser
-
-
-def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-c", "--recipe", required=True, help="a YAML file, or the name of a shipped recipe")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys, for example labels.ratio=0.2"
-    )
 
 
 def _profile_kind(text: str) -> str:
@@ -131,7 +117,7 @@ def _profile_kind(text: str) -> str:
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_recipe_arguments(parser)
+    add_recipe_arguments(parser)
     parser.add_argument(
         "--run-dir", type=Path, help="where to write; default: runs/<recipe>, plus a hash if overrides change results"
     )
@@ -304,18 +290,6 @@ def pack_arguments(split: DataConfig) -> list[str]:
     return [split.source, f"--out={split.shards}", *given, *switches]
 
 
-def recipe_path(given: str) -> Path:
-    """The path of a recipe, given as a file or as the name of a shipped recipe."""
-    path = Path(given)
-    if path.exists() or path.suffix in (".yaml", ".yml"):
-        return path
-    shipped = RECIPES / f"{given}.yaml"
-    if not shipped.exists():
-        names = [file.stem for file in RECIPES.glob("*.yaml")]
-        raise ConfigError(f"no recipe {given!r}: neither a file nor a shipped recipe; {did_you_mean(given, names)}")
-    return shipped
-
-
 def _doctor(parsed: argparse.Namespace) -> int:
     """Exit codes: 0: healthy, finished or stopped; 1: a rank hangs, is silent or has failed; 2: no run directory."""
     if parsed.progress:
@@ -324,36 +298,3 @@ def _doctor(parsed: argparse.Namespace) -> int:
     text, well = examine(parsed.run_dir, time.time())
     print(text)
     return 0 if well else 1
-
-
-def _validate(parsed: argparse.Namespace) -> int:
-    path = recipe_path(parsed.recipe)
-    from trainer.models.factory import require_known_model
-    from trainer.run.recipe import load_recipe
-
-    recipe = load_recipe(path, parsed.overrides)
-    require_known_model(recipe.model.name)
-    print(f"{path} is valid")
-    return 0
-
-
-def _list(_parsed: argparse.Namespace) -> int:
-    for file in sorted(RECIPES.glob("*.yaml")):
-        first = file.read_text().splitlines()[0].lstrip("# ").strip()
-        print(f"{file.stem:<22} {first}")
-    return 0
-
-
-def _copy(parsed: argparse.Namespace) -> int:
-    target: Path = parsed.target
-    if target.exists():
-        raise ConfigError(f"{target} exists: choose another name, or remove it first")
-    source = recipe_path(parsed.recipe)
-    if not source.exists():
-        raise ConfigError(f"no recipe {source}")
-    try:
-        shutil.copyfile(source, target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another name") from None
-    print(f"copied {source.name} to {target}; run it with `incv run -c {target}`")
-    return 0

@@ -98,7 +98,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
     def broken(_parsed: object) -> int:
         raise BrokenPipeError
 
-    monkeypatch.setattr("trainer.cli._list", broken)
+    monkeypatch.setattr("trainer.commands.recipes._list", broken)
     with pytest.raises(BrokenPipeError):
         main(["ls"])
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shards.durable import read_json
-from trainer.cli import main, recipe_path
+from trainer.cli import main
+from trainer.config.shipped import recipe_path
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 from trainer.run.recipe import load_recipe

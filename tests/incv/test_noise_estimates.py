@@ -23,9 +23,9 @@ from trainer.incv.noise_estimates import (
 )
 from trainer.incv.predictions import Predictions, Status
 from trainer.methods import coteaching_incv
-from trainer.methods.coteaching import CoteachingConfig, forget_rate
-from trainer.methods.coteaching_incv import CoteachingIncvConfig
+from trainer.methods.coteaching import forget_rate
 from trainer.methods.method import NoiseFacts
+from trainer.methods.sections import CoteachingConfig, CoteachingIncvConfig
 from trainer.run.recipe import load_recipe
 
 

@@ -9,7 +9,9 @@ import pytest
 from shards.errors import ConfigError
 from tests.support import REPOSITORY, toy_package_folder
 from tests.support.installed_package import install_package, run_python
+from trainer.methods import BUILT_IN
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
+from trainer.methods.sections import INHERITS, SECTIONS
 from trainer.run.recipe import load_recipe
 
 SOURCES = [
@@ -136,3 +138,10 @@ def test_a_taken_name_does_not_end_other_commands(tmp_path):
     install_package(tmp_path, "bad_taken", GROUP, "coteaching = bad_taken:METHOD", "")
     listed = run_python(tmp_path, "-m", "trainer", "ls")
     assert (listed.returncode, listed.stderr) == (0, "")
+
+
+def test_the_built_in_sections_are_those_of_the_methods() -> None:
+    assert tuple(SECTIONS) == BUILT_IN
+    for name in BUILT_IN:
+        assert get_method(name).section is SECTIONS[name]
+        assert get_method(name).inherits == INHERITS.get(name)

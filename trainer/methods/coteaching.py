@@ -6,39 +6,21 @@ This method runs on all samples. `coteaching_incv` uses the same Task on INCV's 
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.config.schema import Positive, Ratio, Recipe, TrainingConfig
+from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.sections import CoteachingConfig, Rank
 from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses, target_losses
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
-
-Rank = Literal["one_pass", "eval_first"]
-"""Which losses the small-loss selection uses.
-
-one_pass: losses of the training forward. eval_first (released code): losses of a separate forward in eval mode.
-"""
-
-
-class CoteachingConfig(TrainingConfig):
-    """Co-teaching on all samples; also supplies the defaults for keys that `coteaching_incv` leaves unset."""
-
-    rank: Rank = "one_pass"
-    """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
-    forget_rate: Literal["estimate", "true_ratio"] | Ratio = "estimate"
-    """τ, the final share of dropped rows. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic
-    noise only; or a number."""
-    ramp_epochs: Positive = 10
-    """Epochs over which the share of dropped rows ramps up to τ."""
 
 
 def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:

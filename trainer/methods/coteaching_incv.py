@@ -1,33 +1,13 @@
 """Algorithm 3: Co-teaching on INCV's selected samples S, joined by the candidates C after E0 epochs."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
-
 from trainer import theory
-from trainer.config.schema import IncvConfig, Positive, Ratio, Recipe, TrainingConfig
-from trainer.methods.coteaching import Rank, build_pair, require_rows_fit
+from trainer.config.schema import IncvConfig, Recipe
+from trainer.methods.coteaching import build_pair, require_rows_fit
 from trainer.methods.method import Epochs, ExpectedSizes, Method, MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.sections import INHERITS, CoteachingIncvConfig
 
 _HIGH_NOISE = 0.6
 _LATE_WARMUP, _EARLY_WARMUP = 0.4, 0.2  # E0 is 80 or 40 of 200 epochs (released code)
-
-
-class CoteachingIncvConfig(TrainingConfig):
-    """Co-teaching on S and C. Keys that are unset here default to those of the `coteaching` section."""
-
-    rank: Rank = "one_pass"
-    """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
-    noise_of_selected: Literal["formula", "formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
-        "formula_symmetric"
-    )
-    """ε_S in n(e). formula: the paper's formula for the noise in `incv.noise_kind`; confident: Prop. 2 with the
-    estimated T; or a number."""
-    warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
-    """E0: number of epochs on S alone. from_noise: 40 % of the epochs if the noise is asymmetric or ε > 0.6, else
-    20 %."""
-    ramp_epochs: Positive = 10
-    """Epochs over which the share of dropped rows ramps up to ε_S."""
 
 
 def warmup_epochs(config: CoteachingIncvConfig, incv: IncvConfig, noise: float) -> int:
@@ -84,7 +64,7 @@ METHOD = Method(
     networks=2,
     inputs=lambda recipe: frozenset({"labels", "selection"}),
     passes=_passes,
-    inherits="coteaching",
+    inherits=INHERITS["coteaching_incv"],
     validate_rows=_validate_rows,
     is_headline=True,
 )

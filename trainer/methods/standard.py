@@ -3,15 +3,11 @@
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.config.schema import TrainingConfig
 from trainer.methods.method import Method, MethodInputs, MethodTraining
+from trainer.methods.sections import StandardConfig
 from trainer.methods.targets import agreement, build_targets
 from trainer.methods.task import BaseTask, target_losses
 from trainer.records.metrics import COUNTED
-
-
-class StandardConfig(TrainingConfig):
-    """Cross-entropy on all labels."""
 
 
 class StandardTask(BaseTask):

@@ -1,0 +1,20 @@
+"""The recipes that incv ships, and how a recipe given on the command line is found."""
+
+from pathlib import Path
+
+import trainer
+from shards.errors import ConfigError, did_you_mean
+
+RECIPES = Path(trainer.__file__).parent.parent / "recipes"
+
+
+def recipe_path(given: str) -> Path:
+    """The path of a recipe, given as a file or as the name of a shipped recipe."""
+    path = Path(given)
+    if path.exists() or path.suffix in (".yaml", ".yml"):
+        return path
+    shipped = RECIPES / f"{given}.yaml"
+    if not shipped.exists():
+        names = [file.stem for file in RECIPES.glob("*.yaml")]
+        raise ConfigError(f"no recipe {given!r}: neither a file nor a shipped recipe; {did_you_mean(given, names)}")
+    return shipped

@@ -1,0 +1,58 @@
+"""Recipe sections of the built-in methods, apart from their code: a recipe is read without importing torch."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.config.schema import Positive, Ratio, TrainingConfig
+
+
+class StandardConfig(TrainingConfig):
+    """Cross-entropy on all labels."""
+
+
+Rank = Literal["one_pass", "eval_first"]
+"""Which losses the small-loss selection uses.
+
+one_pass: losses of the training forward. eval_first (released code): losses of a separate forward in eval mode.
+"""
+
+
+class CoteachingConfig(TrainingConfig):
+    """Co-teaching on all samples; also supplies the defaults for keys that `coteaching_incv` leaves unset."""
+
+    rank: Rank = "one_pass"
+    """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
+    forget_rate: Literal["estimate", "true_ratio"] | Ratio = "estimate"
+    """τ, the final share of dropped rows. estimate: INCV's noise estimate; true_ratio: `labels.ratio`, for synthetic
+    noise only; or a number."""
+    ramp_epochs: Positive = 10
+    """Epochs over which the share of dropped rows ramps up to τ."""
+
+
+class CoteachingIncvConfig(TrainingConfig):
+    """Co-teaching on S and C. Keys that are unset here default to those of the `coteaching` section."""
+
+    rank: Rank = "one_pass"
+    """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
+    noise_of_selected: Literal["formula", "formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
+        "formula_symmetric"
+    )
+    """ε_S in n(e). formula: the paper's formula for the noise in `incv.noise_kind`; confident: Prop. 2 with the
+    estimated T; or a number."""
+    warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
+    """E0: number of epochs on S alone. from_noise: 40 % of the epochs if the noise is asymmetric or ε > 0.6, else
+    20 %."""
+    ramp_epochs: Positive = 10
+    """Epochs over which the share of dropped rows ramps up to ε_S."""
+
+
+SECTIONS: dict[str, type[TrainingConfig]] = {
+    "standard": StandardConfig,
+    "coteaching": CoteachingConfig,
+    "coteaching_incv": CoteachingIncvConfig,
+}
+"""By the name of the method. A method that is missing here has its section in its own file, which imports torch."""
+
+INHERITS = {"coteaching_incv": "coteaching"}
+"""The section from which a method's section takes the values of its unset keys, by the name of the method."""
