@@ -1,11 +1,16 @@
-"""The commands about recipes: `incv validate`, `ls` and `cp`."""
+"""The commands about recipes: `incv validate`, `keys`, `ls` and `cp`."""
 
 import argparse
+import difflib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from shards.errors import ConfigError
+from trainer.config.key_reference import Section, describe_schema, find_key, format_page, format_text, select_section
+from trainer.config.schema import Recipe
 from trainer.config.shipped import RECIPES, recipe_path
+from trainer.methods.sections import SECTIONS
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -13,6 +18,10 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     validate = subparsers.add_parser("validate", help="check a recipe and its overrides without running it")
     add_recipe_arguments(validate)
     validate.set_defaults(func=_validate)
+    keys = subparsers.add_parser("keys", help="describe the keys of a recipe")
+    keys.add_argument("section", nargs="?", metavar="SECTION", help="a section or a key, as incv or batch.global")
+    keys.add_argument("--markdown", action="store_true", help="print docs/recipe.md, the page of all built-in keys")
+    keys.set_defaults(func=_keys)
     subparsers.add_parser("ls", help="list the shipped recipes").set_defaults(func=_list)
     copy = subparsers.add_parser("cp", help="copy a recipe for editing")
     copy.add_argument("recipe", help="the name of a shipped recipe, or a YAML file")
@@ -37,6 +46,36 @@ def _validate(parsed: argparse.Namespace) -> int:
     require_known_model(recipe.model.name)
     print(f"{path} is valid")
     return 0
+
+
+def _keys(parsed: argparse.Namespace) -> int:
+    # Imported here: a package's method imports torch.
+    from trainer.run.recipe import method_sections
+
+    if parsed.markdown:
+        if parsed.section is not None:
+            raise ConfigError("--markdown prints all sections: leave out the section, or --markdown")
+        print(format_page(describe_schema(Recipe, SECTIONS)), end="")
+        return 0
+    sections = describe_schema(Recipe, method_sections())
+    if parsed.section is None:
+        print(format_text(sections))
+        return 0
+    key = find_key(sections, parsed.section)
+    selected = select_section(sections, parsed.section) or ([key] if key is not None else [])
+    if not selected:
+        raise ConfigError(f"no section or key {parsed.section!r}; {_near_names(parsed.section, sections)}")
+    print(format_text(selected))
+    return 0
+
+
+def _near_names(given: str, sections: Sequence[Section]) -> str:
+    """Return the end of an error message: near matches among sections and keys, then the outermost sections."""
+    names = {name for section in sections for name in section.names if name}
+    keys = {f"{name}.{key.name}".removeprefix(".") for each in sections for name in each.names for key in each.keys}
+    near = difflib.get_close_matches(given, sorted(names | keys), n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{hint}sections: {', '.join(sorted(name for name in names if '.' not in name))}"
 
 
 def _list(_parsed: argparse.Namespace) -> int:

@@ -28,9 +28,11 @@ class ColorJitterConfig(Section):
     """Random changes of colour, in random order (as torchvision's ColorJitter); 0 leaves a property unchanged."""
 
     brightness: Annotated[float, Field(ge=0)] = 0.0
-    """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness; likewise contrast and saturation."""
+    """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness."""
     contrast: Annotated[float, Field(ge=0)] = 0.0
+    """The factor is drawn from 1 - contrast (at least 0) to 1 + contrast."""
     saturation: Annotated[float, Field(ge=0)] = 0.0
+    """The factor is drawn from 1 - saturation (at least 0) to 1 + saturation."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """The hue is rotated by -hue to hue, in full turns of the colour circle."""
 

@@ -8,8 +8,12 @@ from trainer.config.section import Section
 
 
 class OptimizerConfig(Section):
+    """Optimiser and learning rate of a training."""
+
     kind: Literal["adam", "adamw", "sgd"] = "adam"
+    """Adam, AdamW, or SGD with momentum."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate after the warm-up and before the first milestone."""
     schedule: Literal["milestones", "cosine"] = "milestones"
     """milestones: constant between `milestones`; cosine: from `learning_rate` to 0 after the warm-up."""
     milestones: tuple[tuple[int, float], ...] = ()

@@ -25,6 +25,7 @@ class DataConfig(Section):
     source: str
     """Name of a source: webvision, ilsvrc12, image_folder, image_csv, webdataset, cifar10 or digits."""
     split: str = "train"
+    """Which split of the source: train, val or test, as far as the source has them."""
     subset: str | None = None
     """A subset of the split (webvision: google, flickr or all); null: the source's default."""
     classes: Positive | None = None
@@ -53,7 +54,10 @@ class DataConfig(Section):
 
 
 class DataSections(Section):
+    """The data sets."""
+
     train: DataConfig
+    """The training set."""
     eval: dict[str, DataConfig] = Field(default_factory=dict)
     """Evaluation sets, by the name used in the report."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -114,6 +118,8 @@ class LabelsConfig(Section):
 
 
 class ImageConfig(Section):
+    """Crops, flips and normalisation of images."""
+
     size: Positive
     """Side of the network's square input, in pixels; may be left out if the recipe names initial weights.
 
@@ -124,7 +130,9 @@ class ImageConfig(Section):
     pad: Annotated[int, Field(ge=0)] = 0
     """Pixels of padding that a training crop may include (the paper: 4 for CIFAR-10)."""
     fill: Literal["zero", "edge"] = "zero"
+    """Pixels of the padding: zero is black, edge repeats the outermost pixels."""
     flip: bool = True
+    """Mirror training crops horizontally, with probability 1/2."""
     random_resized_crop: RandomResizedCropConfig | None = None
     """Training crops of random area and aspect ratio; null: of one size. Predict passes always use centre crops."""
     rand_augment: RandAugmentConfig = RandAugmentConfig()
@@ -154,6 +162,8 @@ class ImageConfig(Section):
 
 
 class ModelConfig(Section):
+    """The network; all folds and methods train it."""
+
     name: str
     """Any timm model, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110 or digits_cnn."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -187,6 +197,8 @@ class ModelConfig(Section):
 
 
 class BatchConfig(Section):
+    """The number of samples in a step."""
+
     global_: Literal["auto"] | Positive = Field(alias="global")
     """Rows of the selected set S per step, summed over all ranks.
 
@@ -216,7 +228,10 @@ class OrderConfig(Section):
 
 
 class TrainingConfig(Section):
+    """What every training has: the base of the section of a method."""
+
     epochs: Positive
+    """Passes over the training samples."""
     min_steps: Annotated[int, Field(ge=0)] = 0
     """Raise `epochs` until the training has this many steps, so that few samples get enough of them.
 
@@ -248,6 +263,7 @@ class IncvConfig(TrainingConfig):
     """INCV, the paper's Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
 
     rounds: Positive = 4
+    """Rounds of noisy cross-validation, each of two folds."""
     init: Literal["same", "fresh"] = "same"
     """same: all folds start from the same weights (released code); fresh: each from new ones (paper)."""
     round_network: Literal["released_rule", "best", "last"] = "last"
@@ -267,7 +283,10 @@ class IncvConfig(TrainingConfig):
 
 
 class ExecutionConfig(Section):
+    """Where and how fast a run computes; no key changes results."""
+
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
+    """Device to compute on; auto: a GPU if there is one."""
     world: Positive | None = execution(None)
     """Required number of processes; any other number is an error. null: accept what the launcher starts."""
     backend: Literal["auto", "nccl", "gloo"] = execution("auto")
@@ -291,9 +310,11 @@ class ExecutionConfig(Section):
     threads: Positive | None = execution(None)
     """CPU threads that torch uses; null: one per core."""
     loader: Literal["auto", "cpu", "resident", "dali"] = execution("auto")
+    """How images are decoded and cropped: on CPU threads, once into memory, or by DALI; see docs/webvision.md."""
     workers: Positive = execution(2)
     """Number of decoding threads, and of packing processes."""
     predict_batch: Positive = execution(256)
+    """Rows per batch of a predict pass, on each rank."""
     log_every: Positive = execution(20)
     """Steps between two lines of metrics.jsonl."""
     checkpoint_every: Positive = execution(1000)
@@ -308,6 +329,7 @@ class Recipe(Section):
     """All settings of a run. `trainer.run.recipe` adds a section for each registered training method."""
 
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of initial weights, sample order, crops, folds and label noise."""
     data: DataSections
     labels: LabelsConfig = LabelsConfig()
     image: ImageConfig
@@ -315,6 +337,7 @@ class Recipe(Section):
     batch: BatchConfig
     order: OrderConfig = OrderConfig()
     precision: Precision = "fp32"
+    """Number format of forward and backward passes; weights and optimiser state are always fp32."""
     methods: tuple[str, ...]
     """The training methods to run, by their registered names; []: INCV alone."""
     incv: IncvConfig | None = None

@@ -1,5 +1,6 @@
 """Loads complete recipes: the base sections, and the sections of all registered methods."""
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,11 @@ from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.methods.method import Method
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
+from trainer.methods.sections import SECTIONS
 from trainer.run.image_defaults import fill_image_keys
 from trainer.run.noise_kinds import validate_noise
+
+_log = logging.getLogger(__name__)
 
 
 class _CheckedRecipe(Recipe):
@@ -60,6 +64,18 @@ def recipe_schema() -> type[Recipe]:
     """Return the recipe schema: the base sections and an optional section for each registered method."""
     sections: dict[str, Any] = {method.name: (method.section | None, None) for method in usable_methods()}
     return create_model("Recipe", __base__=_CheckedRecipe, **sections)
+
+
+def method_sections() -> dict[str, type[TrainingConfig]]:
+    """Return the sections of all usable methods by name; only those of installed packages are imported."""
+    plugins = [name for name in method_names() if name not in SECTIONS]
+    found = dict(SECTIONS)
+    for name in plugins:
+        try:
+            found[name] = get_method(name).section
+        except ConfigError as error:
+            _log.warning("%s", error)
+    return found
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
