@@ -193,6 +193,8 @@ class ModelConfig(Section):
                 "model.pretrained and model.weights exclude each other: set model.pretrained to false to use the "
                 "file, or model.weights to null to use timm's weights"
             )
+        if taken := sorted({"model_name", "name", "num_classes", "seed"} & self.options.keys()):
+            raise ValueError(f"model.options.{taken[0]} is set from other keys or from the data: remove it")
         return self
 
 

@@ -58,7 +58,7 @@ def count_network(name: str, classes: int, pixels: int, options: dict[str, Any])
             logits = network(torch.empty(rows, 3, pixels, pixels, device="meta"))
             forward = counter.get_total_flops()
             logits.sum().backward()
-    except (RuntimeError, ValueError, AttributeError) as error:
+    except Exception as error:  # a third-party network may raise anything
         raise ConfigError(f"the FLOPs of model {name} at image.size = {pixels} cannot be counted: {error}") from error
     saved_bytes = sum(tensor.untyped_storage().nbytes() for at, tensor in saved.items() if at not in own)
     return NetworkCost(

@@ -27,6 +27,7 @@ from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
+from trainer.run.recipe_check import check_without_data
 from trainer.run.runner import checksum_keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 
@@ -60,6 +61,8 @@ def describe_plan(
     obstacles += no_device + _find_refusals(lambda: check_rows(recipe, world.size))
     if train is not None:
         obstacles += _find_refusals(lambda: preflight(recipe, train, world, weights))
+    else:
+        obstacles += _find_refusals(lambda: check_without_data(recipe))
     sizes = {}
     for split, index in indices.items():
         source = None

@@ -25,16 +25,21 @@ def method_names() -> tuple[str, ...]:
     return (*BUILT_IN, *(name for name in PLUGINS.names() if name not in BUILT_IN))
 
 
+def require_method_name(name: str) -> None:
+    """Raise ConfigError, with near matches, unless a method of that name is registered."""
+    if name not in method_names():
+        raise ConfigError(f"`methods`: unknown method {name!r}; {did_you_mean(name, method_names())}")
+
+
 @cache
 def get_method(name: str) -> "Method":
     """Return the method with this name; raise ConfigError if it is unknown or unusable."""
+    require_method_name(name)
     from trainer.methods.method import Method  # deferred: it imports torch
 
     entry = PLUGINS.find(name, BUILT_IN)
     if entry is not None:
         return PLUGINS.load(entry, Method)
-    if name not in BUILT_IN:
-        raise ConfigError(f"`methods`: unknown method {name!r}; {did_you_mean(name, method_names())}")
     method: Method = import_module(f"{__package__}.{name}").METHOD
     return method
 

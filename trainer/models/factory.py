@@ -35,9 +35,10 @@ def create_model(name: str, num_classes: int, seed: int, **options: Any) -> nn.M
     with seeded_cpu(seed):
         try:
             return build(num_classes=num_classes, **options)
-        except (TypeError, RuntimeError) as error:
+        except Exception as error:  # a third-party network may raise anything
             raise ConfigError(
-                f"model {name!r} cannot be built with {num_classes} classes and options {options}: {error}"
+                f"model {name!r} cannot be built with {num_classes} classes and model.options = {options}: "
+                f"{str(error) or type(error).__name__}"
             ) from error
 
 

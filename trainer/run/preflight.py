@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from shards.errors import ConfigError, DataError
 from shards.sample_index import SampleIndex
@@ -16,15 +15,14 @@ from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
-from trainer.methods.networks import build_network
 from trainer.methods.registry import methods_of
 from trainer.models.weights import Weights
 from trainer.records.run_directory import RunDirectory
 from trainer.run.held_out import split_held_out
 from trainer.run.label_file import EXCLUDED, read_corrections
 from trainer.run.labels import Labels, make_labels, overlay_corrections, require_every_class
+from trainer.run.network_check import check_network
 from trainer.training.engines.deepspeed import deepspeed_stage
-from trainer.training.optim import make_optimizer
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World, weights: Weights
     check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(labels.trained))
-    _check_network(recipe, index.num_classes, weights)
+    check_network(recipe, index.num_classes, weights)
     return labels
 
 
@@ -164,25 +162,3 @@ def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
             f"incv.agree_top_k = {recipe.incv.agree_top_k} with {index.num_classes} classes: all labels would agree; "
             "choose a smaller number"
         )
-
-
-def _check_network(recipe: Recipe, classes: int, weights: Weights | None) -> None:
-    """Check that the network can be built and run on an image of the recipe's size, and build each optimiser."""
-    network = build_network(recipe, classes, recipe.seed, weights).eval()
-    picture = torch.zeros(1, 3, recipe.image.size, recipe.image.size)
-    try:
-        with torch.no_grad():
-            logits = network(picture)
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"model {recipe.model.name} does not accept RGB images of image.size = {recipe.image.size}: {error}"
-        ) from error
-    if tuple(logits.shape) != (1, classes):
-        raise ConfigError(
-            f"model {recipe.model.name} has an output of shape {tuple(logits.shape)}, not one score for each of "
-            f"the {classes} classes: choose another model, or change model.options"
-        )
-    for section in (recipe.incv, *_training_sections(recipe)):
-        if section is not None:
-            optimizer = section.optimizer
-            make_optimizer(network, optimizer.kind, optimizer.weight_decay, decay_scope=optimizer.decay_scope)

@@ -4,27 +4,29 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import create_model, model_validator
 
 from shards.errors import ConfigError
 from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
-from trainer.methods.method import Method
-from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
-from trainer.methods.sections import SECTIONS
-from trainer.run.image_defaults import fill_image_keys
+from trainer.methods.registry import get_method, method_names, methods_of, require_method_name, usable_methods
+from trainer.methods.sections import INHERITS, SECTIONS
+from trainer.run.image_defaults import assume_image_keys, fill_image_keys
 from trainer.run.noise_kinds import validate_noise
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from trainer.methods.method import Method
 
 _log = logging.getLogger(__name__)
 
 
-class _CheckedRecipe(Recipe):
-    """Base class of the composed schema, with the checks that need the registries."""
+class _NamedRecipe(Recipe):
+    """Base class of both composed schemas, with the checks that need the names of methods and of noise kinds."""
 
     @model_validator(mode="after")
-    def _check_registered(self) -> "_CheckedRecipe":
+    def _check_names(self) -> "_NamedRecipe":
         validate_noise(self.labels)
         if not self.methods and self.incv is None:
             raise ValueError("the recipe has nothing to do: list training methods under `methods`, or add `incv:`")
@@ -32,12 +34,24 @@ class _CheckedRecipe(Recipe):
             raise ValueError("methods lists a method twice")
         for name in self.methods:
             try:
-                get_method(name)
+                require_method_name(name)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
             if self.section(name) is None:
                 raise ValueError(f"methods lists {name}, so the recipe needs a section `{name}:`")
-        for method in methods_of(self):
+        return self
+
+
+class _CheckedRecipe(_NamedRecipe):
+    """Base class of the complete schema, with the checks that need the methods themselves."""
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> "_CheckedRecipe":
+        try:
+            methods = methods_of(self)
+        except ConfigError as error:  # a package's method cannot be imported
+            raise ValueError(str(error)) from None
+        for method in methods:
             method.validate(self)
             if method.config(self).mixup.alpha > 0 and not method.supports_mixup:
                 raise ValueError(_refuse_mixup(method))
@@ -49,7 +63,7 @@ class _CheckedRecipe(Recipe):
         return self
 
 
-def _refuse_mixup(method: Method) -> str:
+def _refuse_mixup(method: "Method") -> str:
     inherited = "" if method.inherits is None else f" (keys that it leaves unset come from `{method.inherits}`)"
     supporting = [other.name for other in usable_methods() if other.supports_mixup]
     return (
@@ -57,6 +71,14 @@ def _refuse_mixup(method: Method) -> str:
         f"chooses samples by their loss needs images with one label. Set it to 0; {' and '.join(supporting)} and "
         "the folds of INCV (incv.mixup) support it"
     )
+
+
+@cache
+def _named_schema() -> type[Recipe]:
+    """Return the recipe schema without importing torch; it accepts anything in the sections of other packages."""
+    own: dict[str, Any] = {name: (section | None, None) for name, section in SECTIONS.items()}
+    others: dict[str, Any] = {name: (Any, None) for name in method_names() if name not in own}
+    return create_model("Recipe", __base__=_NamedRecipe, **own, **others)
 
 
 @cache
@@ -84,26 +106,40 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
-    """Validate the content of a recipe; raises ConfigError. origin: where it comes from, for errors."""
+    """Validate the content of a recipe; raises ConfigError. origin: where it comes from, for errors.
+
+    Most errors are found before the methods, and with them torch, are imported, which takes seconds.
+    """
+    built_in = [_Heir(name, section, INHERITS.get(name)) for name, section in SECTIONS.items()]
+    validate_recipe(assume_image_keys(_inherit_sections(content, built_in)), _named_schema(), origin)
     for name in method_names():
         if name in content:
             get_method(name)  # unusable: raises an error that names its package, not "unknown key"
-    return validate_recipe(fill_image_keys(_inherit_sections(content)), recipe_schema(), origin)
+    methods = [_Heir(method.name, method.section, method.inherits) for method in usable_methods()]
+    return validate_recipe(fill_image_keys(_inherit_sections(content, methods)), recipe_schema(), origin)
 
 
-def _inherit_sections(content: dict[str, Any]) -> dict[str, Any]:
+class _Heir(NamedTuple):
+    """A method's section and the one that it inherits keys from."""
+
+    name: str
+    section: type[TrainingConfig]
+    inherits: str | None
+
+
+def _inherit_sections(content: dict[str, Any], methods: Sequence[_Heir]) -> dict[str, Any]:
     """Fill unset keys of a method's section from the section it inherits.
 
     Keys that only the inheriting method has may also be set in the inherited section, as in older recipes; they are
     moved to the inheriting one.
     """
-    filled = dict(content)
-    for method in usable_methods():
+    filled, sections = dict(content), {method.name: method.section for method in methods}
+    for method in methods:
         source = content.get(method.inherits) if method.inherits is not None else None
         if method.inherits is None or not isinstance(source, dict):
             continue
         known = _keys_of(method.section)
-        only_heirs = known - _keys_of(get_method(method.inherits).section)
+        only_heirs = known - _keys_of(sections[method.inherits])
         own = content.get(method.name)
         listed = isinstance(content.get("methods"), list) and method.name in content["methods"]
         if isinstance(own, dict) or (own is None and (listed or only_heirs & source.keys())):

@@ -1,0 +1,109 @@
+"""`incv validate`: finds what a run would refuse, and wrong keys without importing torch."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import TINY, Answer
+from trainer.methods import registry
+from trainer.models.factory import create_model
+from trainer.run.recipe import load_recipe
+
+Incv = Callable[..., Answer]
+
+_PROGRAM = """
+import sys
+from trainer.cli import main
+code = main(sys.argv[1:])
+print(code, "torch" in sys.modules, "timm" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["incv.round=3"],
+        ["incv.rounds=0"],
+        ["labels.noise=symetric"],
+        ["methods=[standart]"],
+        ["methods=[standard, standard]"],
+        ["standard=null"],
+        ["image.mean=3"],
+        ["model.pretrained=true", "image={resize: -1}"],
+        ["coteaching.rank=first"],
+        ["model={name: resnet18, options: {num_classes: 3}}"],
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_a_wrong_key_or_value_is_found_without_importing_torch(command: str, wrong: list[str]) -> None:
+    arguments = [sys.executable, "-c", _PROGRAM, command, "-c", TINY, *wrong]
+    answer = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert answer.stdout.split() == ["2", "False", "False"], answer.stderr
+    key = wrong[-1].partition("=")[0].partition(".")[0]
+    assert key in answer.stderr
+
+
+def test_both_schemas_report_the_same_error(incv: Incv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that imports no torch, and the complete one, which would report it otherwise."""
+    wrong = ("validate", "-c", TINY, "incv.round=3", "batch.global=0", "labels.ratio=2")
+    quick = incv(*wrong).err
+    monkeypatch.setattr("trainer.run.recipe.validate_recipe", _skip_first(load_recipe.__globals__["validate_recipe"]))
+    assert incv(*wrong).err == quick
+
+
+def _skip_first(validate: Callable[..., object]) -> Callable[..., object]:
+    calls = []
+
+    def later(*arguments: object) -> object:
+        calls.append(arguments)
+        return validate(*arguments) if len(calls) > 1 else None
+
+    return later
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model={name: resnet18, options: {foo: 1}}"], ["model.options", "unexpected keyword argument 'foo'"]),
+        (["model={name: resnet18, options: {in_chans: 1}}"], ["does not accept RGB images of image.size = 8"]),
+        (
+            ["model.name=vit_tiny_patch16_224", "image.size=32"],
+            ["set model.options.img_size to 32", "image.size to 224"],
+        ),
+        (["model.name=resnet10x"], ["unknown model", "did you mean"]),
+        (["incv.optimizer.decay_scope=residual_convs"], ["residual_convs"]),
+        (["data.eval.test.source=digit"], ["did you mean digits"]),
+        (["execution.world=64"], ["execution.world = 64", "batch.global = 32"]),
+        (["labels={file: absent.csv}"], ["labels.file", "absent.csv"]),
+        (["labels.corrections=absent.csv"], ["labels.corrections", "absent.csv"]),
+        (["model.weights=absent.safetensors"], ["model.weights", "absent.safetensors"]),
+        (["data.train.classes=3", "labels={noise: matrix, matrix: [[1.0]]}"], ["labels.matrix", "3 rows"]),
+    ],
+)
+def test_what_any_run_would_refuse_is_found(
+    incv: Incv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = incv("validate", "-c", TINY, *overrides)
+    assert answer.code in (2, 3)
+    assert answer.out == ""
+    assert all(word in answer.err for word in words), answer.err
+    plan = incv("run", "-c", TINY, "--dry-run", *overrides)
+    assert f"would be refused: {answer.err.strip().removeprefix('incv: error: ')}" in plan.out
+
+
+def test_the_option_that_validate_names_makes_the_recipe_valid(incv: Incv) -> None:
+    answer = incv(
+        "validate", "-c", TINY, "image.size=32", "model={name: vit_tiny_patch16_224, options: {img_size: 32}}"
+    )
+    assert answer.code == 0, answer.err
+    network = create_model("vit_tiny_patch16_224", 3, 0, img_size=32)
+    assert network.patch_embed.img_size == (32, 32)
+
+
+def test_an_unknown_method_is_refused_by_name_alone() -> None:
+    with pytest.raises(registry.ConfigError, match="did you mean standard"):
+        registry.get_method("standart")
