@@ -21,6 +21,7 @@ from trainer.commands.version import ShowVersion
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import recipe_path
 from trainer.config.sweep import Variant, combinations
+from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
 from trainer.doctor.durable_point import describe_durable_point
@@ -46,6 +47,7 @@ _AT_ONCE = 8
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; reports a user's mistake as one line and an exit code."""
     configure_logging()
+    let_waiting_threads_sleep(os.environ)
     parser = _parser()
     parsed, rest = parser.parse_known_args(arguments)
     if rest and not (hasattr(parsed, "overrides") and all("=" in one and one[0] != "-" for one in rest)):
