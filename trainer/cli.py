@@ -20,7 +20,7 @@ from trainer.commands.recipes import add_recipe_arguments
 from trainer.commands.version import ShowVersion
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import recipe_path
-from trainer.config.sweep import Variant, combinations
+from trainer.config.sweep import Variant, combinations, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
@@ -31,6 +31,7 @@ from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
 from trainer.report.left_out import describe_counts
 from trainer.report.summary import summary_table
+from trainer.report.sweep_table import SweepRun, format_sweep, summarise_sweep, write_sweep
 from trainer.run.exit_code import report_error
 from trainer.run.stage_graph import all_stages, stages_of
 
@@ -264,7 +265,24 @@ def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.N
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage)
+    if parsed.stage in (None, "report"):
+        _tell_together(variants, codes, name)
     return next((code for code in codes if code), 0)
+
+
+def _tell_together(variants: Sequence[Variant], codes: Sequence[int], name: str) -> None:
+    """Print and write the table over all runs of --vary."""
+    finished = [
+        code == 0 and not RunDirectory(one.root).stopped.exists() for one, code in zip(variants, codes, strict=True)
+    ]
+    runs = [
+        SweepRun(one.overrides, one.root, read_json(RunDirectory(one.root).report_json) if done else None)
+        for one, done in zip(variants, finished, strict=True)
+    ]
+    summary = summarise_sweep(runs)
+    path = sweep_file(variants, name)
+    write_sweep(summary, path)
+    print(f"\n{format_sweep(summary)}\n\ntable: {path} and {path.with_suffix('.csv').name}")
 
 
 def _prints(parsed: argparse.Namespace) -> bool:

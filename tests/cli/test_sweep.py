@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shards.durable import read_json
 from tests.support import REPOSITORY
 from tests.support.command_line import THREADS, TINY
 from trainer.incv.selection_index import SelectionIndex
@@ -70,6 +71,22 @@ def test_what_a_run_prints_says_whose_it_is(incv, playground):
     assert [line.split()[0] for line in said] == ["seed=1:", "seed=2:"]
     for root in roots(answer.out):  # in its own log there is no doubt
         assert "INFO    labels: done" in (root / "logs" / "rank-0000.log").read_text()
+
+
+def test_a_sweep_ends_with_a_table_over_its_runs(incv, playground):
+    quick = ("incv=null", "methods=[standard]", "standard.epochs=1", "data.train.limit=60", "data.eval.test.limit=20")
+    answer = incv("run", "-c", TINY, THREADS, *quick, "--vary", "seed=1,2")
+    assert answer.code == 0, answer.err
+    table = answer.out.rpartition("\n\n  in percent")[2]
+    assert "mean ± sd of 2" in table
+    (file,) = (playground / "runs").glob("tiny-vary-*.json")
+    assert f"table: {file.relative_to(playground)}" in table
+    reports = [read_json(root / "report.json") for root in roots(answer.out)]
+    measured = [report["accuracy"]["test"]["standard"]["top1"] for report in reports]
+    assert [run["results"]["test, standard"] for run in read_json(file)["runs"]] == measured
+    assert file.with_suffix(".csv").exists()
+    again = incv("labels", "-c", TINY, THREADS, *quick, "--vary", "seed=1,2")
+    assert "in percent" not in again.out
 
 
 def test_at_once_is_for_variants(incv, playground):

@@ -1,5 +1,6 @@
 """Variants of one recipe (`--vary`), such as different seeds or noise ratios; each is a separate run."""
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ class Variant:
     @property
     def name(self) -> str:
         return " ".join(self.overrides)
+
+
+def sweep_file(variants: Sequence[Variant], name: str) -> Path:
+    """Return the file for the table over the runs; its name depends on the run directories, not on their order."""
+    roots = sorted(str(variant.root) for variant in variants)
+    digits = hashlib.sha256("\n".join(roots).encode()).hexdigest()[:8]
+    return variants[0].root.parent / f"{name}-vary-{digits}.json"
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
