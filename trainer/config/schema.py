@@ -319,6 +319,11 @@ class ExecutionConfig(Section):
     """Rows per batch of a predict pass, on each rank."""
     log_every: Positive = execution(20)
     """Steps between two lines of metrics.jsonl."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = execution(())
+    """Also write the lines of metrics.jsonl for TensorBoard or Weights & Biases (offline, unless WANDB_MODE is set).
+
+    Each needs the package extra of the same name.
+    """
     checkpoint_every: Positive = execution(1000)
     """Steps between two checkpoints; never more than a fifth of the training."""
     deterministic: bool = execution(False)

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import trainer
 from shards.errors import ConfigError, did_you_mean
 
-RECIPES = Path(trainer.__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def recipe_path(given: str) -> Path:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ class MetricsLog:
     def __init__(self, path: Path, writes: bool = True) -> None:
         """writes: whether to write the file; true only on rank 0."""
         self._path, self._writes = path, writes
+        self.on_line: Callable[[Mapping[str, Any]], None] | None = None
+        """Called with every line that is written."""
         self._names: tuple[str, ...] = ()
         self._sums: torch.Tensor | None = None
 
@@ -63,6 +65,8 @@ class MetricsLog:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("a") as file:
                     file.write(json.dumps(line) + "\n")
+            if self.on_line is not None:
+                self.on_line(line)
         return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name == "loss")
 
     def state(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from trainer.loading.sample_order import Ids
 from trainer.methods.registry import methods_of
 from trainer.models.weights import Weights
 from trainer.records.run_directory import RunDirectory
+from trainer.records.trackers import require_trackers
 from trainer.run.held_out import split_held_out
 from trainer.run.label_file import EXCLUDED, read_corrections
 from trainer.run.labels import Labels, make_labels, overlay_corrections, require_every_class
@@ -59,6 +60,7 @@ class RunData:
 
 def preflight(recipe: Recipe, index: SampleIndex, world: World, weights: Weights | None = None) -> RunLabels:
     """Check that labels, network and optimisers suit the data set and the number of ranks; returns the labels."""
+    require_trackers(recipe.execution.trackers)
     check_rows(recipe, world.size)
     _check_ranks(recipe, world)
     check_acceleration(recipe, world)

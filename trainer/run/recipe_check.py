@@ -5,6 +5,7 @@ from pathlib import Path
 from shards.errors import ConfigError
 from shards.sources import find_source
 from trainer.config.schema import Recipe
+from trainer.records.trackers import require_trackers
 from trainer.run.initial_weights import find_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.network_check import check_network
@@ -19,6 +20,7 @@ def check_without_data(recipe: Recipe) -> None:
 
     Checks sources, label files, initial weights, network and optimisers; downloads nothing.
     """
+    require_trackers(recipe.execution.trackers)
     for split in (recipe.data.train, *recipe.data.eval.values()):
         find_source(split.source)
     for key in ("file", "corrections"):

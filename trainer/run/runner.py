@@ -28,6 +28,7 @@ from trainer.records.manifest import Manifest, StartLog, now
 from trainer.records.profile import Profile, merge_profiles
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
+from trainer.records.trackers import tracker_settings
 from trainer.report.left_out import write_left_out
 from trainer.run.data_sets import load_packed_splits, open_splits
 from trainer.run.fitted_recipe import fit_recipe, log_trainings
@@ -162,7 +163,8 @@ def _build_context(options: RunOptions, world: World, stop: StopRequest, start: 
     heartbeat.write()
     trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
     profile = Profile(world.device, start, options.profile == "trace") if options.profile else None
-    return RunContext(world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile)
+    trackers = tracker_settings(run.root, options.name, recipe)
+    return RunContext(world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile, trackers)
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:

@@ -21,6 +21,7 @@ from trainer.records.manifest import StartLog
 from trainer.records.metrics import MetricsLog
 from trainer.records.profile import Profile, Stopwatch, time_data_wait
 from trainer.records.trace import Trace
+from trainer.records.trackers import JobTrackers, TrackerSettings
 from trainer.training.checkpoint import (
     Checkpointer,
     TrainState,
@@ -113,6 +114,7 @@ class RunContext:
     heartbeat: Heartbeat
     trace: Trace | None = None
     profile: Profile | None = None
+    trackers: TrackerSettings | None = None
 
     def watch(self, training: str) -> Stopwatch | None:
         """Return the stopwatch of the training job; None without --profile."""
@@ -207,8 +209,18 @@ class _TrainingRecords:
         self._checkpoints = Checkpointer(training.checkpoints)
         self._counter = ctx.start_log.open_counter(training.name) if self._writes else None
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
+        self._trackers: JobTrackers | None = None
 
     def begin(self) -> int:
+        """Resume, or save a checkpoint of step 0; start the trackers; return the step to continue from."""
+        step = self._resume()
+        settings = self._ctx.trackers
+        if self._writes and settings is not None and step < self._plan.total_steps:
+            self._trackers = settings.open(self._training.name, step, self._training.identity)
+            self.metrics.on_line = self._trackers.log
+        return step
+
+    def _resume(self) -> int:
         """Load the newest checkpoint, or save one for step 0 if there is none; return the step to continue from."""
         with self._for_checkpoints():
             resumed = self._loaded()
@@ -329,6 +341,8 @@ class _TrainingRecords:
             self._checkpoints.wait()
 
     def close(self) -> None:
+        if self._trackers is not None:
+            self._trackers.close()
         if self._counter is not None:
             self._counter.close()
         self._checkpoints.close()
