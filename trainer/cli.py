@@ -15,6 +15,7 @@ from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import CommandStopped, ConfigError, InputError
 from trainer.auditing.command import add_command as add_audit_command
+from trainer.commands.completion import add_command as add_completion_command
 from trainer.commands.recipes import add_commands as add_recipe_commands
 from trainer.commands.recipes import add_recipe_arguments
 from trainer.commands.version import ShowVersion
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add_output_commands(commands)
     add_shards_commands(commands)
     add_recipe_commands(commands)
+    add_completion_command(commands, parser)
     return parser
 
 
