@@ -44,7 +44,7 @@ def main() -> None:
             for policy in rates:  # in alternation
                 others = Others()
                 found = measure(arguments, policy, load)
-                shares.append(max(0.0, others.share() - load / (os.cpu_count() or 1)))
+                shares.append(others.share())  # our own busy processes are children, and do not count
                 rates[policy].append(found["steps_per_s"])
                 weights.add(found["weights"])
                 print(f"{load} busy processes, threads {policy}: {found['steps_per_s']:.2f} steps/s", file=sys.stderr)
