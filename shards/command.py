@@ -28,7 +28,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     _add_pack(verbs)
 
     verifying = verbs.add_parser("verify", help="check the counts and checksums of every file in a packed folder")
-    verifying.add_argument("folder", metavar="FOLDER", type=Path, help="the packed folder to check")
+    verifying.add_argument("folder", metavar="FOLDER", type=_path, help="the packed folder to check")
     verifying.add_argument(
         "--workers", type=int, default=_cpus(), help="number of threads; default: all available CPUs"
     )
@@ -37,8 +37,8 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     download = verbs.add_parser(
         "download", aliases=["stage"], help="copy a packed folder to a local disk; run again to resume"
     )
-    download.add_argument("source", metavar="SRC", help="the path or URL of a packed folder")
-    download.add_argument("target", metavar="DST", type=Path, help="the local folder to copy it to")
+    download.add_argument("source", metavar="SRC", type=os.path.expanduser, help="the path or URL of a packed folder")
+    download.add_argument("target", metavar="DST", type=_path, help="the local folder to copy it to")
     download.add_argument("--workers", type=int, default=4, help="number of parallel downloads; default: 4")
     download.set_defaults(func=_download, stop=lambda: False)
 
@@ -52,9 +52,9 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     packing.add_argument("-h", "--help", action=_PackHelp, nargs=0, help="show this help message and exit")
     packing.add_argument("source", metavar="SOURCE", help="the type of the data set; see the list below")
-    packing.add_argument("--root", type=Path, help="the folder that contains the raw images")
+    packing.add_argument("--root", type=_path, help="the folder that contains the raw images")
     packing.add_argument(
-        "--out", type=Path, required=True, help="the output folder; use a separate one for each split"
+        "--out", type=_path, required=True, help="the output folder; use a separate one for each split"
     )
     packing.add_argument("--split", default="train", help="the split to pack; default: train")
     packing.add_argument("--subset", help="the subset of the split to pack, if SOURCE has subsets")
@@ -94,7 +94,12 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _add_source_options(packing: argparse.ArgumentParser) -> None:
-    packing.add_argument("--csv", metavar="FILE", help="the list of paths and labels; default: the one in --root")
+    packing.add_argument(
+        "--csv",
+        metavar="FILE",
+        type=os.path.expanduser,
+        help="the list of paths and labels; default: the one in --root",
+    )
     packing.add_argument("--path-column", metavar="NAME", help="the column of the paths; default: recognised by name")
     packing.add_argument(
         "--label-column", metavar="NAME", help="the column, or JSON key, of the labels; default: recognised by name"
@@ -123,6 +128,10 @@ def _describe_sources(sources: Iterable[SourceType]) -> list[str]:
         facts += [] if source.needs_root else ["no --root"]
         lines.append(f"  {source.name:<14} " + "; ".join(filter(None, [*facts, source.note])))
     return lines
+
+
+def _path(given: str) -> Path:
+    return Path(os.path.expanduser(given))
 
 
 def _cpus() -> int:

@@ -1,7 +1,6 @@
 """The command `incv`: run, single stages and doctor; other folders add their own commands."""
 
 import argparse
-import math
 import os
 import select
 import shlex
@@ -19,6 +18,13 @@ from trainer.commands.completion import add_command as add_completion_command
 from trainer.commands.recipes import add_commands as add_recipe_commands
 from trainer.commands.recipes import add_recipe_arguments
 from trainer.commands.version import ShowVersion
+from trainer.config.argument_types import (
+    count_argument,
+    counts_argument,
+    path_argument,
+    price_argument,
+    profile_argument,
+)
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import recipe_path
 from trainer.config.sweep import Variant, combinations, sweep_file
@@ -102,7 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
     doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
-    doctor.add_argument("--run-dir", type=Path, required=True, help="the run directory to diagnose (read-only)")
+    doctor.add_argument(
+        "--run-dir", type=path_argument, required=True, help="the run directory to diagnose (read-only)"
+    )
     doctor.add_argument(
         "--progress", action="store_true", help="print one line that changes when the run has saved new progress"
     )
@@ -115,16 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _profile_kind(text: str) -> str:
-    if text not in ("summary", "trace") and "=" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither `summary` nor `trace`")
-    return text
-
-
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     parser.add_argument(
-        "--run-dir", type=Path, help="where to write; default: runs/<recipe>, plus a hash if overrides change results"
+        "--run-dir",
+        type=path_argument,
+        help="where to write; default: runs/<recipe>, plus a hash if overrides change results",
     )
     parser.add_argument(
         "--redo",
@@ -140,7 +144,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         nargs="?",
         const="summary",
-        type=_profile_kind,
+        type=profile_argument,
         metavar="trace",
         help="add the time spent per phase to the report; with `trace`, also trace a few steps with torch.profiler",
     )
@@ -152,41 +156,26 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="start one run per value, concurrently in one process; if repeated, one per combination",
     )
     parser.add_argument(
-        "--at-once", type=_count, metavar="N", help="maximum number of --vary runs at a time; default: 8"
+        "--at-once", type=count_argument, metavar="N", help="maximum number of --vary runs at a time; default: 8"
     )
     estimate = parser.add_argument_group("options for --dry-run")
     estimate.add_argument(
-        "--gpus", type=_counts, metavar="1,8,64", help="GPU counts to estimate; default: the number of processes"
+        "--gpus",
+        type=counts_argument,
+        metavar="1,8,64",
+        help="GPU counts to estimate; default: the number of processes",
     )
-    estimate.add_argument("--gpu-price", type=_price, metavar="DOLLARS", help="price of a GPU hour; default: 4")
+    estimate.add_argument(
+        "--gpu-price", type=price_argument, metavar="DOLLARS", help="price of a GPU hour; default: 4"
+    )
     estimate.add_argument(
         "--samples",
-        type=_count,
+        type=count_argument,
         metavar="N",
         help="number of training samples; default: as packed, otherwise the published size of the data set",
     )
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")
-
-
-def _count(given: str) -> int:
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number above 0")
-    return int(given)
-
-
-def _counts(given: str) -> tuple[int, ...]:
-    return tuple(_count(number) for number in given.split(","))
-
-
-def _price(given: str) -> float:
-    try:
-        price = float(given)
-    except ValueError:
-        price = math.nan
-    if not 0 <= price < math.inf:
-        raise argparse.ArgumentTypeError(f"{given!r} is not a price")
-    return price
 
 
 def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -298,15 +287,14 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
     if parsed.print_stages:
         print(" ".join(stages_of(recipe)[1:]))
     if parsed.print_splits:
-        splits = {"data.train": recipe.data.train} | {f"data.eval.{name}": s for name, s in recipe.data.eval.items()}
-        for key, split in splits.items():
-            print(shlex.join([f"{key}.shards", split.shards, *pack_arguments(split)]))
+        for key, split in recipe.data.splits().items():
+            print(shlex.join([f"{key}.shards", split.shards, *pack_arguments(split, recipe.data.max_rejected)]))
 
 
-def pack_arguments(split: DataConfig) -> list[str]:
+def pack_arguments(split: DataConfig, max_rejected: float) -> list[str]:
     """The arguments of `incv shards pack` that create this split."""
     names = ("root", "split", "subset", "classes", "resize", "csv", "path_column", "label_column")
-    options = {name.replace("_", "-"): getattr(split, name) for name in names}
+    options = {name.replace("_", "-"): getattr(split, name) for name in names} | {"max-rejected": max_rejected}
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
     switches = [f"--{name.replace('_', '-')}" for name in ("partial", "allow_outside") if getattr(split, name)]
     return [split.source, f"--out={split.shards}", *given, *switches]

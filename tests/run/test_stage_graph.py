@@ -61,7 +61,7 @@ def is_execution(key: str) -> bool:
     return (
         key.startswith("execution.")
         or key.endswith((".shards", ".root", ".csv", ".path_column", ".label_column", ".partial", ".allow_outside"))
-        or key in ("labels.file", "labels.corrections", "batch.micro", "data.max_unreadable")
+        or key in ("labels.file", "labels.corrections", "batch.micro", "data.max_unreadable", "data.max_rejected")
         or key in ("model.pretrained", "model.weights")
     )
 

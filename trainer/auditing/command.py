@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer.config.argument_types import path_argument
+
 
 def add_command(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", tell: Callable[[Path, int, None], None]
@@ -12,18 +14,24 @@ def add_command(
     audit = subparsers.add_parser("audit", help="find wrong labels in a folder of images; needs no recipe")
     audit.add_argument(
         "folder",
-        type=Path,
+        type=path_argument,
         metavar="FOLDER",
         help="images in FOLDER/<class>/ or FOLDER/train/<class>/, images with a CSV file, or WebDataset tars",
     )
     audit.add_argument(
-        "--csv", type=Path, metavar="FILE", help="paths and labels, if the images are not in folders by class"
+        "--csv",
+        type=path_argument,
+        metavar="FILE",
+        help="paths and labels of images that are not in folders by class",
     )
     audit.add_argument(
-        "--weights", type=Path, metavar="FILE", help="pretrained weights; default: timm's, from the hub or its cache"
+        "--weights",
+        type=path_argument,
+        metavar="FILE",
+        help="pretrained weights; default: timm's, from the hub or its cache",
     )
     audit.add_argument("--model", metavar="NAME", help="any timm network; default: chosen for this machine")
-    audit.add_argument("--run-dir", type=Path, help="where to write; default: runs/audit-<name of FOLDER>")
+    audit.add_argument("--run-dir", type=path_argument, help="where to write; default: runs/audit-<name of FOLDER>")
     audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
     audit.add_argument(
         "--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage; repeatable"

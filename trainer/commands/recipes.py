@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shards.errors import ConfigError
+from trainer.config.argument_types import path_argument
 from trainer.config.key_reference import Section, describe_schema, find_key, format_page, format_text, select_section
 from trainer.config.schema import Recipe
 from trainer.config.shipped import RECIPES, recipe_path
@@ -25,7 +26,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     subparsers.add_parser("ls", help="list the shipped recipes").set_defaults(func=_list)
     copy = subparsers.add_parser("cp", help="copy a recipe for editing")
     copy.add_argument("recipe", help="the name of a shipped recipe, or a YAML file")
-    copy.add_argument("target", type=Path, help="the file to create, for example mine.yaml")
+    copy.add_argument("target", type=path_argument, help="the file to create, for example mine.yaml")
     copy.set_defaults(func=_copy)
 
 

@@ -12,6 +12,7 @@ from trainer.config.augmentation import ColorJitterConfig, MixupConfig, RandAugm
 from trainer.config.optimisation import EmaConfig as EmaConfig
 from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
 from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
+from trainer.config.section import PathText as PathText
 from trainer.config.section import Positive as Positive
 from trainer.config.section import Precision as Precision
 from trainer.config.section import Ratio as Ratio
@@ -32,11 +33,11 @@ class DataConfig(Section):
     """Use only the first N classes of the source; null: all."""
     resize: Positive | None = None
     """When packing, resize the shorter side to this many pixels; null: keep the size."""
-    shards: str = execution(...)
+    shards: PathText = execution(...)
     """Folder of the packed split; the `pack` stage creates it if it does not exist."""
-    root: str | None = execution(None)
+    root: PathText | None = execution(None)
     """Folder of the raw images; read only when packing."""
-    csv: str | None = execution(None)
+    csv: PathText | None = execution(None)
     """image_csv: the file of paths and labels, in the working folder or in root; null: the one that root contains.
 
     This key and the four below matter only when packing: the result, keys and labels, counts as a result key.
@@ -65,6 +66,8 @@ class DataSections(Section):
 
     No network trains on these samples. INCV's folds predict them too, so they are in labels_review.csv.
     """
+    max_rejected: Ratio = execution(0.01)
+    """Packing fails if more than this fraction of the images of a split is unusable."""
     max_unreadable: Ratio = execution(0.01)
     """The run fails if more than this fraction of the training samples cannot be read."""
 
@@ -76,6 +79,10 @@ class DataSections(Section):
                 "data.eval_fraction to 0"
             )
         return self
+
+    def splits(self) -> dict[str, DataConfig]:
+        """Return the splits by their recipe keys: `data.train`, then `data.eval.NAME`."""
+        return {"data.train": self.train} | {f"data.eval.{name}": config for name, config in self.eval.items()}
 
 
 class LabelsConfig(Section):
@@ -89,12 +96,12 @@ class LabelsConfig(Section):
     """T[i][j] = P(label j | class i), for `noise: matrix`."""
     seed: int | None = None
     """Seed of the label noise; null: the run's seed."""
-    file: str | None = execution(None)
+    file: PathText | None = execution(None)
     """Labels to use instead of the source's: a CSV with columns key,label, or one label per line in source order.
 
     Its checksum counts as a result key; its path does not.
     """
-    corrections: str | None = execution(None)
+    corrections: PathText | None = execution(None)
     """Labels that replace those above for some samples: a CSV with columns key,label, or an edited labels_review.csv.
 
     A sample with an empty label is excluded from the run. The checksum of the file counts as a result key; its path
@@ -173,7 +180,7 @@ class ModelConfig(Section):
 
     The checksum of the file counts as a result key, whether `pretrained` or `weights` names it.
     """
-    weights: str | None = execution(None)
+    weights: PathText | None = execution(None)
     """Start from the weights in this file, with a new classifier: .safetensors, or .pth or .pt without pickled code.
 
     Its checksum counts as a result key; its path does not.

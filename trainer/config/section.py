@@ -1,11 +1,14 @@
 """The base class and the common types of recipe sections."""
 
+import os
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
+PathText = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path on this machine; `~` is expanded."""
 Precision = Literal["fp32", "bf16", "fp16"]
 
 

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from shards.errors import ConfigError, did_you_mean
+from trainer.config.argument_types import path_argument
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def recipe_path(given: str) -> Path:
     """The path of a recipe, given as a file or as the name of a shipped recipe."""
-    path = Path(given)
+    path = path_argument(given)
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return path
     shipped = RECIPES / f"{given}.yaml"

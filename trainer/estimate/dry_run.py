@@ -22,7 +22,7 @@ from trainer.models.pretrained import describe_hub_location
 from trainer.models.weights import Weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
-from trainer.run.data_sets import check_matches_recipe, source_of
+from trainer.run.data_sets import check_matches_recipe, require_same_classes, source_of
 from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.initial_weights import find_weights
@@ -40,7 +40,6 @@ def describe_plan(
     """Describe the plan, and why the run would be refused, if so. Reads shards and run directory, writes nothing."""
     splits = {"train": recipe.data.train, **recipe.data.eval}
     indices = {split: _load_packed(config) for split, config in splits.items()}
-    keys = {split: "data.train" if split == "train" else f"data.eval.{split}" for split in splits}
     train = indices["train"]
     samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
     samples = None if samples is None else count_trained(recipe, samples)
@@ -63,17 +62,34 @@ def describe_plan(
         obstacles += _find_refusals(lambda: preflight(recipe, train, world, weights))
     else:
         obstacles += _find_refusals(lambda: check_without_data(recipe))
-    sizes = {}
-    for split, index in indices.items():
-        source = None
-        if index is None:
-            source, refusals = _try(partial(source_of, keys[split], splits[split]))
-            obstacles += refusals + _find_refusals(partial(require_ours, Path(splits[split].shards)))
-        else:
-            obstacles += _find_refusals(partial(check_matches_recipe, keys[split], splits[split], index))
-        sizes[split] = size_split(splits[split], index, source)
+    sizes, refusals = _examine_splits(recipe, indices)
+    obstacles += refusals
     lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
     return "\n".join([*lines, "", estimate_text(unfitted, sizes, options or EstimateOptions())])
+
+
+def _examine_splits(
+    recipe: Recipe, indices: dict[str, SampleIndex | None]
+) -> tuple[dict[str, SplitSize | None], list[str]]:
+    """Return the sizes of the splits, and why a run on them would be refused. indices: None if not packed."""
+    sizes: dict[str, SplitSize | None] = {}
+    obstacles: list[str] = []
+    class_names = {}
+    for (split, index), (key, config) in zip(indices.items(), recipe.data.splits().items(), strict=True):
+        source = None
+        if index is None:
+            source, refusals = _try(partial(source_of, key, config))
+            obstacles += refusals + _find_refusals(partial(require_ours, Path(config.shards)))
+        else:
+            obstacles += _find_refusals(partial(check_matches_recipe, key, config, index))
+        sizes[split] = size_split(config, index, source)
+        listed = index if index is not None else source
+        if listed is not None:
+            class_names[split] = listed.class_names
+    if (known := class_names.pop("train", None)) is not None:
+        for name, found in class_names.items():
+            obstacles += _find_refusals(partial(require_same_classes, name, known, found))
+    return sizes, obstacles
 
 
 def size_split(config: DataConfig, index: SampleIndex | None, source: Source | None) -> SplitSize | None:

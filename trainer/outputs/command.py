@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from shards.errors import ConfigError
+from trainer.config.argument_types import path_argument, probability_argument
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -14,8 +15,12 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
 
 def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     clean = subparsers.add_parser("clean", help="write the samples that a run selected as a data set of their own")
-    clean.add_argument("run", type=Path, metavar="RUN", help="the directory of a run whose `incv` stage has finished")
-    clean.add_argument("--out", type=Path, required=True, help="the folder (for `--as list`: the CSV file) to create")
+    clean.add_argument(
+        "run", type=path_argument, metavar="RUN", help="the directory of a run whose `incv` stage has finished"
+    )
+    clean.add_argument(
+        "--out", type=path_argument, required=True, help="the folder (for `--as list`: the CSV file) to create"
+    )
     clean.add_argument(
         "--as",
         dest="form",
@@ -28,7 +33,7 @@ def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     clean.add_argument(
         "--apply-suggestions",
         nargs="?",
-        type=_probability,
+        type=probability_argument,
         const=0.9,
         metavar="P",
         help="also keep samples whose label was contradicted, with the suggested label, if its probability is at "
@@ -40,9 +45,11 @@ def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     predict = subparsers.add_parser("predict", help="classify new images with the networks of a run")
-    predict.add_argument("images", type=Path, metavar="FOLDER", help="a folder, with its subfolders, or one file")
-    predict.add_argument("--run", type=Path, required=True, help="the directory of a finished run")
-    predict.add_argument("-o", "--out", type=Path, required=True, help="the CSV file to write")
+    predict.add_argument(
+        "images", type=path_argument, metavar="FOLDER", help="a folder, with its subfolders, or one file"
+    )
+    predict.add_argument("--run", type=path_argument, required=True, help="the directory of a finished run")
+    predict.add_argument("-o", "--out", type=path_argument, required=True, help="the CSV file to write")
     predict.add_argument("--method", help="the training method whose networks to use; default: the recipe's last one")
     predict.add_argument(
         "--network",
@@ -54,16 +61,6 @@ def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     predict.add_argument("--workers", type=int, default=2, help="decoding threads; default: 2")
     predict.add_argument("--force", action="store_true", help="replace the output file if it exists")
     predict.set_defaults(func=_predict, stop=lambda: False)
-
-
-def _probability(given: str) -> float:
-    try:
-        value = float(given)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{given!r} is not a probability from 0 to 1")
-    return value
 
 
 def _clean(arguments: argparse.Namespace) -> int:

@@ -17,10 +17,13 @@ from trainer.distributed.stop import StopRequest
 
 _log = logging.getLogger(__name__)
 
+_NAMES_SHOWN = 5
 _WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
 
-def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
+def open_split(
+    key: str, config: DataConfig, workers: int, stop: StopRequest, max_rejected: float = 0.01
+) -> SampleIndex:
     """Verify a packed split, or pack it if it does not exist; returns its index.
 
     key: the split's recipe key, `data.train` or `data.eval.NAME`, for error messages.
@@ -32,7 +35,7 @@ def open_split(key: str, config: DataConfig, workers: int, stop: StopRequest) ->
         index = require_verified(folder, workers)
     else:
         _log.info("packing %s %s into %s", config.source, config.split, folder)
-        index = _packed(key, config, workers, stop)
+        index = _packed(key, config, workers, stop, max_rejected)
     check_matches_recipe(key, config, index)
     return index
 
@@ -61,13 +64,14 @@ def _said(value: object) -> str:
     return "null" if value is None else str(value) or "''"
 
 
-def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest) -> SampleIndex:
+def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest, max_rejected: float) -> SampleIndex:
     source = source_of(key, config)
     with _words_of_a_recipe(key):
         index = pack(
             source,
             Path(config.shards),
             1 if len(source) < _WORTH_PROCESSES else workers,
+            max_rejected=max_rejected,
             stop=stop.requested,
             resize=config.resize,
         )
@@ -106,7 +110,7 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
     """In packing errors, replace the flags of `incv shards pack` with the recipe's keys."""
     names = ["root", "split", "subset", "classes", "resize", *(option.name for option in fields(SourceOptions))]
     flags = {f"--{name.replace('_', '-')}": f"{key}.{name}" for name in names}
-    flags["--out"] = f"{key}.shards"
+    flags |= {"--out": f"{key}.shards", "--max-rejected": "data.max_rejected"}
     try:
         yield
     except InputError as error:
@@ -118,16 +122,35 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
 
 def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:
     """Open the training split and the evaluation sets; raises DataError unless all have the same classes."""
-    workers = recipe.execution.workers
-    train = open_split("data.train", recipe.data.train, workers, stop)
+    indices = {
+        key: open_split(key, config, recipe.execution.workers, stop, recipe.data.max_rejected)
+        for key, config in recipe.data.splits().items()
+    }
+    train = indices.pop("data.train")
     require_two_classes("data.train", train.class_names)
-    sets = {name: open_split(f"data.eval.{name}", config, workers, stop) for name, config in recipe.data.eval.items()}
+    sets = dict(zip(recipe.data.eval, indices.values(), strict=True))
     for name, index in sets.items():
-        if index.class_names != train.class_names:
-            raise DataError(
-                f"evaluation set {name} ({index.folder}) has different classes than the training set ({train.folder})"
-            )
+        require_same_classes(name, train.class_names, index.class_names)
     return train, sets
+
+
+def require_same_classes(name: str, train: Sequence[str], found: Sequence[str]) -> None:
+    """Raise DataError that names the differences if the evaluation set `name` has other classes than `data.train`."""
+    if list(train) == list(found):
+        return
+    differences = {
+        "only in training": [one for one in train if one not in set(found)],
+        f"only in {name}": [one for one in found if one not in set(train)],
+    }
+    shown = "; ".join(f"{where}: {_first(names)}" for where, names in differences.items() if names)
+    raise DataError(
+        f"the evaluation set {name} has other classes than the training set ({shown or 'in another order'}): "
+        f"give both the same class folders, or choose other data for data.eval.{name}"
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN))
 
 
 def load_packed_splits(recipe: Recipe) -> tuple[SampleIndex, dict[str, SampleIndex]]:
