@@ -21,6 +21,7 @@ from shards.folder_lock import try_lock
 from shards.folder_url import FolderUrl, ReadFailed, open_folder
 from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex, ShardFile, suggest_packing
+from shards.source_files import SOURCE_FILES
 from shards.verified_files import VerifiedFiles
 from shards.verify import index_problems, mark_verified
 
@@ -135,15 +136,16 @@ class _Download:
         notes = VerifiedFiles(self.target, _NOTES)
         shards = {shard.file: shard for shard in self.dataset.shards}
         of_index = hashlib.sha256(self.content).hexdigest()  # the index files belong to this dataset.json
-        index_is_here = all(notes.is_verified(name, of_index) for name in _SIDE_FILES)
+        side_files = [*_SIDE_FILES, *([SOURCE_FILES] if self._holds(SOURCE_FILES) else [])]
+        index_is_here = all(notes.is_verified(name, of_index) for name in side_files)
         unsure = [name for name, shard in shards.items() if not notes.is_verified(name, shard.sha256)]
         good = self._find_good([name for name in unsure if (self.target / name).is_file()], shards, notes)
         missing = [name for name in unsure if name not in good]
         if missing or not index_is_here:
             self._reopen()
         if not index_is_here:
-            self._download_index()
-            for name in _SIDE_FILES:
+            self._download_index(side_files)
+            for name in side_files:
                 notes.add(name, of_index)
         self._require_room(sum(shards[name].nbytes for name in missing))
         self._download_shards(missing, shards, notes)
@@ -197,7 +199,7 @@ class _Download:
             found = self._run_in_parallel(is_good, names, control, progress)
         return {name for name, good in found.items() if good}
 
-    def _download_index(self) -> None:
+    def _download_index(self, names: list[str]) -> None:
         """Download the index files to a temporary folder; move them to the target if they match dataset.json."""
         place, control = self.target / _HALF_DONE, CopyControl()
         largest = _LARGEST_SIDE_FILE + _LARGEST_ROW * self.dataset.count
@@ -210,13 +212,13 @@ class _Download:
 
         problem = ""
         for _attempt in range(ATTEMPTS):
-            self._run_in_parallel(copy, list(_SIDE_FILES), control)
+            self._run_in_parallel(copy, names, control)
             problem = self._index_problem(place)
             if not problem:
                 break
         else:
             raise self._copy_error("index.arrow or index.parquet", problem)
-        for name in _SIDE_FILES:
+        for name in names:
             os.replace(place / name, self.target / name)
 
     def _index_problem(self, place: Path) -> str:
@@ -251,12 +253,14 @@ class _Download:
     def _write_dali_index(self) -> None:
         """If the source has index files for DALI, create them from the verified shards instead of copying them."""
         names = [shard.file for shard in self.dataset.shards if shard.samples]
-        try:
-            wanted = bool(names) and self.folder.holds(index_path(Path(names[0])).name)
-        except ReadFailed as error:
-            raise self._copy_error(index_path(Path(names[0])).name, error) from error
-        if wanted:
+        if names and self._holds(index_path(Path(names[0])).name):
             write_dali_index(SampleIndex.load(self.target))
+
+    def _holds(self, name: str) -> bool:
+        try:
+            return self.folder.holds(name)
+        except ReadFailed as error:
+            raise self._copy_error(name, error) from error
 
     def _run_in_parallel(
         self, do: Callable[[str], Result], names: list[str], control: CopyControl, progress: Progress | None = None

@@ -2,15 +2,18 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def find_duplicates(table: pa.Table) -> pa.Table:
     """Return one row (group, sample_id, key, label) for every image that occurs more than once.
 
-    table: the index with a column `content`, the hash of each image. The group is the smallest sample_id among equal
-    images. Equal images with different labels show how noisy the labels are.
+    table: the index with a column `content`, the hash of each image; rejected images are ignored. The group is the
+    smallest sample_id among equal images. Equal images with different labels show how noisy the labels are.
     """
-    ids, groups = _groups(table["content"].combine_chunks())
+    nothing = pa.scalar(None, table["content"].type)
+    content = pc.if_else(pc.equal(table["verdict"], "ok"), table["content"], nothing)
+    ids, groups = _groups(content.combine_chunks())
     rows = table.take(pa.array(ids, pa.int64())).select(["sample_id", "key", "label"])
     return rows.add_column(0, "group", pa.array(groups, pa.int64()))
 

@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from shards.duplicates import count_repeated, find_duplicates
 from shards.durable import write_parquet
 from shards.plan import Plan
-from shards.sample_index import REJECTED, Dataset, write_index
+from shards.sample_index import REJECTED, TABLE, Dataset, write_index
 from shards.shard_writer import Part
+from shards.source_files import write_source_files
 from shards.sources.source import Source, ignored_files
 
 
@@ -21,8 +22,9 @@ def merge(source: Source, out: Path, plan: Plan, parts: list[Part]) -> None:
     table = pa.concat_tables([part.table for part in parts]).sort_by("sample_id")
     same = find_duplicates(table)
     write_parquet(out / "duplicates.parquet", same)
+    write_source_files(source, out, table)
     write_parquet(out / "rejected.parquet", _list_rejected(source, table))
-    table = table.drop_columns(["content", "reason"])
+    table = table.select(TABLE.names)
     checksum = write_index(out, table)
     converted = sum((Counter(part.converted) for part in parts), Counter[str]())
     dataset = Dataset(

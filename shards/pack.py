@@ -31,8 +31,11 @@ from shards.progress import Progress
 from shards.repair import find_damaged, repair
 from shards.sample_index import Dataset, SampleIndex
 from shards.shard_writer import Part, read_part, write_shard
+from shards.source_files import is_unchanged
 from shards.sources.source import Source
 from shards.verify import is_marked_verified, mark_verified, require_verified, verify
+
+SAMPLES_PER_SHARD = 1000
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
@@ -42,7 +45,7 @@ def pack(
     source: Source,
     out: Path,
     workers: int = 1,
-    samples_per_shard: int = 1000,
+    samples_per_shard: int = SAMPLES_PER_SHARD,
     max_rejected: float = 0.01,
     stop: Callable[[], bool] = lambda: False,
     resize: int | None = None,
@@ -118,16 +121,31 @@ def require_ours(out: Path) -> None:
         raise DataError(f"{out} contains {strangers[0]} and is not a packed data set; choose another --out")
 
 
-def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
+def find_plan_difference(found: Dataset | Plan, plan: Plan) -> str | None:
+    """Return how a packed or partly packed folder differs from the plan: the first setting that does."""
     for name, wanted in asdict(plan).items():
         is_now = getattr(found, name)
         if is_now != wanted:
             brief = isinstance(wanted, int | str | None) and name != "listing"
-            how = f"{name} {is_now!r} instead of {wanted!r}" if brief else f"a different {name}"
-            raise DataError(
-                f"{out} already holds {found.source}/{found.split}, packed with {how}; choose another --out, or "
-                f"remove it: rm -r {shlex.quote(str(out))}"
-            )
+            return f"{name} {is_now!r} instead of {wanted!r}" if brief else f"a different {name}"
+    return None
+
+
+def can_resume(out: Path, plan: Plan) -> bool:
+    """Whether `out` was partly packed with this plan."""
+    try:
+        return find_plan_difference(Plan.of_json(read_json(out / ".parts" / "plan.json")), plan) is None
+    except (DataError, TypeError, KeyError):
+        return False
+
+
+def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
+    difference = find_plan_difference(found, plan)
+    if difference is not None:
+        raise DataError(
+            f"{out} already holds {found.source}/{found.split}, packed with {difference}; choose another --out, or "
+            f"remove it: rm -r {shlex.quote(str(out))}"
+        )
 
 
 def _claim(out: Path, plan: Plan, task: ArrayTask | None) -> None:
@@ -158,7 +176,8 @@ def _write_shards(
 ) -> list[Part]:
     """Write the missing shards; return the parts of all shards (with `task`: of its shards), in order."""
     wanted = plan.shards if task is None else task.shards(plan)
-    finished = {shard: part for shard in wanted if (part := read_part(out, plan, shard)) is not None}
+    found = {shard: part for shard in wanted if (part := read_part(out, plan, shard)) is not None}
+    finished = {shard: part for shard, part in found.items() if is_unchanged(source, part.table)}
     missing = [shard for shard in wanted if shard not in finished]
     rejected = [row for part in finished.values() for row in _list_rejected(part.table)]
     _require_few(rejected, plan, max_rejected)

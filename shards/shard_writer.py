@@ -1,9 +1,9 @@
 """Writes one shard: converts rows of a source and stores them in a tar whose bytes depend only on those rows."""
 
-import hashlib
 import json
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,21 @@ from shards.image_formats import explain_misnamed, explain_verdict
 from shards.image_store import StoredImage, convert_image
 from shards.plan import Plan
 from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
+from shards.source_files import FILE_COLUMNS, NO_FILE, hash_content, stat_file
 from shards.sources.source import RawSample, Source
 from shards.tar_stream import ShardTar
 
 _FACTS = b"incv.shard"
-_CONTENT_BYTES = 16
-# `content`: hash of the original bytes, so that duplicates are found regardless of conversion
-_PART = TABLE.append(pa.field("content", pa.binary(_CONTENT_BYTES))).append(pa.field("reason", pa.string()))
+_PART = pa.schema([*TABLE, *FILE_COLUMNS, pa.field("reason", pa.string())])
 
 
 @dataclass(frozen=True)
 class Part:
     """One finished shard.
 
-    converted: number of images by kind of conversion; table: its rows of the index, with two additional columns:
-    `content`, a hash of the original bytes (null if rejected), and `reason`, which says why an image was rejected or
-    that its name does not tell its format (null otherwise).
+    converted: number of images by kind of conversion; table: its rows of the index, with the additional columns
+    FILE_COLUMNS and `reason`. `content` is a hash of the original bytes, so that duplicates are found regardless of
+    conversion; `reason` says why an image was rejected or that its name does not tell its format (null otherwise).
     """
 
     shard: ShardFile
@@ -97,22 +96,25 @@ def _write_row(
     source: Source, tar: ShardTar, plan: Plan, shard: int, row: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Add one image to the tar if it is usable; return its index row and the conversions applied."""
-    sample = _read_sample(source, row)
+    file, sample = _read_sample(source, row)
     image = convert_image(sample.data, plan.resize, plan.quality)
-    line = _index_row(source.name, row, sample, image)
+    line = _index_row(source.name, row, sample, image) | file | {"content": hash_content(sample.data)}
     if image.verdict == "ok":
         offset = tar.add(member_key(row), image.suffix, image.data)
-        content = hashlib.sha256(sample.data).digest()[:_CONTENT_BYTES]
-        line |= {"shard": shard, "offset": offset, "content": content}
+        line |= {"shard": shard, "offset": offset}
         line["reason"] = explain_misnamed(sample.data, sample.suffix) or None
     else:
         line["reason"] = explain_verdict(image.verdict, sample.data, sample.suffix)
     return line, image.converted
 
 
-def _read_sample(source: Source, row: int) -> RawSample:
+def _read_sample(source: Source, row: int) -> tuple[dict[str, Any], RawSample]:
+    """Return the file of a row (path, size and time) and its sample."""
+    file = NO_FILE
+    with suppress(OSError):  # reading it reports the reason
+        file = stat_file(source, row)
     try:
-        return source.sample(row)
+        return file, source.sample(row)
     except (DataError, OSError) as error:
         origin = source.origin(row)
         if isinstance(error, DataError) and origin in str(error):
@@ -134,6 +136,4 @@ def _index_row(source_name: str, row: int, sample: RawSample, image: StoredImage
         "height": image.height,
         "verdict": image.verdict,
         "crc32": zlib.crc32(image.data),
-        "content": None,
-        "reason": None,
     }

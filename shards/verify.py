@@ -24,6 +24,7 @@ from shards.sample_index import (
     suggest_packing,
 )
 from shards.shard_writer import member_key
+from shards.source_files import SOURCE_FILES, read_source_files
 from shards.tar_stream import Member, read_tar
 
 _PROBLEMS_PER_SHARD = 5
@@ -100,6 +101,7 @@ def _file_stamps(folder: Path) -> dict[str, list[int]]:
     """Return [size, mtime in ns] of every packed file that exists, by name."""
     with suppress(DataError):
         names = ["dataset.json", "index.parquet", "index.arrow", "rejected.parquet", "duplicates.parquet"]
+        names.append(SOURCE_FILES)
         shards = [shard.file for shard in Dataset.load(folder).shards]
         names += shards + [index_path(Path(shard)).name for shard in shards]
         stamps = {}
@@ -116,6 +118,7 @@ def index_problems(index: SampleIndex) -> Iterator[str]:
     table = read_parquet(index.folder / "rejected.parquet", "list of rejected images")
     verdicts = table["verdict"].to_pylist() if "verdict" in table.schema.names else []
     read_parquet(index.folder / "duplicates.parquet", "list of repeated images")
+    read_source_files(index.folder, index.dataset)
     if sum(verdict not in (None, "ok") for verdict in verdicts) != index.dataset.count - index.dataset.usable:
         yield "rejected.parquet does not match dataset.json"
     table = index.read_table()

@@ -1,9 +1,11 @@
 """A data set restricted to its first classes, such as the 50 classes of WebVision that papers compare on."""
 
+from pathlib import Path
+
 import numpy as np
 
 from shards.errors import ConfigError
-from shards.sources.source import RawSample, Source, ignored_files
+from shards.sources.source import FileSource, RawSample, Source, ignored_files
 
 
 def select_first_classes(source: Source, classes: int) -> Source:
@@ -25,6 +27,10 @@ class FirstClasses:
         labels = np.fromiter((source.label(row) for row in range(len(source))), np.int32, len(source))
         self._rows = np.flatnonzero(labels < classes)
 
+    @property
+    def root(self) -> Path | None:
+        return self._source.root if isinstance(self._source, FileSource) else None
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -36,6 +42,9 @@ class FirstClasses:
 
     def origin(self, row: int) -> str:
         return self._source.origin(int(self._rows[row]))
+
+    def file(self, row: int) -> Path | None:
+        return self._source.file(int(self._rows[row])) if isinstance(self._source, FileSource) else None
 
     def sample(self, row: int) -> RawSample:
         return self._source.sample(int(self._rows[row]))

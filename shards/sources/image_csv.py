@@ -181,6 +181,7 @@ SOURCE = SourceType(
     ImageCsv,
     splits=(),
     keys_are_paths=True,
+    has_files=True,
     options=("csv", "path_column", "label_column", "partial", "allow_outside"),
     note="or any name; with --csv FILE, and --path-column, --label-column, --partial",
 )

@@ -22,8 +22,8 @@ class ImageFolder:
     def __init__(self, root: Path | None, split: str, allow_outside: bool = False) -> None:
         """allow_outside: links may leave `root`."""
         self.split = split
-        self._root = require_root(self.name, root, _LAYOUT)
-        classes, stray = _list_class_folders(self._root, split)
+        self.root = require_root(self.name, root, _LAYOUT)
+        classes, stray = _list_class_folders(self.root, split)
         self.class_names = tuple(Path(folder).name for folder in classes)
         self.ignored = [
             IgnoredFile(path, "not in a class folder" if is_image(os.path.basename(path)) else explain_ignored(path))
@@ -32,13 +32,13 @@ class ImageFolder:
         self._paths: list[str] = []
         self._labels: list[int] = []
         for label, folder in enumerate(classes):
-            files = sorted(walk_files(folder, self._root, allow_outside))
+            files = sorted(walk_files(folder, self.root, allow_outside))
             images = [file for file in files if is_image(os.path.basename(file))]
             ignored = [
                 IgnoredFile(path, explain_ignored(path)) for path in files if not is_image(os.path.basename(path))
             ]
             if not images:
-                raise DataError(_describe_empty_class(self._root / folder, ignored))
+                raise DataError(_describe_empty_class(self.root / folder, ignored))
             self.ignored += ignored
             self._paths += images
             self._labels += [label] * len(images)
@@ -46,7 +46,7 @@ class ImageFolder:
             first = self.ignored[0]
             logging.getLogger(__name__).warning(
                 "%s: %d files were ignored, for example %s (%s)",
-                self._root / split,
+                self.root / split,
                 len(self.ignored),
                 first.path,
                 first.reason,
@@ -65,7 +65,7 @@ class ImageFolder:
         return self._paths[row]
 
     def file(self, row: int) -> Path:
-        return self._root / self._paths[row]
+        return self.root / self._paths[row]
 
     def sample(self, row: int) -> RawSample:
         path = self.file(row)
@@ -82,6 +82,7 @@ SOURCE = SourceType(
     ImageFolder,
     splits=(),
     keys_are_paths=True,
+    has_files=True,
     options=("allow_outside",),
     note="'' if the class folders are in --root itself",
 )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -67,6 +67,18 @@ class Source(Protocol):
     def sample(self, row: int) -> RawSample: ...
 
 
+@runtime_checkable
+class FileSource(Source, Protocol):
+    """A source whose rows are files, so that a run can find out whether they have changed since they were packed."""
+
+    @property
+    def root(self) -> Path | None:
+        """The folder of the files, absolute."""
+
+    def file(self, row: int) -> Path | None:
+        """Return the file of a row; None if the row has no file of its own."""
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """How to read images with a list of labels; each data set takes some of these options."""
@@ -113,6 +125,8 @@ class SourceType:
     needs_root: bool = True
     keys_are_paths: bool = False
     """Whether a key is the path of its image: relative to the root, or absolute if it is outside."""
+    has_files: bool = False
+    """Whether it is a `FileSource`; if so, every start compares its files with those that were packed."""
     options: tuple[str, ...] = ()
     """The options of SourceOptions that `open` takes, as keyword arguments."""
     note: str = ""

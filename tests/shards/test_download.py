@@ -184,10 +184,10 @@ def test_a_source_that_changed_is_refused_by_name(source, target, monkeypatch, n
 def test_over_http(web: WebServer, source, target):
     assert download_shards(web.url, target).copied == SHARDS
     require_copy(source, target)
-    assert sorted(web.asked) == sorted({*files_of(source), "shard-000000.idx"})
+    assert sorted(web.asked) == sorted({*files_of(source), "shard-000000.idx", "source_files.parquet"})
     web.asked.clear()
     assert download_shards(web.url + "/", target).kept == SHARDS
-    assert web.asked == ["dataset.json", "shard-000000.idx"]
+    assert web.asked == ["dataset.json", "source_files.parquet", "shard-000000.idx"]
 
 
 @pytest.mark.parametrize("fault", ["cut", "silent_cut", "wrong", "500", "503"])

@@ -1,0 +1,39 @@
+"""The names of folders into which a split was packed again."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards.errors import DataError
+from shards.repacked import is_packed_again, latest_folder, next_folders, set_latest_folder
+
+
+def test_a_folder_is_the_latest_until_it_is_packed_again(tmp_path):
+    folder = tmp_path / "mine"
+    assert latest_folder(folder) == folder
+    assert [path.name for path in islice(next_folders(folder), 3)] == ["mine-2", "mine-3", "mine-4"]
+    set_latest_folder(folder, tmp_path / "mine-9")
+    assert latest_folder(folder) == tmp_path / "mine-9"
+    assert next(next_folders(folder)) == tmp_path / "mine-10"
+    assert latest_folder(tmp_path / "other") == tmp_path / "other"
+
+
+@pytest.mark.parametrize("content", [{"folder": "../secret-2"}, {"folder": "other-2"}, {"folder": 2}, [], {}])
+def test_a_note_that_names_something_else_is_refused(tmp_path, content):
+    (tmp_path / "mine.latest.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"mine\.latest\.json"):
+        latest_folder(tmp_path / "mine")
+
+
+@given(st.text("ab-12", min_size=1, max_size=4), st.integers(2, 2000))
+def test_exactly_the_next_folders_are_known_as_such(name, number):
+    folder = Path("data") / name
+    assert is_packed_again(folder, folder.with_name(f"{name}-{number}"))
+    assert not is_packed_again(folder, folder)
+    assert not is_packed_again(folder, Path("elsewhere") / f"{name}-{number}")
+    for other in (f"{name}-1", f"{name}-0{number}", f"{name}{number}", f"{name}-", f"{name}-{number}x"):
+        assert not is_packed_again(folder, folder.with_name(other))
