@@ -135,7 +135,13 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="STAGE",
-        help="rerun a finished stage and those that depend on it; repeatable",
+        help="rerun a finished stage and those that depend on it; `pack` packs changed images into a new folder and "
+        "reruns the stages that read them; repeatable",
+    )
+    parser.add_argument(
+        "--check-source",
+        action="store_true",
+        help="compare more than 200,000 image files with what was packed too; fewer are always compared",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan with its estimated time and cost, and exit"
@@ -204,13 +210,15 @@ def _run(parsed: argparse.Namespace) -> int:
 
     if parsed.dry_run:
         for one in variants:
-            plan = describe_plan(one.recipe, path.stem, one.root, parsed.redo, EstimateOptions(**asked))
+            plan = describe_plan(
+                one.recipe, path.stem, one.root, parsed.redo, EstimateOptions(**asked), parsed.check_source
+            )
             print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
     if parsed.vary:
         return _run_side_by_side(variants, path.stem, parsed)
     (one,) = variants
-    code = run_recipe(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile)
+    code = run_recipe(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile, parsed.check_source)
     _tell(one.root, code, parsed.stage)
     return code
 
@@ -252,7 +260,7 @@ def _tell(root: Path, code: int, stage: str | None) -> None:
 def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.Namespace) -> int:
     from trainer.run.sweep_runner import run_sweep
 
-    codes = run_sweep(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE)
+    codes = run_sweep(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE, parsed.check_source)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage)

@@ -84,6 +84,11 @@ CONFIG_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "override_with_a_python_object": (["seed=!!python/object/apply:os.getcwd []"], ["seed=!!python", "YAML"]),
     "unknown_source": (["data.train.source=digit", "data.train.shards=new"], ["'digit'", "did you mean digits"]),
     "unknown_split": (["data.train.split=trian", "data.train.shards=new"], ["'trian'", "did you mean train"]),
+    "shards_of_another_source": (["data.train.source=cifar10"], ["digits-train", "digits", "cifar10", "shards"]),
+    "shards_of_another_split": (
+        ["data.train.shards=data/shards/digits-test"],
+        ["digits-test", "digits test", "shards"],
+    ),
     "unknown_stage_to_redo": (["--redo", "incvv"], ["--redo incvv", "coteaching_incv"]),
 }
 
@@ -242,11 +247,6 @@ DATA_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["data.train.source=cifar10", "data.train.shards=new", "data.train.root=nowhere"],
         ["nowhere does not exist"],
     ),
-    "shards_of_another_source": (["data.train.source=cifar10"], ["digits-train", "digits", "cifar10", "shards"]),
-    "shards_of_another_split": (
-        ["data.train.shards=data/shards/digits-test"],
-        ["digits-test", "digits test", "shards"],
-    ),
     "label_file_missing": (
         ["labels.noise=none", "labels.ratio=0", "labels.file=nowhere.csv"],
         ["labels.file", "nowhere.csv"],
@@ -336,7 +336,7 @@ def test_an_evaluation_set_of_other_classes_is_refused(incv: Incv, playground: P
     overrides = _pictures(Path("pictures"), cat=3, dog=3)
     before = set(contents(playground))
     answer = incv(*RUN, *overrides[1:], "batch.global=2")  # evaluates on digits all the same
-    refused(answer, 3, "test", "different classes", "digits-test")
+    refused(answer, 3, "test", "different classes", "only in training: cat, dog")
     assert list(_nothing_but("pictures-shards", playground, before)) == []
 
 

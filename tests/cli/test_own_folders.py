@@ -80,7 +80,7 @@ def test_classes_that_only_one_split_has_are_named(incv: Incv, home: Path) -> No
     plan = incv("run", "-c", TINY, "--dry-run", *recipe, *PLAIN)
     assert plan.code == 0
     differences = "(only in training: emu; only in val: fox, gnu)"
-    named = f"the evaluation set val has other classes than the training set {differences}"
+    named = f"the evaluation set val has different classes than the training set {differences}"
     assert f"would be refused: {named}" in plan.out
     refused = incv("run", "-c", TINY, *recipe, *PLAIN)
     assert refused.code == 3

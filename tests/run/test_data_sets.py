@@ -63,7 +63,7 @@ def test_one_class_is_refused_before_anything_is_written(root, tmp_path):
 )
 def test_a_folder_packed_otherwise_is_refused(root, tmp_path, packed, asked, facts):
     _open(root, tmp_path / "out", **packed)
-    with pytest.raises(DataError, match=facts):
+    with pytest.raises(ConfigError, match=facts):
         _open(root, tmp_path / "out", **asked)
 
 

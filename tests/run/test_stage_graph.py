@@ -409,7 +409,7 @@ def test_redo_does_not_go_on_where_the_checkpoints_are_lost(run):
     [
         (["incvv"], None, "--redo incvv"),
         (["labels", "coteaching"], None, "--redo coteaching"),
-        (["pack"], None, "--redo pack"),
+        ([], "pack", "incv pack"),
         ([], "coteaching", "incv coteaching"),
     ],
     ids=["no stage", "not of this recipe", "packing", "as a command"],
@@ -418,7 +418,22 @@ def test_a_stage_that_the_recipe_has_not_is_refused_with_those_it_has(redo, only
     recipe = tiny("methods=[standard, coteaching_incv]")
     with pytest.raises(ConfigError, match=rf"{says}.*labels, incv, standard, coteaching_incv, evaluate"):
         require_stages(redo, only, recipe)
-    require_stages(["labels", "report"], "incv", recipe)
+    require_stages(["pack", "labels", "report"], "incv", recipe)
+
+
+def test_redo_pack_redoes_the_stages_whose_data_have_changed(run):
+    carry_out(run, *STAGES[1:])
+    assert book(run).with_followers(["pack"]) == []
+    of_test = StageLedger(tiny(), {**FACTS, "data.eval.test.checksum": "cccc"}, run, Manifest(run))
+    assert of_test.with_followers(["pack"]) == ["evaluate", "report"]
+    of_train = StageLedger(tiny(), {**FACTS, "data.train.checksum": "cccc"}, run, Manifest(run))
+    assert of_train.with_followers(["pack"]) == list(STAGES[1:])
+    with pytest.raises(ConfigError, match=r"data\.train\.checksum"):
+        of_train.require_unchanged([])
+    of_train.require_unchanged(["pack"])
+    both = StageLedger(tiny("seed=1"), {**FACTS, "data.train.checksum": "cccc"}, run, Manifest(run))
+    with pytest.raises(ConfigError, match=r"seed.*--redo labels"):
+        both.require_unchanged(["pack"])
 
 
 def test_a_stage_needs_its_inputs(run):

@@ -22,24 +22,30 @@ from trainer.models.pretrained import describe_hub_location
 from trainer.models.weights import Weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
-from trainer.run.data_sets import check_matches_recipe, require_same_classes, source_of
+from trainer.run.data_sets import check_matches_recipe, find_folders, is_packed, require_same_classes, source_of
 from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.recipe_check import check_without_data
 from trainer.run.runner import checksum_keys
+from trainer.run.source_check import require_current
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 
 Made = TypeVar("Made")
 
 
 def describe_plan(
-    recipe: Recipe, name: str, root: Path, redo: Sequence[str] = (), options: EstimateOptions | None = None
+    recipe: Recipe,
+    name: str,
+    root: Path,
+    redo: Sequence[str] = (),
+    options: EstimateOptions | None = None,
+    check_source: bool = False,
 ) -> str:
     """Describe the plan, and why the run would be refused, if so. Reads shards and run directory, writes nothing."""
-    splits = {"train": recipe.data.train, **recipe.data.eval}
-    indices = {split: _load_packed(config) for split, config in splits.items()}
+    folders = find_folders(recipe, RunDirectory(root))
+    indices = dict(zip(("train", *recipe.data.eval), map(_load_packed, folders.values()), strict=True))
     train = indices["train"]
     samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
     samples = None if samples is None else count_trained(recipe, samples)
@@ -62,16 +68,19 @@ def describe_plan(
         obstacles += _find_refusals(lambda: preflight(recipe, train, world, weights))
     else:
         obstacles += _find_refusals(lambda: check_without_data(recipe))
-    sizes, refusals = _examine_splits(recipe, indices)
+    sizes, refusals = _examine_splits(recipe, indices, "pack" in redo, check_source)
     obstacles += refusals
     lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
     return "\n".join([*lines, "", estimate_text(unfitted, sizes, options or EstimateOptions())])
 
 
 def _examine_splits(
-    recipe: Recipe, indices: dict[str, SampleIndex | None]
+    recipe: Recipe, indices: dict[str, SampleIndex | None], redo: bool, check_source: bool
 ) -> tuple[dict[str, SplitSize | None], list[str]]:
-    """Return the sizes of the splits, and why a run on them would be refused. indices: None if not packed."""
+    """Return the sizes of the splits, and why a run on them would be refused.
+
+    indices: None if not packed; redo: whether changed splits would be packed again.
+    """
     sizes: dict[str, SplitSize | None] = {}
     obstacles: list[str] = []
     class_names = {}
@@ -80,8 +89,9 @@ def _examine_splits(
         if index is None:
             source, refusals = _try(partial(source_of, key, config))
             obstacles += refusals + _find_refusals(partial(require_ours, Path(config.shards)))
-        else:
+        elif not redo:
             obstacles += _find_refusals(partial(check_matches_recipe, key, config, index))
+            obstacles += _find_refusals(partial(require_current, key, config, index, check_source))
         sizes[split] = size_split(config, index, source)
         listed = index if index is not None else source
         if listed is not None:
@@ -126,9 +136,8 @@ def _describe_weights(recipe: Recipe, weights: Weights | None, unusable: list[st
     return [f"  initial weights: {weights.path}"]
 
 
-def _load_packed(config: DataConfig) -> SampleIndex | None:
-    folder = Path(config.shards)
-    return SampleIndex.load(folder) if (folder / "dataset.json").exists() else None
+def _load_packed(folder: Path) -> SampleIndex | None:
+    return SampleIndex.load(folder) if is_packed(folder) else None
 
 
 def _find_states(
@@ -140,7 +149,8 @@ def _find_states(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the state of each stage, and the reasons why a run in this directory would be refused."""
     states = dict.fromkeys(stages_of(recipe), "to do")
-    states |= {"pack": "to do" if None in indices.values() else "done", "report": "always run"}
+    packing = "to do" if None in indices.values() else "redo" if "pack" in redo else "done"
+    states |= {"pack": packing, "report": "always run"}
     obstacles = _find_refusals(run.require_run_directory) + _find_refusals(lambda: refuse_own_list(recipe, run))
     train = indices["train"]
     unknown = recipe.model.has_initial_weights and weights is None

@@ -2,18 +2,25 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError, InputError
-from shards.pack import pack
+from shards.image_store import DEFAULT_QUALITY
+from shards.pack import SAMPLES_PER_SHARD, can_resume, find_plan_difference, pack
+from shards.plan import Plan, make_plan
+from shards.repacked import is_packed_again, latest_folder, next_folders, set_latest_folder
 from shards.sample_index import SampleIndex
+from shards.source_files import find_changes, read_source_files
 from shards.sources import Source, SourceOptions, find_source, open_source
 from shards.verify import require_verified
+from trainer.config.recipe_file import read_recipe
 from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.stop import StopRequest
+from trainer.records.run_directory import RunDirectory
+from trainer.run.source_check import has_files, require_current
 
 _log = logging.getLogger(__name__)
 
@@ -22,26 +29,82 @@ _WORTH_PROCESSES = 20_000  # images; starting worker processes takes seconds
 
 
 def open_split(
-    key: str, config: DataConfig, workers: int, stop: StopRequest, max_rejected: float = 0.01
+    key: str,
+    config: DataConfig,
+    workers: int,
+    stop: StopRequest,
+    *,
+    folder: Path | None = None,
+    max_rejected: float = 0.01,
+    redo: bool = False,
+    check_source: bool = False,
 ) -> SampleIndex:
-    """Verify a packed split, or pack it if it does not exist; returns its index.
+    """Verify a packed split, or pack it if it does not exist; returns its index, which may be in FOLDER-2, ...
 
-    key: the split's recipe key, `data.train` or `data.eval.NAME`, for error messages.
+    key: the split's recipe key, `data.train` or `data.eval.NAME`, for error messages; folder: where it is packed, if
+    not in the latest folder; redo: pack it into a new folder unless the latest is up to date; check_source: compare
+    a large source too.
     """
-    folder = Path(config.shards)
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{key}.shards = {folder} is a file, not a folder of shards")
-    if (folder / "dataset.json").exists():
+    base = Path(config.shards)
+    if base.exists() and not base.is_dir():
+        raise DataError(f"{key}.shards = {base} is a file, not a folder of shards")
+    folder = find_folder_to_redo(key, config) if redo else folder or latest_folder(base)
+    if is_packed(folder):
         index = require_verified(folder, workers)
+        check_matches_recipe(key, config, index)
+        require_current(key, config, index, check_source)
     else:
         _log.info("packing %s %s into %s", config.source, config.split, folder)
-        index = _packed(key, config, workers, stop, max_rejected)
-    check_matches_recipe(key, config, index)
+        index = _packed(key, config, folder, workers, stop, max_rejected)
+        check_matches_recipe(key, config, index)
+    if folder not in (base, latest_folder(base)) and redo:
+        set_latest_folder(base, folder)
     return index
 
 
+def is_packed(folder: Path) -> bool:
+    return (folder / "dataset.json").exists()
+
+
+def find_folder_to_redo(key: str, config: DataConfig) -> Path:
+    """Return the folder for `--redo pack`: the latest if it is up to date or unfinished, else the next free one."""
+    base = Path(config.shards)
+    latest = latest_folder(base)
+    if not is_packed(latest):
+        return latest
+    source = source_of(key, config)
+    with _words_of_a_recipe(key):
+        if _is_current(config, source, latest):
+            _log.info("%s: %s is up to date and is not packed again", key, latest)
+            return latest
+        plan = _plan_like(source, config)
+    return next(
+        folder
+        for folder in next_folders(base)
+        if not folder.exists()
+        or (_is_current(config, source, folder) if is_packed(folder) else can_resume(folder, plan))
+    )
+
+
+def _plan_like(source: Source, config: DataConfig) -> Plan:
+    return make_plan(source, SAMPLES_PER_SHARD, config.resize, DEFAULT_QUALITY)
+
+
+def _is_current(config: DataConfig, source: Source, folder: Path) -> bool:
+    """Whether the folder holds what packing the source as the recipe asks would give."""
+    try:
+        index = SampleIndex.load(folder)
+        same = find_plan_difference(index.dataset, _plan_like(source, config)) is None
+        if not same or not has_files(config):
+            return same
+        recorded = read_source_files(folder, index.dataset)
+    except DataError:  # damaged
+        return False
+    return recorded is not None and not find_changes(source, index, recorded)
+
+
 def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> None:
-    """Raise DataError if the folder was packed with settings that differ from the recipe's."""
+    """Raise ConfigError if the folder was packed with settings that differ from the recipe's."""
     dataset = index.dataset
     pairs = {
         "source": (dataset.source, config.source),
@@ -53,10 +116,10 @@ def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> No
     }
     for name, (found, asked) in pairs.items():
         if found != asked:
-            raise DataError(
+            raise ConfigError(
                 f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_said(found)}; "
-                f"the recipe asks for {_said(asked)}: "
-                f"change {key}.{name}, or set {key}.shards to another folder"
+                f"the recipe asks for {_said(asked)}: change {key}.{name}, set {key}.shards to another folder (or "
+                "leave it out), or add `--redo pack` to pack into a new one"
             )
 
 
@@ -64,12 +127,14 @@ def _said(value: object) -> str:
     return "null" if value is None else str(value) or "''"
 
 
-def _packed(key: str, config: DataConfig, workers: int, stop: StopRequest, max_rejected: float) -> SampleIndex:
+def _packed(
+    key: str, config: DataConfig, folder: Path, workers: int, stop: StopRequest, max_rejected: float
+) -> SampleIndex:
     source = source_of(key, config)
     with _words_of_a_recipe(key):
         index = pack(
             source,
-            Path(config.shards),
+            folder,
             1 if len(source) < _WORTH_PROCESSES else workers,
             max_rejected=max_rejected,
             stop=stop.requested,
@@ -120,10 +185,25 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
         raise type(error)(message) from error
 
 
-def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[str, SampleIndex]]:
-    """Open the training split and the evaluation sets; raises DataError unless all have the same classes."""
+def open_splits(
+    recipe: Recipe, stop: StopRequest, run: RunDirectory | None = None, redo: bool = False, check_source: bool = False
+) -> tuple[SampleIndex, dict[str, SampleIndex]]:
+    """Open the training split and the evaluation sets; raises DataError unless all have the same classes.
+
+    run: the run directory, which records the folders it was started with; redo: pack what has changed again.
+    """
+    folders = find_folders(recipe, run)
     indices = {
-        key: open_split(key, config, recipe.execution.workers, stop, recipe.data.max_rejected)
+        key: open_split(
+            key,
+            config,
+            recipe.execution.workers,
+            stop,
+            folder=folders[key],
+            max_rejected=recipe.data.max_rejected,
+            redo=redo,
+            check_source=check_source,
+        )
         for key, config in recipe.data.splits().items()
     }
     train = indices.pop("data.train")
@@ -132,6 +212,47 @@ def open_splits(recipe: Recipe, stop: StopRequest) -> tuple[SampleIndex, dict[st
     for name, index in sets.items():
         require_same_classes(name, train.class_names, index.class_names)
     return train, sets
+
+
+def find_folders(recipe: Recipe, run: RunDirectory | None) -> dict[str, Path]:
+    """Return the folder of each split: the one that the run was started with, else the latest.
+
+    Another run may have packed the source again since then.
+    """
+    recorded = _read_folders(run) if run is not None else {}
+    folders = {}
+    for key, config in recipe.data.splits().items():
+        base, own = Path(config.shards), recorded.get(key)
+        is_ours = own is not None and (own == base or is_packed_again(base, own)) and is_packed(own)
+        folders[key] = own if own is not None and is_ours else latest_folder(base)
+    return folders
+
+
+def _read_folders(run: RunDirectory) -> dict[str, Path]:
+    """Return the folders in config.resolved.yaml of a run, by recipe key; empty if the run has not begun."""
+    try:
+        data = read_recipe(run.config)["data"]
+        splits = {"data.train": data["train"]} | {f"data.eval.{name}": one for name, one in data["eval"].items()}
+        return {key: Path(split["shards"]) for key, split in splits.items()}
+    except (ConfigError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def name_folders(train: SampleIndex, eval_sets: Mapping[str, SampleIndex]) -> dict[str, str]:
+    """Return the folder of each opened split, by recipe key."""
+    return {"data.train": str(train.folder)} | {f"data.eval.{name}": str(i.folder) for name, i in eval_sets.items()}
+
+
+def with_folders(recipe: Recipe, folders: Mapping[str, str]) -> Recipe:
+    """Return the recipe with these folders as its `shards` keys. folders: by recipe key."""
+
+    def place(key: str, config: DataConfig) -> DataConfig:
+        same = Path(config.shards) == Path(folders[key])
+        return config if same else config.model_copy(update={"shards": folders[key]})
+
+    evaluation = {name: place(f"data.eval.{name}", config) for name, config in recipe.data.eval.items()}
+    data = recipe.data.model_copy(update={"train": place("data.train", recipe.data.train), "eval": evaluation})
+    return recipe.model_copy(update={"data": data})
 
 
 def require_same_classes(name: str, train: Sequence[str], found: Sequence[str]) -> None:
@@ -144,7 +265,7 @@ def require_same_classes(name: str, train: Sequence[str], found: Sequence[str]) 
     }
     shown = "; ".join(f"{where}: {_first(names)}" for where, names in differences.items() if names)
     raise DataError(
-        f"the evaluation set {name} has other classes than the training set ({shown or 'in another order'}): "
+        f"the evaluation set {name} has different classes than the training set ({shown or 'in another order'}): "
         f"give both the same class folders, or choose other data for data.eval.{name}"
     )
 

@@ -17,6 +17,7 @@ from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.registry import methods_of
 from trainer.models.weights import Weights
+from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trackers import require_trackers
 from trainer.run.held_out import split_held_out
@@ -92,6 +93,17 @@ def refuse_own_list(recipe: Recipe, run: RunDirectory) -> None:
             f"labels.corrections = {given} is a file that this run itself writes: copy it and set labels.corrections "
             "to the copy, or choose another --run-dir"
         )
+
+
+def refuse_other_recipe(run: RunDirectory, name: str) -> None:
+    """Raise ConfigError if the directory belongs to a run of another recipe, or to none."""
+    run.require_run_directory()
+    if run.manifest.exists():
+        other = Manifest(run).content["recipe"]
+        if other not in (None, name):
+            raise ConfigError(
+                f"{run.root} is a run of the recipe {other!r}, not of {name!r}: choose another --run-dir"
+            )
 
 
 def _training_sections(recipe: Recipe) -> list[TrainingConfig]:

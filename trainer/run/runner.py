@@ -30,11 +30,11 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.records.trackers import tracker_settings
 from trainer.report.left_out import write_left_out
-from trainer.run.data_sets import load_packed_splits, open_splits
+from trainer.run.data_sets import load_packed_splits, name_folders, open_splits, with_folders
 from trainer.run.fitted_recipe import fit_recipe, log_trainings
 from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
-from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_own_list
+from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_other_recipe, refuse_own_list
 from trainer.run.result_keys import Keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 from trainer.run.stages import StageRunner
@@ -58,6 +58,8 @@ class RunOptions:
     """The only stage to run; None: all stages."""
     profile: str | None = None
     """`summary`: measure the phases of each training; `trace`: also trace a few steps; None: neither."""
+    check_source: bool = False
+    """Whether to compare a large source with what was packed from it; a small one is always compared."""
 
 
 def run_recipe(
@@ -67,13 +69,15 @@ def run_recipe(
     redo: Sequence[str] = (),
     only: str | None = None,
     profile: str | None = None,
+    check_source: bool = False,
 ) -> int:
     """Run all stages, or `only` one, in the directory `root`; returns the exit code. Call it on every rank.
 
     Nothing is written to the run directory until recipe, shards and labels have passed all checks. Raises
     CommandStopped if packing is stopped.
     """
-    return run_to_end(iterate_run(RunOptions(recipe, name, RunDirectory(root), redo, only, profile)))
+    options = RunOptions(recipe, name, RunDirectory(root), redo, only, profile, check_source)
+    return run_to_end(iterate_run(options))
 
 
 def iterate_run(options: RunOptions) -> Steps[int]:
@@ -134,11 +138,15 @@ def _find_cause(world: World, error: Exception) -> WorldError:
 
 def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[int]:
     """Execute the whole run on this rank; returns the exit code."""
-    recipe, run = options.recipe, options.run
+    run = options.run
     if world.stop_exits_zero and world.broadcast_from_rank0(lambda: _stopped_by_this_launch(run)):
         return 0  # the elastic agent restarted this process because a worker failed after the stop
-    weights = share_weights(world, recipe.model)
+    weights = share_weights(world, options.recipe.model)
     opened = world.run_on_rank0(lambda: _open_data(options, world, stop, weights))
+    folders = world.broadcast_from_rank0(
+        lambda: name_folders(opened.data.train, opened.data.eval) if opened is not None else {}
+    )
+    recipe = with_folders(options.recipe, folders)
     data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe), weights)
     options = replace(options, recipe=(recipe := fit_recipe(recipe, data.train)))
     require_same_start(world, recipe, {"train": data.train, **data.eval}, weights)
@@ -182,10 +190,11 @@ class _Opened:
 def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: Weights | None) -> _Opened:
     """On rank 0: pack or verify the splits, and check them against the recipe."""
     began = time.monotonic()
-    _refuse_other_recipe(options.run, options.name)
+    refuse_other_recipe(options.run, options.name)
     refuse_own_list(options.recipe, options.run)
     require_stages(options.redo, options.only, options.recipe)
-    train, eval_sets = open_splits(options.recipe, stop)
+    redo = "pack" in options.redo
+    train, eval_sets = open_splits(options.recipe, stop, options.run, redo, options.check_source)
     packing = time.monotonic() - began
     data = _check_data(options.recipe, world, train, eval_sets, weights)
     log_trainings(fit_recipe(options.recipe, train), len(data.labels.trained))
@@ -333,16 +342,6 @@ def checksum_keys(
     if weights is not None:
         facts["model.weights_checksum"] = weights.checksum
     return facts
-
-
-def _refuse_other_recipe(run: RunDirectory, name: str) -> None:
-    run.require_run_directory()
-    if run.manifest.exists():
-        other = Manifest(run).content["recipe"]
-        if other not in (None, name):
-            raise ConfigError(
-                f"{run.root} is a run of the recipe {other!r}, not of {name!r}: choose another --run-dir"
-            )
 
 
 def _describe(index: SampleIndex) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def stages_of(recipe: Recipe) -> list[str]:
 def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> None:
     """Raise ConfigError if `redo` or `only` names a stage that this recipe does not have."""
     own = stages_of(recipe)[1:]
-    named = {f"--redo {stage}": stage for stage in redo} | ({f"incv {only}": only} if only else {})
+    named = {f"--redo {stage}": stage for stage in redo if stage != "pack"} | ({f"incv {only}": only} if only else {})
     for words, stage in named.items():
         if stage not in own:
             raise ConfigError(
@@ -98,6 +98,8 @@ class StageStatus:
     state: str
     """`done`, `half done`, `to do`, or `changed`: begun with result keys that differ from the recipe's."""
     changes: tuple[str, ...] = ()
+    """The changed keys with both values, as text."""
+    changed_keys: tuple[str, ...] = ()
 
 
 class StageLedger:
@@ -113,7 +115,7 @@ class StageLedger:
             return StageStatus(stage, "to do")
         keys, before = self._keys[stage], upgrade_keys(recorded, stage, self._recipe)
         if before != keys:
-            return StageStatus(stage, "changed", tuple(_changes(before, keys, default_keys(self._recipe))))
+            return StageStatus(stage, "changed", *_changes(before, keys, default_keys(self._recipe)))
         return StageStatus(stage, "done" if recorded["state"] == "done" else "half done")
 
     def identities(self) -> dict[str, str]:
@@ -209,11 +211,18 @@ class StageLedger:
         self._manifest.save()
 
     def with_followers(self, stages: Sequence[str]) -> list[str]:
-        chosen = set(stages)
+        """Return these stages and all that depend on them; for `pack`, only those whose data have changed."""
+        chosen = {stage for stage in stages if stage != "pack"}
+        if "pack" in stages:
+            chosen |= {stage for stage in stages_of(self._recipe) if self._only_data_changed(stage)}
         for stage in stages_of(self._recipe):
             if chosen & set(inputs_of(stage, self._recipe)):
                 chosen.add(stage)
-        return [stage for stage in all_stages() if stage in chosen and stage != "pack"]
+        return [stage for stage in all_stages() if stage in chosen]
+
+    def _only_data_changed(self, stage: str) -> bool:
+        changed = self.status(stage).changed_keys
+        return bool(changed) and all(key.startswith("data.") for key in changed)
 
     def _can_go_on(self, stage: str) -> bool:
         """Whether a stage was begun with the current keys, and every training with logged steps has a checkpoint."""
@@ -222,16 +231,17 @@ class StageLedger:
         return whole and self.status(stage).state in ("done", "half done")
 
 
-def _changes(old: Keys, new: Keys, defaults: Keys) -> list[str]:
-    """Describe each changed key with both values; keys missing from `old` or `new` are at their default."""
+def _changes(old: Keys, new: Keys, defaults: Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the changed keys, with both values and alone; keys missing from `old` or `new` are at their default."""
     before, after = {**defaults, **old}, {**defaults, **new}
     in_both = before.keys() & after.keys()  # listed first: they cause the added and removed keys
     missing = object()
-    return [
-        f"{key} ({json.dumps(before.get(key))} -> {json.dumps(after.get(key))})"
-        for key in [*sorted(in_both), *sorted(before.keys() ^ after.keys())]
-        if before.get(key, missing) != after.get(key, missing)
-    ]
+    keys = [*sorted(in_both), *sorted(before.keys() ^ after.keys())]
+    changed = tuple(key for key in keys if before.get(key, missing) != after.get(key, missing))
+    return (
+        tuple(f"{key} ({json.dumps(before.get(key))} -> {json.dumps(after.get(key))})" for key in changed),
+        changed,
+    )
 
 
 def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path]:

@@ -19,7 +19,12 @@ _log = logging.getLogger(__name__)
 
 
 def run_sweep(
-    variants: Sequence[Variant], name: str, redo: Sequence[str], only: str | None, at_once: int
+    variants: Sequence[Variant],
+    name: str,
+    redo: Sequence[str],
+    only: str | None,
+    at_once: int,
+    check_source: bool = False,
 ) -> list[int]:
     """Run all variants, `at_once` at a time; returns their exit codes. A failure does not stop the others."""
     if detect_launch().master_address is not None:
@@ -28,7 +33,10 @@ def run_sweep(
     stop.listen()
     world = join_world(variants[0].recipe.execution)
     world.watchdog.stop()  # each run starts its own watchdog
-    options = [RunOptions(variant.recipe, name, RunDirectory(variant.root), redo, only) for variant in variants]
+    options = [
+        RunOptions(variant.recipe, name, RunDirectory(variant.root), redo, only, check_source=check_source)
+        for variant in variants
+    ]
     runs = [
         _run_variant(variant.name, iterate_run(option), stop)
         for variant, option in zip(variants, options, strict=True)
