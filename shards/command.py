@@ -90,6 +90,11 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     packing.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's own WebDataset reader"
     )
+    packing.add_argument(
+        "--check-source",
+        action="store_true",
+        help="compare a complete --out with --root even if it has more than 200,000 files",
+    )
     packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may replace `stop`
 
 
@@ -155,6 +160,7 @@ def _pack(arguments: argparse.Namespace) -> int:
         quality=arguments.quality,
         task=task,
         dali_index=arguments.dali_index,
+        check_source=arguments.check_source,
     )
     if index is None:
         merged = (arguments.out / "dataset.json").exists()

@@ -31,7 +31,7 @@ from shards.progress import Progress
 from shards.repair import find_damaged, repair
 from shards.sample_index import Dataset, SampleIndex
 from shards.shard_writer import Part, read_part, write_shard
-from shards.source_files import is_unchanged
+from shards.source_files import MOST_COMPARED, find_changes, is_unchanged, read_source_files
 from shards.sources.source import Source
 from shards.verify import is_marked_verified, mark_verified, require_verified, verify
 
@@ -52,11 +52,14 @@ def pack(
     quality: int = DEFAULT_QUALITY,
     task: ArrayTask | None = None,
     dali_index: bool = False,
+    check_source: bool = False,
 ) -> SampleIndex | None:
     """Pack all rows of `source` into `out` and return the index; if `out` is already complete, verify it instead.
 
     With `task`, write only the shards of that task and return None; a later call without `task` merges the shards of
     all tasks. Tasks may run concurrently on several machines that share the folder.
+
+    check_source: compare the source with the files that were packed into a complete folder, even if there are many.
     """
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
@@ -65,6 +68,7 @@ def pack(
     plan = make_plan(source, samples_per_shard, resize, quality)
     require_ours(out)
     if (out / "dataset.json").exists():
+        _require_same_files(source, out, plan, check_source)
         return _reopen_finished(source, out, plan, task, workers, dali_index)
     with lock_folder(out, task):
         if (out / "dataset.json").exists():  # another process finished it in the meantime
@@ -119,6 +123,23 @@ def require_ours(out: Path) -> None:
     )  # `.parts`: another task may have just started
     if strangers:
         raise DataError(f"{out} contains {strangers[0]} and is not a packed data set; choose another --out")
+
+
+def _require_same_files(source: Source, out: Path, plan: Plan, check_source: bool) -> None:
+    """Raise ConfigError if the source no longer has the files that were packed into a complete folder."""
+    dataset = Dataset.load(out)
+    if (dataset.source, dataset.split, dataset.subset) != (plan.source, plan.split, plan.subset):
+        return  # `_require_same` reports it
+    if dataset.count > MOST_COMPARED and not check_source:
+        return
+    with suppress(DataError):  # `verify` reports a damaged index
+        index, recorded = SampleIndex.load(out), read_source_files(out, dataset)
+        changes = None if recorded is None else find_changes(source, index, recorded)
+        if changes:
+            raise ConfigError(
+                f"the files in --root have changed since they were packed into {out}: {changes.describe()}; choose "
+                f"another --out, or remove it: rm -r {shlex.quote(str(out))}"
+            )
 
 
 def find_plan_difference(found: Dataset | Plan, plan: Plan) -> str | None:

@@ -25,7 +25,7 @@ from trainer.config.argument_types import (
     price_argument,
     profile_argument,
 )
-from trainer.config.schema import DataConfig, Recipe
+from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_path
 from trainer.config.sweep import Variant, combinations, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
@@ -295,17 +295,11 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
     if parsed.print_stages:
         print(" ".join(stages_of(recipe)[1:]))
     if parsed.print_splits:
-        for key, split in recipe.data.splits().items():
+        from trainer.run.data_sets import find_folders, pack_arguments, with_folders
+
+        folders = {key: str(folder) for key, folder in find_folders(recipe, RunDirectory(root)).items()}
+        for key, split in with_folders(recipe, folders).data.splits().items():
             print(shlex.join([f"{key}.shards", split.shards, *pack_arguments(split, recipe.data.max_rejected)]))
-
-
-def pack_arguments(split: DataConfig, max_rejected: float) -> list[str]:
-    """The arguments of `incv shards pack` that create this split."""
-    names = ("root", "split", "subset", "classes", "resize", "csv", "path_column", "label_column")
-    options = {name.replace("_", "-"): getattr(split, name) for name in names} | {"max-rejected": max_rejected}
-    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    switches = [f"--{name.replace('_', '-')}" for name in ("partial", "allow_outside") if getattr(split, name)]
-    return [split.source, f"--out={split.shards}", *given, *switches]
 
 
 def _doctor(parsed: argparse.Namespace) -> int:

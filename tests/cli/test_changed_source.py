@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -243,3 +244,25 @@ def test_shards_of_an_earlier_version_keep_working_with_a_note(finished: Path, i
     assert "--redo pack" in answer.err
     assert incv(*command(), "--redo", "pack").code == 0
     assert Path("packed/train-2", SOURCE_FILES).exists()
+
+
+def test_recipes_that_pack_otherwise_do_not_share_a_folder_by_default(root: Path, incv: Incv) -> None:
+    folders = set()
+    for more in ("", ", resize: 6", ", classes: 2", ", split: val"):
+        data = f"data={{train: {{source: image_folder, root: photos{more}}}, eval: {{}}}}"
+        run = ("labels", "-c", TINY, data, *SMALL)
+        answer = incv(*run)
+        assert answer.code == 0, answer.err
+        key, folder, *pack_arguments = shlex.split(incv(*run, "--print-splits").out)
+        assert key == "data.train.shards"
+        assert incv("shards", "pack", *pack_arguments, "--workers=1").code == 0
+        folders.add(folder)
+    assert len(folders) == len(list(Path("data/shards").iterdir())) == 4
+
+
+def test_scripts_are_told_the_folder_that_a_run_would_use(finished: Path, incv: Incv) -> None:
+    _edit("added", finished)
+    assert incv(*command(), "--redo", "pack").code == 0
+    printed = incv(*command(), "--print-splits").out.splitlines()
+    assert [shlex.split(line)[1] for line in printed] == ["packed/train-2", "packed/val"]
+    assert "--out=packed/train-2" in printed[0]

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.download import download_shards
-from shards.errors import CommandStopped
+from shards.errors import CommandStopped, ConfigError
 from shards.file_changes import Changes
 from shards.pack import pack
 from shards.sample_index import SampleIndex
@@ -146,3 +146,12 @@ def test_a_resumed_packing_packs_changed_files_again(root, tmp_path):
     assert fresh is not None
     assert contents(index.folder) == contents(fresh.folder)
     assert not changes_of(root, index)
+
+
+def test_packing_into_a_complete_folder_again_refuses_changed_files(root, packed, monkeypatch):
+    source = open_source("image_folder", root, "train")
+    (root / "train" / "class0" / "0.jpg").write_bytes(picture(99, kind="JPEG"))  # under the same name
+    monkeypatch.setattr("shards.pack.MOST_COMPARED", 7)
+    assert pack(source, packed.folder, samples_per_shard=3) is not None, "many files are compared on request"
+    with pytest.raises(ConfigError, match=r"1 file changed \(train/class0/0\.jpg\).*--out"):
+        pack(source, packed.folder, samples_per_shard=3, check_source=True)

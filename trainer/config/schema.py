@@ -18,6 +18,7 @@ from trainer.config.section import Precision as Precision
 from trainer.config.section import Ratio as Ratio
 from trainer.config.section import Section as Section
 from trainer.config.section import execution as execution
+from trainer.config.shard_folder import default_folder
 
 
 class DataConfig(Section):
@@ -33,8 +34,12 @@ class DataConfig(Section):
     """Use only the first N classes of the source; null: all."""
     resize: Positive | None = None
     """When packing, resize the shorter side to this many pixels; null: keep the size."""
-    shards: PathText = execution(...)
-    """Folder of the packed split; the `pack` stage creates it if it does not exist."""
+    shards: PathText = execution("")
+    """Folder of the packed split; the `pack` stage creates it if it does not exist.
+
+    Default: a folder in data/shards, named by a hash of the keys above and of root, so that recipes that differ in
+    one of them never share it.
+    """
     root: PathText | None = execution(None)
     """Folder of the raw images; read only when packing."""
     csv: PathText | None = execution(None)
@@ -52,6 +57,13 @@ class DataConfig(Section):
     """image_csv, image_folder: accept paths and links that leave root."""
     limit: Positive | None = None
     """Use only this many samples, spread evenly over the classes; null: all."""
+
+    @model_validator(mode="after")
+    def _choose_folder(self) -> "DataConfig":
+        if not self.shards:
+            packing = self.model_dump(mode="json", exclude={"shards", "limit"}, exclude_defaults=True)
+            object.__setattr__(self, "shards", default_folder(packing))  # before anyone sees the frozen section
+        return self
 
 
 class DataSections(Section):

@@ -255,6 +255,15 @@ def with_folders(recipe: Recipe, folders: Mapping[str, str]) -> Recipe:
     return recipe.model_copy(update={"data": data})
 
 
+def pack_arguments(split: DataConfig, max_rejected: float) -> list[str]:
+    """Return the arguments of `incv shards pack` that create this split."""
+    names = ("root", "split", "subset", "classes", "resize", "csv", "path_column", "label_column")
+    options = {name.replace("_", "-"): getattr(split, name) for name in names} | {"max-rejected": max_rejected}
+    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    switches = [f"--{name.replace('_', '-')}" for name in ("partial", "allow_outside") if getattr(split, name)]
+    return [split.source, f"--out={split.shards}", *given, *switches]
+
+
 def require_same_classes(name: str, train: Sequence[str], found: Sequence[str]) -> None:
     """Raise DataError that names the differences if the evaluation set `name` has other classes than `data.train`."""
     if list(train) == list(found):
