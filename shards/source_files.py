@@ -99,10 +99,10 @@ def read_source_files(folder: Path, dataset: Dataset) -> SourceFiles | None:
     return SourceFiles(facts.get(_ROOT, b"").decode(), None if classes is None else int(classes), table)
 
 
-def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles | None) -> Changes:
+def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles | None, remember: bool = True) -> Changes:
     """Compare the files that `source` lists now with those that were packed; without a record, only keys and labels.
 
-    The new times of touched files are noted in the folder, so that the next call need not read them again.
+    remember: note the new times of touched files in the folder, so that the next call need not read them again.
     """
     rows = {source.key(row): row for row in range(len(source))}
     found = {key: file for key, row in rows.items() if (file := _find_file(source, row)) is not None}
@@ -116,7 +116,7 @@ def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles | Non
 
     seen = _read_seen_times(index)
     changes = compare_files(_list_packed(index, recorded, seen), found, hash_found)
-    if changes.touched and not changes:
+    if remember and changes.touched and not changes:
         _note_times(index, seen, {key: found[key].mtime_ns for key in changes.touched})
     return changes
 

@@ -217,6 +217,8 @@ def test_a_root_that_is_not_here_is_only_a_note(kind: str, finished: Path, incv:
 def test_touched_files_are_compared_by_content(finished: Path, incv: Incv) -> None:
     for file in finished.rglob("*.png"):
         os.utime(file)
+    with unchanged(Path.cwd()):
+        assert "refused" not in incv(*command(), "--dry-run").out
     assert incv(*command()).code == 0
 
 
@@ -266,3 +268,16 @@ def test_scripts_are_told_the_folder_that_a_run_would_use(finished: Path, incv: 
     printed = incv(*command(), "--print-splits").out.splitlines()
     assert [shlex.split(line)[1] for line in printed] == ["packed/train-2", "packed/val"]
     assert "--out=packed/train-2" in printed[0]
+
+
+def test_the_advice_to_continue_as_packed_works_for_the_default_folder(root: Path, incv: Incv) -> None:
+    data = "data={train: {source: image_folder, root: photos}, eval: {}}"
+    run = ("run", "-c", TINY, "--run-dir", "run", data, *SMALL)
+    assert incv(*run).code == 0
+    _edit("added", root)
+    answer = refused(incv, "1 file added", arguments=list(run))
+    advice = answer.err.rpartition("as they were packed: ")[2].split()
+    assert [word.partition("=")[0] for word in advice] == ["data.train.root", "data.train.shards"]
+    answer = incv(*run, *advice)
+    assert answer.code == 0, answer.err
+    assert "standard: already done" in answer.err

@@ -37,7 +37,7 @@ class DataConfig(Section):
     shards: PathText = execution("")
     """Folder of the packed split; the `pack` stage creates it if it does not exist.
 
-    Default: a folder in data/shards, named by a hash of the keys above and of root, so that recipes that differ in
+    Default: a folder in data/shards, named by a hash of all keys that packing reads, so that recipes that differ in
     one of them never share it.
     """
     root: PathText | None = execution(None)

@@ -22,14 +22,20 @@ from trainer.models.pretrained import describe_hub_location
 from trainer.models.weights import Weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
-from trainer.run.data_sets import check_matches_recipe, find_folders, is_packed, require_same_classes, source_of
+from trainer.run.data_sets import (
+    check_files,
+    check_matches_recipe,
+    find_folders,
+    is_packed,
+    require_same_classes,
+    source_of,
+)
 from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.recipe_check import check_without_data
 from trainer.run.runner import checksum_keys
-from trainer.run.source_check import require_current
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 
 Made = TypeVar("Made")
@@ -91,7 +97,8 @@ def _examine_splits(
             obstacles += refusals + _find_refusals(partial(require_ours, Path(config.shards)))
         elif not redo:
             obstacles += _find_refusals(partial(check_matches_recipe, key, config, index))
-            obstacles += _find_refusals(partial(require_current, key, config, index, check_source))
+            check = check_files(key, config, check_source, remember=False)
+            obstacles += _find_refusals(partial(check.require_current, index))
         sizes[split] = size_split(config, index, source)
         listed = index if index is not None else source
         if listed is not None:

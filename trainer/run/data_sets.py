@@ -20,7 +20,7 @@ from trainer.config.recipe_file import read_recipe
 from trainer.config.schema import DataConfig, Recipe
 from trainer.distributed.stop import StopRequest
 from trainer.records.run_directory import RunDirectory
-from trainer.run.source_check import has_files, require_current
+from trainer.run.source_check import SourceCheck, has_files
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def open_split(
     if is_packed(folder):
         index = require_verified(folder, workers)
         check_matches_recipe(key, config, index)
-        require_current(key, config, index, check_source)
+        check_files(key, config, check_source).require_current(index)
     else:
         _log.info("packing %s %s into %s", config.source, config.split, folder)
         index = _packed(key, config, folder, workers, stop, max_rejected)
@@ -160,6 +160,15 @@ def require_two_classes(key: str, class_names: Sequence[str]) -> None:
             f"{key} has one class only, {class_names[0]!r}: at least two are needed. Check {key}.root and "
             f"{key}.split: in an image folder, the folder of the split contains one folder for each class"
         )
+
+
+def check_files(key: str, config: DataConfig, large: bool, remember: bool = True) -> SourceCheck:
+    """Return the comparison of a split's source with what was packed from it. large: compare many files too."""
+
+    def open_classes(classes: int | None) -> Source:
+        return source_of(key, config.model_copy(update={"classes": classes}))
+
+    return SourceCheck(key, config, open_classes, large, remember)
 
 
 def find_key_root(config: DataConfig) -> str | None:

@@ -2,60 +2,90 @@
 
 import logging
 import os
+import shlex
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import ConfigError, InputError
 from shards.sample_index import SampleIndex
 from shards.source_files import MOST_COMPARED, SourceFiles, find_changes, read_source_files
-from shards.sources import find_source, open_source
+from shards.sources import Source, find_source
 from trainer.config.schema import DataConfig
 
 _log = logging.getLogger(__name__)
 
 
-def require_current(key: str, config: DataConfig, index: SampleIndex, check_source: bool) -> None:
-    """Raise ConfigError that says what changed, if the source no longer has the files that were packed.
+@dataclass(frozen=True)
+class SourceCheck:
+    """How to compare the source of one split with what was packed from it."""
 
-    key: the split's recipe key, for the error; check_source: compare a large source too.
-    """
-    difference = find_difference(key, config, index, check_source)
-    if difference is not None:
-        raise ConfigError(
-            f"{difference}. Add `--redo pack` to pack the images of {key}.root into a new folder (the old one is "
-            f"kept), or set {key}.root to null to continue with the images as they were packed"
-        )
+    key: str
+    """The split's recipe key, for messages."""
+    config: DataConfig
+    open_source: Callable[[int | None], Source]
+    """Opens the source, or its first classes if a number is given."""
+    large: bool = False
+    """Compare more than MOST_COMPARED files too."""
+    remember: bool = True
+    """Note the new times of touched files in the folder."""
 
-
-def find_difference(key: str, config: DataConfig, index: SampleIndex, check_source: bool) -> str | None:
-    """Return how the source differs from what was packed; None if it does not, or if that cannot be found out."""
-    if config.root is None or not has_files(config):
-        return None
-    root = Path(config.root)
-    if not _is_present(root):
-        _log.info("%s.root = %s is not on this machine: %s is used as it was packed", key, root, index.folder)
-        return None
-    recorded = read_source_files(index.folder, index.dataset)
-    is_elsewhere = recorded is not None and Path(recorded.root) != root.resolve()
-    if len(index) > MOST_COMPARED and not check_source:
-        if recorded is not None and is_elsewhere:
-            return (
-                f"{index.folder} was packed from {recorded.root}, not from {key}.root = {root}, and its "
-                f"{len(index):,} files are compared only with --check-source: add it if they are the same files"
+    def require_current(self, index: SampleIndex) -> None:
+        """Raise ConfigError that says what changed, if the source no longer has the files that were packed."""
+        difference = self.find_difference(index)
+        if difference is not None:
+            raise ConfigError(
+                f"{difference}. Add `--redo pack` to pack the images of {self.key}.root into a new folder (the old "
+                "one is kept), or continue with the images as they were packed: "
+                + shlex.join([f"{self.key}.root=null", f"{self.key}.shards={index.folder}"])
             )
-        _log.info("%s: %s files are not compared with %s (--check-source does)", key, f"{len(index):,}", index.folder)
-        return None
-    changed = _describe_changes(config, index, recorded)
-    if changed is None:
-        if is_elsewhere:
-            _log.info("%s: %s has the same files as when it was packed, elsewhere", key, root)
-        return None
-    if recorded is None:
-        _log.warning("%s: %s; they are not used, unless you add `--redo pack`", key, changed)
-        return None
-    if is_elsewhere:
-        return f"{index.folder} was packed from {recorded.root}, and {key}.root = {root} has other files: {changed}"
-    return f"{key}.root = {root} has changed since it was packed into {index.folder}: {changed}"
+
+    def find_difference(self, index: SampleIndex) -> str | None:
+        """Return how the source differs from what was packed; None if it does not, or if that cannot be found out."""
+        if self.config.root is None or not has_files(self.config):
+            return None
+        root, folder = Path(self.config.root), index.folder
+        if not _is_present(root):
+            _log.info("%s.root = %s is not on this machine: %s is used as it was packed", self.key, root, folder)
+            return None
+        recorded = read_source_files(folder, index.dataset)
+        origin = None if recorded is None or Path(recorded.root) == root.resolve() else recorded.root
+        if len(index) > MOST_COMPARED and not self.large:
+            if origin is not None:
+                return (
+                    f"{folder} was packed from {origin}, not from {self.key}.root = {root}, and its {len(index):,} "
+                    "files are compared only with --check-source: add it if they are the same files"
+                )
+            _log.info("%s: the %d files are compared with %s only with --check-source", self.key, len(index), folder)
+            return None
+        changed = self._describe_changes(index, recorded)
+        if changed is None:
+            return None
+        if recorded is None:
+            _log.warning("%s: %s since packing; this has no effect unless you add `--redo pack`", self.key, changed)
+            return None
+        if origin is not None:
+            return f"{folder} was packed from {origin}, and {self.key}.root = {root} has other files: {changed}"
+        return f"{self.key}.root = {root} has changed since it was packed into {folder}: {changed}"
+
+    def _describe_changes(self, index: SampleIndex, recorded: SourceFiles | None) -> str | None:
+        """Compare all files; without a record of them, only keys and labels. None: nothing has changed."""
+        classes = self.config.classes
+        if classes is None and recorded is not None:
+            classes = recorded.first_classes
+        try:
+            source = self.open_source(classes)
+        except InputError as error:
+            return f"it can no longer be packed ({error})"
+        changes = find_changes(source, index, recorded, self.remember)
+        if recorded is None and not changes:
+            _log.info(
+                "%s was packed by an earlier version, which did not record its files: images with a new content are "
+                "not noticed",
+                index.folder,
+            )
+        return changes.describe() if changes else None
 
 
 def has_files(config: DataConfig) -> bool:
@@ -63,26 +93,6 @@ def has_files(config: DataConfig) -> bool:
     with suppress(ConfigError):  # the package of a data set may be missing once its shards are packed
         return find_source(config.source).has_files
     return False
-
-
-def _describe_changes(config: DataConfig, index: SampleIndex, recorded: SourceFiles | None) -> str | None:
-    """Compare all files; without a record of them, only keys and labels. None: nothing has changed."""
-    classes = config.classes
-    if classes is None and recorded is not None:
-        classes = recorded.first_classes
-    root = Path(config.root) if config.root else None
-    try:
-        source = open_source(config.source, root, config.split, subset=config.subset, classes=classes)
-    except InputError as error:
-        return f"it can no longer be packed ({error})"
-    changes = find_changes(source, index, recorded)
-    if recorded is None and not changes:
-        _log.info(
-            "%s was packed by an earlier version, which did not record its files: files with a new content are not "
-            "noticed",
-            index.folder,
-        )
-    return changes.describe() if changes else None
 
 
 def _is_present(root: Path) -> bool:
