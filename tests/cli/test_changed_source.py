@@ -281,3 +281,21 @@ def test_the_advice_to_continue_as_packed_works_for_the_default_folder(root: Pat
     answer = incv(*run, *advice)
     assert answer.code == 0, answer.err
     assert "standard: already done" in answer.err
+
+
+def test_a_list_of_labels_is_compared_with_what_was_packed(root: Path, incv: Incv) -> None:
+    rows = [f"train/{name}/{number}.png,{name}" for name in ("cat", "dog") for number in range(4)]
+    table = root / "train.csv"
+    table.write_text("\n".join(["path,label", *rows]))
+    data = "data={train: {source: image_csv, root: photos, csv: photos/train.csv}, eval: {}}"
+    run = ["run", "-c", TINY, "--run-dir", "run", data, *SMALL]
+    answer = incv(*run)
+    assert answer.code == 0, answer.err
+    assert "standard: already done" in incv(*run).err
+    table.write_text("\n".join(["path,label", rows[0].replace(",cat", ",dog"), *rows[1:]]))
+    refused(incv, "1 file given another label (train/cat/0.png)", arguments=run)
+    assert incv(*run, "--redo", "pack").code == 0
+    (root / "train" / "cat" / "1.png").unlink()
+    refused(incv, "it can no longer be packed", "1.png", arguments=run)
+    (root / "train" / "cat" / "1.png").write_bytes(picture(55, 8, 8))
+    refused(incv, "1 file changed (train/cat/1.png)", arguments=run)
