@@ -69,7 +69,7 @@ CONFIG_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown_model": (["model.name=digits_cn"], ["'digits_cn'", "digits_cnn"]),
     "unknown_model_option": (["model.options={depht: 3}"], ["digits_cnn", "depht"]),
     "unknown_method": (["methods=[standart]"], ["methods", "standart", "standard"]),
-    "no_method": (["methods=[]"], ["`methods`"]),
+    "nothing_to_do": (["methods=[]", "incv=null"], ["nothing to do", "`methods`"]),
     "method_twice": (["methods=[standard, standard]"], ["methods"]),
     "method_without_its_section": (["standard=null"], ["methods", "`standard:`"]),
     "decay_scope_of_another_network": (

@@ -109,7 +109,6 @@ def prepare_audit(options: AuditOptions) -> tuple[Path, Recipe]:
     device = select_device(ExecutionConfig()).type
     start = choose_network(options.model, options.weights, device, options.download)
     content = choose_recipe(data, samples, start, device, workers=os.cpu_count() or 1)
-    content["data"]["train"]["shards"] = str(options.run.with_name(f"{options.run.name}-shards"))
     path = options.recipe_path
     header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
     text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
