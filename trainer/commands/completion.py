@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import ConfigError
+from trainer.config.argument_types import path_argument
 from trainer.config.shipped import RECIPES
 
 SHELLS = ("bash", "zsh")
@@ -41,11 +42,11 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
             "the package shtab, which writes completion scripts, is not installed: run `pip install shtab`"
         ) from None
     for action in _actions(parser):
-        how: Any = _RECIPE if action.dest == "recipe" else _FILE if action.type is Path else None
+        how: Any = _RECIPE if action.dest == "recipe" else _FILE if action.type in (Path, path_argument) else None
         if how is not None:
             action.complete = how  # type: ignore[attr-defined]  # read by shtab
     names = " ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
-    script: str = shtab.complete(parser, shell, preamble={shell: _PREAMBLES[shell].format(names=names)})
+    script: str = shtab.complete(parser, shell, preamble=_PREAMBLES[shell].format(names=names))
     return script
 
 
