@@ -1,7 +1,7 @@
 """Audits of made-up and CIFAR-10 image folders with known wrong labels.
 
-    python benchmarks/audits.py weights OUT [--cifar FOLDER]           pre-train the networks that audits start from
-    python benchmarks/audits.py cases OUT --set choose|check [--cifar FOLDER] [--jobs N]     run the cases of a set
+    PYTHONPATH=. python benchmarks/audits.py weights OUT [--cifar FOLDER]   pre-train the starting weights
+    PYTHONPATH=. python benchmarks/audits.py cases OUT --set choose|check [--cifar FOLDER] [--jobs N]     run a set
 
 Each case is a folder of images (shapes or CIFAR-10) of some size and noise, audited with good, poor or no weights and
 a long or short schedule. `cases` writes one JSON line per case with what trust reads from the run and the measured
@@ -16,16 +16,18 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
+from record import machine
 
 from tests.support.pretraining import pretrain
 from tests.support.shapes import OTHER_SHAPES, SHAPES, draw_shape, write_shapes
+from trainer.records.manifest import installed_versions
 
 LISTED = 24
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -129,22 +131,29 @@ def make_weights(out: Path, cifar: Path | None) -> None:
             print(f"{file}: training accuracy {accuracy:.3f}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def measure(run: Path, truth: dict[str, tuple[str, str]], minutes: float) -> dict[str, Any]:
-    """Precision of the most suspicious samples, and the error of the noise estimate."""
+def measure(run: Path, truth: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Precision of the most suspicious samples, error of the stated noise ratio, and the trust with its signals.
+
+    The precision is that of the first LISTED samples, or of as many as there are wrong labels if these are fewer.
+    """
     table = pq.read_table(run / "labels_review.parquet", columns=["key"])
     wrong = [truth[key][0] != truth[key][1] for key in table["key"].to_pylist()]
     listed = min(LISTED, sum(wrong))
     report = json.loads((run / "report.json").read_text())
-    ratio = sum(wrong) / len(wrong)
-    return {
+    ratio, estimate = sum(wrong) / len(wrong), report["noise"][report["noise"]["stated"]]
+    line = {
         "precision": sum(wrong[:listed]) / listed,
         "listed": listed,
         "wrong": ratio,
-        "estimate": report["noise"]["confident"],
-        "error": abs(report["noise"]["confident"] - ratio),
-        "trust": report.get("trust"),
-        "minutes": minutes,
+        "estimate": estimate,
+        "error": abs(estimate - ratio),
+        "level": report["trust"]["level"],
     }
+    return _rounded(line) | {"signals": _rounded(report["trust"]["signals"])}
+
+
+def _rounded(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in line.items()}
 
 
 def run_case(case: Case, out: Path, cifar: Path | None, threads: int = 1) -> dict[str, Any]:
@@ -159,15 +168,15 @@ def run_case(case: Case, out: Path, cifar: Path | None, threads: int = 1) -> dic
         start = ["--weights", str(out / f"{case.data}-{case.weights}" / "model.safetensors")]
     command = [sys.executable, "-m", "trainer", "audit", str(folder / "images"), "--no-download"]
     command += ["--run-dir", str(folder / "run"), *start, *_shorten(case), "execution.device=cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     began = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     (folder / "log").write_text(done.stdout + done.stderr)
     if done.returncode:
         raise RuntimeError(f"{case.name}: exit {done.returncode}: {done.stderr[-500:]}")
-    minutes = (time.monotonic() - began) / 60
-    (folder / "truth.json").write_text(json.dumps(truth))
-    return {"case": case.name} | asdict(case) | measure(folder / "run", truth, minutes)
+    measured = measure(folder / "run", truth) | {"minutes": round((time.monotonic() - began) / 60, 2)}
+    about = {"machine": machine(), "versions": installed_versions(("incv", "torch", "timm", "numpy"))}
+    return {"case": case.name} | measured | about
 
 
 def _shorten(case: Case) -> list[str]:
@@ -199,7 +208,7 @@ def main() -> None:
     with ThreadPoolExecutor(given.jobs) as pool, results.open("a") as file:
         waiting = [case for case in cases if case.name not in seen]
         for line in pool.map(lambda case: run_case(case, given.out, given.cifar), waiting):
-            print(json.dumps(line), file=file, flush=True)
+            print(json.dumps({"set": given.which} | line), file=file, flush=True)
             print(f"{line['case']}: precision {line['precision']:.2f}, error {line['error']:.3f}", flush=True)
 
 
