@@ -56,3 +56,26 @@ def test_the_stated_estimate():
     assert stated_estimate(noise, "confident") == ("confident", 0.2)
     assert stated_estimate(noise | {"confirmed": 0.15}, "paper") == ("confirmed", 0.15)
     assert stated_estimate({"paper": None, "confident": None, "confirmed": None}, None) is None
+
+
+def test_held_out_samples_do_not_count(tmp_path):
+    """Of 8 samples with known fate, 2 are contradicted twice; 4 more are held out and predicted in each round."""
+    from trainer.incv.predictions import Predictions
+    from trainer.records.run_directory import RunDirectory
+    from trainer.report.signals import confirmed_noise
+
+    def table(rows: dict[int, int]) -> Predictions:
+        ids, predicted = predictions(rows)
+        zeros, none = np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int8)
+        return Predictions(ids, none, predicted, predicted == 0, zeros, zeros, zeros, none)
+
+    run = RunDirectory(tmp_path)
+    index = SelectionIndex.of_candidates(12, np.arange(12))
+    index.state[:5], index.state[8:] = State.SELECTED, State.HELD_OUT
+    rounds = ({i: int(i >= 5) for i in range(12)}, {5: 1, 6: 1, 7: 2} | dict.fromkeys(range(8, 12), 1))
+    for number, rows in enumerate(rounds):
+        run.round(number).mkdir(parents=True)
+        table(rows).write(run.round_predictions(number))
+        index.write(run.round_selection(number))
+    samples = RunSamples(np.zeros(12, np.int32), None, np.ones(12, bool), ["cat", "dog", "fox"])
+    assert confirmed_noise(run, samples) == 2 / 8

@@ -80,7 +80,7 @@ def confirmed_noise(run: RunDirectory, samples: RunSamples) -> float | None:
     rounds = len(run.round_files("predictions.parquet"))
     if selection is None or rounds < 2 or not samples.inside.any():
         return None
-    inside = np.flatnonzero(samples.inside)
+    inside = _trained(samples, selection)
     state = selection.state[inside]
     if (state == State.REMOVED).any():
         return None
@@ -115,7 +115,7 @@ def repeated_predictions(rounds: Iterable[RoundPredictions], given: NDArray[np.i
 
 def rare_classes(samples: RunSamples, selection: SelectionIndex) -> tuple[str, ...]:
     """Return the classes with less than 5 selected samples, or with a far smaller selected share than usual."""
-    inside = np.flatnonzero(samples.inside)
+    inside = _trained(samples, selection)
     given = samples.given[inside]
     total = np.bincount(given, minlength=samples.classes)
     kept = np.bincount(given[selection.state[inside] == State.SELECTED], minlength=samples.classes)
@@ -124,6 +124,12 @@ def rare_classes(samples: RunSamples, selection: SelectionIndex) -> tuple[str, .
     usual = float(np.median(shares[present])) if present.any() else 0.0
     rare = present & ((kept < np.minimum(_RARE_COUNT, total)) | (shares < usual * _RARE_SHARE))
     return tuple(samples.names[number] for number in np.flatnonzero(rare))
+
+
+def _trained(samples: RunSamples, selection: SelectionIndex) -> NDArray[np.int64]:
+    """Return the sample_ids that INCV judges: those of the run, except the ones held out for evaluation."""
+    judged = selection.state != State.HELD_OUT
+    return np.flatnonzero(samples.inside[: len(judged)] & judged)
 
 
 def _share(repeated: NDArray[np.int8], ids: NDArray[np.int64]) -> float | None:
