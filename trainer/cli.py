@@ -180,18 +180,21 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of training samples; default: as packed, otherwise the published size of the data set",
     )
+    estimate.add_argument("--probe", action="store_true", help="measure this machine with a few steps")
     for what, described in _PRINTED.items():
         parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")
 
 
 def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of the estimate that were given; refuses them without --dry-run."""
-    given = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples}
+    given = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples, "probe": parsed.probe or None}
     asked = {name: value for name, value in given.items() if value is not None}
     if asked and not parsed.dry_run:
         raise ConfigError(
-            "--gpus, --gpu-price and --samples are for the estimate of --dry-run: add it, or leave them"
+            "--gpus, --gpu-price, --samples and --probe are for the estimate of --dry-run: add it, or leave them"
         )
+    if parsed.probe and parsed.gpus:
+        raise ConfigError("--probe measures this machine, and --gpus estimates for others: leave out one of them")
     return asked
 
 

@@ -13,15 +13,9 @@ from tests.support import RECIPES, REPOSITORY
 from trainer.cli import main
 from trainer.config.schema import DataConfig, Recipe
 from trainer.estimate import measured
-from trainer.estimate.cost import (
-    CostModel,
-    NetworkCost,
-    PhaseCost,
-    all_reduce_bytes,
-    all_reduce_seconds,
-    count_network,
-)
+from trainer.estimate.cost import CostModel, PhaseCost, all_reduce_bytes, all_reduce_seconds
 from trainer.estimate.dry_run import size_split
+from trainer.estimate.network_cost import NetworkCost, count_network
 from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text
 from trainer.methods.method import Epochs
 from trainer.run.recipe import load_recipe

@@ -3,11 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from shards.errors import ConfigError
 from trainer import theory
@@ -16,6 +11,8 @@ from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
+from trainer.estimate.network_cost import NetworkCost
+from trainer.estimate.probe import Machine
 from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
@@ -23,51 +20,7 @@ from trainer.loading.sample_order import candidate_rows
 from trainer.methods.method import Epochs, ExpectedSizes, Method
 from trainer.methods.predict import WORTH_COMPILING
 from trainer.methods.registry import methods_of
-from trainer.models.factory import create_model
 from trainer.run.preflight import check_rows
-
-
-@dataclass(frozen=True)
-class NetworkCost:
-    """The computing cost of a network; FLOPs and saved numbers are per row."""
-
-    parameters: int
-    layers: int
-    """Number of convolutions and linear layers."""
-    forward_flops: float
-    step_flops: float
-    """FLOPs of forward and backward."""
-    saved_numbers: float
-    """Numbers that the forward pass saves for the backward pass."""
-
-
-def count_network(name: str, classes: int, pixels: int, options: dict[str, Any]) -> NetworkCost:
-    """Count the cost of one training step on the meta device, which computes only shapes."""
-    rows = 2  # BatchNorm rejects a single row if the last feature map is one pixel
-    network = create_model(name, classes, 0, **options).to("meta")
-    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    saved: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that no storage address is reused
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    try:
-        with FlopCounterMode(display=False) as counter, hooks:
-            logits = network(torch.empty(rows, 3, pixels, pixels, device="meta"))
-            forward = counter.get_total_flops()
-            logits.sum().backward()
-    except Exception as error:  # a third-party network may raise anything
-        raise ConfigError(f"the FLOPs of model {name} at image.size = {pixels} cannot be counted: {error}") from error
-    saved_bytes = sum(tensor.untyped_storage().nbytes() for at, tensor in saved.items() if at not in own)
-    return NetworkCost(
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        layers=sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules()),
-        forward_flops=forward / rows,
-        step_flops=counter.get_total_flops() / rows,
-        saved_numbers=saved_bytes / 4 / rows,
-    )
 
 
 def all_reduce_bytes(parameters: int, gpus: int) -> float:
@@ -126,11 +79,19 @@ class CostModel:
     classes: int
     eval_samples: tuple[int, ...] = ()
     """Number of samples of each evaluation set."""
+    machine: Machine | None = None
+    """This machine, as probed; None: H200 GPUs."""
 
     @property
     def reference(self) -> measured.MeasuredNetwork:
-        """The measured network with the nearest image size."""
+        """The network as probed on this machine, or the measured one with the nearest image size."""
+        if self.machine is not None:
+            return self.machine.network
         return min(measured.NETWORKS, key=lambda one: abs(math.log(one.pixels / self.recipe.image.size)))
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.machine is None or self.machine.is_gpu
 
     @property
     def decoded_per_s(self) -> float:
@@ -140,7 +101,8 @@ class CostModel:
         if execution.loader == "resident" or (execution.loader == "auto" and small):
             return math.inf
         by_workers = measured.WORKER_IMAGES_PER_S * execution.workers
-        return by_workers if execution.loader == "cpu" else measured.DALI_IMAGES_PER_S[image.chroma]
+        decodes_on_cpu = execution.loader == "cpu" or (self.machine is not None and not self.machine.is_gpu)
+        return by_workers if decodes_on_cpu else measured.DALI_IMAGES_PER_S[image.chroma]
 
     @property
     def noise(self) -> float:
@@ -165,7 +127,8 @@ class CostModel:
         """Return, for one network, a step's seconds per row and fixed seconds, and a forward pass's share of it."""
         reference, network = self.reference, self.network
         rates = reference.compiled if compiled else reference.eager
-        slowdown = measured.FP32_SLOWDOWN if self.recipe.precision == "fp32" else 1.0
+        scaled = self.machine is None and self.recipe.precision == "fp32"
+        slowdown = measured.FP32_SLOWDOWN if scaled else 1.0
         row_s = rates.row_s * slowdown * network.step_flops / reference.step_flops
         forward_share = network.forward_flops / network.step_flops / rates.forward_efficiency
         return row_s, rates.fixed_s * network.layers / reference.layers, forward_share
@@ -201,7 +164,7 @@ class CostModel:
         execution = self.recipe.execution
         halves = gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
         at_once = gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
-        turns = 1.0 if halves else 2 * (measured.FOLDS_AT_ONCE if at_once else 1.0)
+        turns = 1.0 if halves else 2 * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
         gpus = gpus // 2 if halves else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
             half = -(-candidates // 2)
@@ -228,7 +191,9 @@ class CostModel:
             parts = -(-trained // at_once) + forward * -(-rows // at_once)
             compute_s = {
                 "arithmetic": networks * row_s * (trained + forward * rows),
-                "fixed part": fixed_s * parts * (measured.PAIR_FIXED if networks == 2 else 1.0),
+                "fixed part": fixed_s
+                * parts
+                * (networks if not self._on_gpu else measured.PAIR_FIXED if networks == 2 else 1.0),
                 "all-reduce": all_reduce_seconds(parameters, gpus),
             }
             memory = measured.BYTES_PER_PARAMETER * parameters + at_once * row_bytes

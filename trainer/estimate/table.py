@@ -9,11 +9,15 @@ from shards.errors import ConfigError, InputError
 from trainer.config.fitting import count_trained, resolve_batch
 from trainer.config.schema import Recipe
 from trainer.distributed.launch import detect_launch
+from trainer.distributed.process_group import select_device
 from trainer.estimate import measured
-from trainer.estimate.cost import CostModel, PhaseCost, count_network
+from trainer.estimate.cost import CostModel, PhaseCost
+from trainer.estimate.network_cost import count_network
+from trainer.estimate.probe import probe_machine
 from trainer.report.text import format_duration
 from trainer.run.preflight import check_rows
 
+_GPU_ROWS = ("GPU hours", "dollars", "all-reduce, ms per step", "memory, GB per GPU")
 _CLASSES = 1000  # used if unknown; it affects only the last layer, a small part of a network
 
 
@@ -32,6 +36,8 @@ class EstimateOptions:
     price: float = measured.DOLLARS_PER_GPU_HOUR
     samples: int | None = None
     """Number of training samples to assume; None: the packed, listed or published number."""
+    probe: bool = False
+    """Whether to measure this machine with a few steps, instead of estimating for H200 GPUs."""
 
 
 def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], options: EstimateOptions) -> str:
@@ -40,30 +46,41 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
     if options.samples is not None:
         classes = train.classes if train else recipe.data.train.classes or _CLASSES
         train = SplitSize(options.samples, classes, "from --samples")
-    if recipe.execution.device == "cpu":
-        return "no estimate: execution.device is cpu, but only GPUs were measured"
+    if recipe.execution.device == "cpu" and not options.probe:
+        return (
+            "no estimate: execution.device is cpu, but only GPUs were measured; add --probe to measure this machine"
+        )
     if train is None:
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
     trained = count_trained(recipe, train.samples)
     recipe = resolve_batch(recipe, trained)
     try:
         network = count_network(recipe.model.name, train.classes, recipe.image.size, recipe.model.options)
+        device = select_device(recipe.execution) if options.probe else None
     except InputError as error:
         return f"no estimate: {error}"
     evaluated = {name: size for name, size in splits.items() if name != "train"}
     known = tuple(size.samples for size in evaluated.values() if size is not None)
     known += (train.samples - trained,) if recipe.data.eval_fraction else ()
-    model = CostModel(recipe, network, trained, train.classes, known)
+    machine = probe_machine(recipe, train.classes, network, device) if device is not None else None
+    model = CostModel(recipe, network, trained, train.classes, known, machine)
     columns, notes = [], []
-    for gpus in options.gpus or (recipe.execution.world or detect_launch().size,):
+    for gpus in options.gpus or (1 if machine else recipe.execution.world or detect_launch().size,):
         try:
             phases = model.cost_run(gpus)
         except ConfigError as error:
             notes.append(f"{_gpus(gpus)} would be refused: {error}")
             continue
-        columns.append(_column(gpus, phases, options.price))
-        notes += _advise_on_memory(recipe, gpus, phases)
+        column = _column(gpus, phases, options.price)
+        if machine is not None:
+            column = {row: cell for row, cell in column.items() if row not in _GPU_ROWS} | {"": "this machine"}
+        columns.append(column)
+        notes += _advise_on_memory(recipe, gpus, phases) if machine is None else []
     lines = ["estimate for the whole recipe on H200 GPUs; docs/scaling.md says what is measured and what is assumed"]
+    if machine is not None:
+        lines = [
+            f"estimate for the whole recipe on this machine ({machine.name}), probed for {machine.seconds:.0f} s"
+        ]
     lines += [f"  {premise}" for premise in _premises(model, train.origin, options.price)]
     if columns:
         lines.append("")
@@ -78,7 +95,7 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
     rates = f"scaled by FLOPs and layers from {near.name} at {near.pixels} pixels; may be off by several times"
     if (near.name, near.pixels) == (recipe.model.name, recipe.image.size):
         rates = "measured with this network"
-    if recipe.precision == "fp32":
+    if recipe.precision == "fp32" and model.machine is None:
         rates += f"; fp32 takes {measured.FP32_SLOWDOWN:.2g} times as long as bf16"
     lines = [
         f"{model.samples:,} training samples ({origin}), {model.classes:,} classes",
@@ -92,8 +109,9 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
             f"assumed: {measured.AGREEMENT:.0%} of the labels agree in each round (noise {model.noise:.2f}): "
             f"{selected:,} selected, {candidates:,} candidates after the last round"
         )
+    if model.machine is None:
+        lines.append(f"assumed: {price:,.2f} dollars per GPU hour")
     lines += [
-        f"assumed: {price:,.2f} dollars per GPU hour",
         "not counted: packing, compilation (80 s per cold start), storage, gathers, checkpoints, restarts",
     ]
     return lines

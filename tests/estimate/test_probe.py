@@ -1,0 +1,54 @@
+"""The estimate for this machine: rates from a few real steps, and the command line around them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.cli import main
+from trainer.config.shipped import RECIPES
+from trainer.estimate.cost import CostModel
+from trainer.estimate.network_cost import count_network
+from trainer.estimate.probe import fit_rates, probe_machine
+from trainer.run.recipe import load_recipe
+
+TINY = str(RECIPES / "tiny.yaml")
+
+
+@given(st.integers(1, 512), st.integers(1, 512), st.floats(1e-4, 100), st.floats(1e-4, 100))
+def test_rates_are_never_negative(few, many, quick, slow):
+    rates = fit_rates((min(few, many), max(few, many)), (quick, slow))
+    assert rates.row_s > 0
+    assert rates.fixed_s >= -1e-9 * slow
+    step = rates.fixed_s + max(few, many) * rates.row_s
+    assert step == pytest.approx(slow, rel=1e-6)  # the larger batch is the recipe's: its time is kept
+
+
+def test_a_probe_measures_the_recipes_network():
+    recipe = load_recipe(RECIPES / "tiny.yaml")
+    cost = count_network(recipe.model.name, 10, recipe.image.size, recipe.model.options)
+    machine = probe_machine(recipe, 10, cost, torch.device("cpu"))
+    assert not machine.is_gpu
+    assert machine.network.name == recipe.model.name
+    model = CostModel(recipe, cost, 300, 10, (), machine)
+    (training,) = (phase for phase in model.cost_run(1) if phase.stage == "standard")
+    rows, rate = machine.network.eager.rows[1], machine.network.eager.images_per_s[1]
+    assert training.seconds == pytest.approx(training.count * rows / rate, rel=0.01)
+    more = CostModel(recipe, cost, 3000, 10, (), machine)
+    assert sum(phase.seconds for phase in more.cost_run(1)) > 3 * sum(phase.seconds for phase in model.cost_run(1))
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    overrides = ["execution.device=cpu", "--samples", "300"]
+    assert main(["run", "-c", TINY, "--dry-run", *overrides]) == 0
+    assert "add --probe" in capsys.readouterr().out
+    assert main(["run", "-c", TINY, "--dry-run", "--probe", *overrides]) == 0
+    printed = capsys.readouterr().out
+    assert "on this machine (" in printed
+    assert "total time" in printed
+    assert "dollars" not in printed
+    assert not list(tmp_path.iterdir())
+    assert main(["run", "-c", TINY, "--probe"]) == 2
+    assert "--dry-run" in capsys.readouterr().err
+    assert main(["run", "-c", TINY, "--dry-run", "--probe", "--gpus", "8"]) == 2
