@@ -17,7 +17,13 @@ FORMATS = {".png": {}, ".webp": {"lossless": True}, ".bmp": {}, ".gif": {}, ".ti
 AUDIT = ["--model", "digits_cnn", "--no-download", "image.size=8", "image.resize=9", "data.train.resize=9"]
 AUDIT += ["incv.epochs=40", "incv.optimizer.milestones=[[30, 0.01]]", "execution.threads=1"]
 TRAIN = ["model={name: test_resnet}", "image.size=32", "image.resize=null", "data.train.resize=null"]
-TRAIN += ["methods=[standard]", "standard={epochs: 6, optimizer: {learning_rate: 3e-3}}", "execution.threads=1"]
+TRAIN += [
+    "incv.epochs=4",
+    "incv.optimizer.milestones=[]",
+    "methods=[standard]",
+    "standard={epochs: 6, optimizer: {learning_rate: 3e-3}}",
+    "execution.threads=1",
+]
 
 
 @pytest.fixture
@@ -27,7 +33,7 @@ def photos(playground: Path) -> Path:
 
     digits, folder = load_digits(), playground / "my photos"
     for label, name in enumerate(CLASSES):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for place, row in enumerate(np.flatnonzero(digits.target == label)[:60]):
             said = CLASSES[(label + (place % 5 == 0)) % 3]
             suffix = list(FORMATS)[place % 6]
