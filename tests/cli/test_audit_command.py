@@ -65,12 +65,14 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
 
 def test_an_audit_goes_on_and_its_recipe_can_be_run(digits, incv):
     assert incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine").code == 0
+    chosen = Path("runs/mine.yaml").read_bytes()
     again = incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine")
     assert again.code == 0
     assert "incv: already done" in again.err
     other = incv("audit", digits, *SMALL, *SHORT, "seed=1", "--run-dir", "runs/mine")
     assert other.code == 2
     assert "--redo" in other.err
+    assert Path("runs/mine.yaml").read_bytes() == chosen
     assert incv("audit", digits, *SMALL, *SHORT, "seed=1", "--run-dir", "runs/mine", "--redo", "labels").code == 0
     assert incv("run", "-c", "runs/mine.yaml", *SMALL[3:], *SHORT, "seed=1", "--run-dir", "runs/copy").code == 0
     copy, mine = (Path("runs", name, "labels_review.csv").read_bytes() for name in ("copy", "mine"))

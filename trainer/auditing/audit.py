@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +59,11 @@ class AuditOptions:
 
 
 def run_audit(options: AuditOptions) -> int:
-    """Run an audit, or resume it; returns the exit code of the run."""
-    path, recipe = prepare_audit(options)
-    return run_recipe(recipe, path.stem, options.run, options.redo)
+    """Run an audit, or resume it; returns the exit code of the run. An audit that is refused writes nothing."""
+    text, recipe = prepare_audit(options)
+    code = run_recipe(recipe, options.recipe_path.stem, options.run, options.redo)
+    write_bytes(options.recipe_path, text.encode())
+    return code
 
 
 def audit(
@@ -98,8 +101,8 @@ def _path(given: str | os.PathLike[str] | None) -> Path | None:
     return Path(given) if given is not None else None
 
 
-def prepare_audit(options: AuditOptions) -> tuple[Path, Recipe]:
-    """Choose the recipe of an audit and write it beside the run directory; returns its path and the recipe."""
+def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
+    """Choose the recipe of an audit; returns it as YAML, and with the overrides applied."""
     if detect_launch().size > 1:
         raise ConfigError(
             "`incv audit` runs in one process: start it without a launcher, then use the recipe that it writes with "
@@ -109,13 +112,14 @@ def prepare_audit(options: AuditOptions) -> tuple[Path, Recipe]:
     device = select_device(ExecutionConfig()).type
     start = choose_network(options.model, options.weights, device, options.download)
     content = choose_recipe(data, samples, start, device, workers=os.cpu_count() or 1)
-    path = options.recipe_path
     header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
     text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    write_bytes(path, text.encode())
-    recipe = load_recipe(path, options.overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / options.recipe_path.name
+        path.write_text(text, encoding="utf-8")
+        recipe = load_recipe(path, options.overrides)
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
-    return path, recipe
+    return text, recipe
 
 
 def find_images(folder: Path, csv: Path | None = None) -> tuple[dict[str, Any], int, int]:
