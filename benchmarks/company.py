@@ -18,7 +18,7 @@ def wait_for_quiet(seconds: float) -> float:
     while True:
         others = Others()
         time.sleep(_LOOK)
-        share = others.broadcast_from_rank0()
+        share = others.share()
         if share < _QUIET or time.monotonic() > limit:
             return share
         if not said:
