@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ from shards.sources import open_source
 from shards.sources.source import SourceOptions
 from trainer.auditing.network import choose_network
 from trainer.auditing.settings import Start, choose_recipe
+from trainer.config.recipe_file import apply_override
 from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import require_two_classes
-from trainer.run.recipe import load_recipe
+from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)
@@ -114,10 +114,9 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     content = choose_recipe(data, samples, start, device, workers=os.cpu_count() or 1)
     header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
     text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / options.recipe_path.name
-        path.write_text(text, encoding="utf-8")
-        recipe = load_recipe(path, options.overrides)
+    for override in options.overrides:
+        apply_override(content, override)
+    recipe = check_recipe(content, str(options.recipe_path))
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
     return text, recipe
 

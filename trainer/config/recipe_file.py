@@ -38,7 +38,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ConfigError(f"{path} is not a recipe: a recipe is a mapping of keys to values")
         for override in overrides:
-            _apply(content, override)
+            apply_override(content, override)
         _require_plain(content, str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -104,7 +104,8 @@ def _parse(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)  # safe: _Loader is a SafeLoader, which builds only plain values
 
 
-def _apply(content: dict[str, Any], override: str) -> None:
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set the key of an override `a.b=c` in the content of a recipe; raises ConfigError."""
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form a.b=c")

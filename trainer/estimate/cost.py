@@ -93,6 +93,10 @@ class CostModel:
     def _on_gpu(self) -> bool:
         return self.machine is None or self.machine.is_gpu
 
+    def _fixed_parts(self, networks: int) -> float:
+        """Return how many networks' fixed times a step takes: those of a pair overlap on a GPU."""
+        return measured.PAIR_FIXED if networks == 2 and self._on_gpu else float(networks)
+
     @property
     def decoded_per_s(self) -> float:
         """Decoded images/s per GPU; infinite if the decoded images stay in GPU memory."""
@@ -101,8 +105,9 @@ class CostModel:
         if execution.loader == "resident" or (execution.loader == "auto" and small):
             return math.inf
         by_workers = measured.WORKER_IMAGES_PER_S * execution.workers
-        decodes_on_cpu = execution.loader == "cpu" or (self.machine is not None and not self.machine.is_gpu)
-        return by_workers if decodes_on_cpu else measured.DALI_IMAGES_PER_S[image.chroma]
+        return (
+            by_workers if execution.loader == "cpu" or not self._on_gpu else measured.DALI_IMAGES_PER_S[image.chroma]
+        )
 
     @property
     def noise(self) -> float:
@@ -191,9 +196,7 @@ class CostModel:
             parts = -(-trained // at_once) + forward * -(-rows // at_once)
             compute_s = {
                 "arithmetic": networks * row_s * (trained + forward * rows),
-                "fixed part": fixed_s
-                * parts
-                * (networks if not self._on_gpu else measured.PAIR_FIXED if networks == 2 else 1.0),
+                "fixed part": fixed_s * parts * self._fixed_parts(networks),
                 "all-reduce": all_reduce_seconds(parameters, gpus),
             }
             memory = measured.BYTES_PER_PARAMETER * parameters + at_once * row_bytes
