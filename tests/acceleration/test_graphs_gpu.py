@@ -40,6 +40,15 @@ def test_the_average_of_weights_is_part_of_the_recording(kind):
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
 
 
+def test_mixed_and_smoothed_labels_are_part_of_the_recording():
+    form = {"label_smoothing": 0.1, "ema_decay": 0.9}
+    eager = told(task_of("standard", WORLD, "adamw", **form), range(STEPS), mixed=True)
+    replayed = told(task_of("standard", WORLD, "adamw", graphs=True, **form), range(STEPS), mixed=True)
+    assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
+    plain = told(task_of("standard", WORLD, "adamw", **form), range(STEPS))
+    assert furthest(plain, eager) > 1e-4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_and_compiled_blocks_stay_close(kind):
     """Other kernels, other rounding: the losses of the first steps agree to what bf16 resolves."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import World
-from trainer.loading.batch import Batch
+from trainer.loading.batch import Batch, MixedLabels
 from trainer.loading.sample_order import StepIds
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
@@ -48,7 +48,8 @@ def position(step: int) -> StepIds:
     return StepIds(step, epoch, np.arange(selected), np.arange(1000, 1000 + candidates))
 
 
-def batch_at(step: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Batch:
+def batch_at(step: int, device: torch.device, dtype: torch.dtype = torch.float32, mixed: bool = False) -> Batch:
+    """mixed: whether the rows have the labels of mixup."""
     at = position(step)
     shape = ROWS + (CANDIDATES if at.epoch >= 5 else 0)
     real = len(at.selected) + len(at.candidates)
@@ -64,7 +65,10 @@ def batch_at(step: int, device: torch.device, dtype: torch.dtype = torch.float32
         images[3, 0, 5, 5] = torch.nan
     labels = torch.randint(CLASSES, (shape,), generator=generator)
     images = images.to(device, dtype).contiguous(memory_format=torch.channels_last)
-    return Batch(ids.to(device), images, labels.to(device), weights.to(device))
+    batch = Batch(ids.to(device), images, labels.to(device), weights.to(device))
+    if mixed:
+        batch.mixed = MixedLabels(batch.labels.roll(-1), torch.rand(shape, generator=generator).to(device))
+    return batch
 
 
 @dataclass
@@ -77,10 +81,10 @@ class Story:
     counts: dict[str, object] = field(default_factory=dict)
 
 
-def told(task: BaseTask, steps: range, dtype: torch.dtype = torch.float32) -> Story:
+def told(task: BaseTask, steps: range, dtype: torch.dtype = torch.float32, mixed: bool = False) -> Story:
     story = Story()
     for step in steps:
-        values = task.step(batch_at(step, task.device, dtype), position(step))
+        values = task.step(batch_at(step, task.device, dtype, mixed), position(step))
         story.values.append({name: float(value) for name, value in values.items()})
         story.chosen.append([ids.tolist() for ids in task.chosen or ()])
     state = task.state()

@@ -1,0 +1,93 @@
+"""Learning rates of the recipes for own images, on made-up shapes and CIFAR-10 images with wrong labels.
+
+    PYTHONPATH=. python benchmarks/audits.py weights OUT --cifar FOLDER      once: pre-train the starting weights
+    PYTHONPATH=. python benchmarks/learning_rates.py OUT --cifar FOLDER [--jobs N]
+
+Each run is `image_folder` (from scratch) or `image_folder_finetune` (from the weights) on one image folder, with one
+learning rate for all of its trainings. Prints and appends to OUT/learning_rates.jsonl: the accuracy of each method on
+other images with true labels.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from audits import _NETWORKS, Case, write_images
+from record import machine
+
+from trainer.records.manifest import installed_versions
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+CASES = (Case("shapes", 4, 80, 0.18, "good", 1.0, 11), Case("cifar", 10, 80, 0.2, "good", 1.0, 12))
+
+
+def run_one(recipe: str, case: Case, rate: float, out: Path, cifar: Path | None) -> dict[str, Any]:
+    """Train on a folder with wrong labels, and evaluate on other images with right ones."""
+    folder = out / "rates" / f"{recipe}-{case.name}-rate{rate:g}"
+    truth = write_images(case, folder / "train", cifar)
+    other = replace(case, wrong=0.0, seed=case.seed + 500)
+    trained_on = {Path(path).name for path in truth} if case.data == "cifar" else set()
+    for path in write_images(other, folder / "val", cifar):
+        if Path(path).name in trained_on:
+            (folder / "val" / path).unlink()
+    model, size = _NETWORKS[case.data]
+    start = [f"model.name={model}", f"image.size={size}", f"image.resize={size + size // 8}"]
+    start += [f"data.train.resize={size + size // 8}", f"data.eval.val.resize={size + size // 8}", "precision=fp32"]
+    if recipe == "image_folder_finetune":
+        weights = out / f"{case.data}-{case.weights}" / "model.safetensors"
+        start += ["model.pretrained=false", f"model.weights={weights}"]
+    rates = [f"{section}.optimizer.learning_rate={rate}" for section in ("incv", "standard", "coteaching")]
+    command = [sys.executable, "-m", "trainer", "run", "-c", recipe, "--run-dir", str(folder / "run"), *start, *rates]
+    command += [f"data.train.root={folder}", f"data.eval.val.root={folder}", "execution.device=cpu"]
+    command += [
+        "execution.workers=1",
+        f"data.train.shards={folder}/shards-t",
+        f"data.eval.val.shards={folder}/shards-v",
+    ]
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    (folder / "log").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        raise RuntimeError(f"{folder.name}: exit {done.returncode}: {done.stderr[-500:]}")
+    report = json.loads((folder / "run" / "report.json").read_text())
+    accuracy = {method: round(result["top1"], 2) for method, result in report["accuracy"]["val"].items()}
+    return {
+        "recipe": recipe,
+        "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}",
+        "learning_rate": rate,
+        "accuracy": accuracy,
+        "wrong": sum(given != true for given, true in truth.values()) / len(truth),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "machine": machine(),
+        "versions": installed_versions(("incv", "torch", "timm", "numpy")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cifar", type=Path, required=True, help="cifar-10-batches-bin")
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    wanted = list(product(("image_folder_finetune", "image_folder"), CASES, RATES))
+    with ThreadPoolExecutor(given.jobs) as pool, (given.out / "learning_rates.jsonl").open("a") as file:
+        for line in pool.map(lambda each: run_one(*each, given.out, given.cifar), wanted):
+            print(json.dumps(line), file=file, flush=True)
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
