@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -48,8 +49,8 @@ def test_an_audit_finds_the_wrong_labels(weights, playground, incv):
     truth = write_shapes(playground / "photos", 80, 0.18, seed=7)
     done = incv("audit", "photos", "--weights", weights)
     assert done.code == 0, done.err
-    rows = (playground / "runs/audit-photos/labels_review.csv").read_text().splitlines()[1:25]
-    wrong = [truth[row.split(",")[0]][0] != truth[row.split(",")[0]][1] for row in rows]
+    keys = pq.read_table("runs/audit-photos/labels_review.parquet")["key"].to_pylist()
+    wrong = [truth[key][0] != truth[key][1] for key in keys[:24]]
     assert np.mean(wrong) >= 0.9
 
 
@@ -60,7 +61,7 @@ def test_a_run_with_every_augmentation_resumes_exactly(weights, playground, incv
     whole = incv("run", "-c", "mine.yaml", "--run-dir", "whole")
     assert whole.code == 0, whole.err
 
-    for stage in ("incv", "methods"):
+    for stage in ("rounds", "methods"):
         watcher = threading.Thread(target=_stop_in, args=(playground / "parts", stage), daemon=True)
         watcher.start()
         assert incv("run", "-c", "mine.yaml", "--run-dir", "parts").code == 75
@@ -75,6 +76,6 @@ def test_a_run_with_every_augmentation_resumes_exactly(weights, playground, incv
 
 def _stop_in(run: Path, stage: str) -> None:
     """Ask the run to stop as soon as a training of this stage has a checkpoint."""
-    while not any(run.glob(f"{stage}/**/checkpoint*")):
+    while not any(run.glob(f"{stage}/**/checkpoints/step-*")):
         time.sleep(0.02)
     (run / "STOP").touch()
