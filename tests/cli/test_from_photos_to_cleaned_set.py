@@ -10,6 +10,7 @@ import torch
 import webdataset
 from PIL import Image
 
+from shards.csv_file import unescape_cell
 from trainer.models.factory import import_timm
 
 CLASSES = ("zéro", "one ' 1", "=two")
@@ -97,7 +98,7 @@ def test_from_photos_to_a_cleaned_set(photos, incv):
     arguments = ["-c", recipe, *TRAIN, "data.max_rejected=0.1", "labels.corrections=corrections.csv"]
     trained = incv("run", *arguments, "--run-dir", "runs/mine")
     assert trained.code == 0, trained.err
-    assert "labels changed: 24" in trained.err
+    assert "24 corrected" in trained.err
 
     assert incv("clean", "runs/mine", "--out", "cleaned", "--as", "shards").code == 0
     names = Path("cleaned/classes.txt").read_text(encoding="utf-8").splitlines()
@@ -106,6 +107,7 @@ def test_from_photos_to_a_cleaned_set(photos, incv):
     samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode("rgb8"))
     report = json.loads(Path("runs/mine/report.json").read_text())
     assert len(samples) == report["selection"]["selected"]
+    assert {unescape_cell(row["key"]) for row in corrections} <= {sample["json"]["key"] for sample in samples}
     corrected = {row["key"]: row["label"].lstrip("'") for row in corrections}
     for sample in samples:
         key = sample["json"]["key"]

@@ -120,7 +120,7 @@ def test_an_edited_list_changes_and_excludes_samples(folder: Path, incv: Incv) -
     changed["given_label"], excluded["given_label"] = "birds, small", ""
     write_rows(Path("mended.csv"), rows)
     answer = run(incv, "labels.corrections=mended.csv", "labels.source_is_true=true", "--run-dir", "second")
-    assert "labels.corrections: labels changed: 1, samples excluded: 1" in answer.err
+    assert "labels.corrections: 1 corrected, 0 confirmed, 1 excluded" in answer.err
     before, after = labels_of("run"), labels_of("second")
     gone, other = int(excluded["sample_id"]), int(changed["sample_id"])
     assert after == {**{number: label for number, label in before.items() if number != gone}, other: 2}
@@ -136,6 +136,31 @@ def test_an_edited_list_changes_and_excludes_samples(folder: Path, incv: Incv) -
     answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=again.csv", "--run-dir", "third")
     assert answer.code == 0, answer.err
     assert labels_of("third") == after
+    assert "1 corrected, 0 confirmed, 1 excluded" in answer.err
+
+
+def test_a_label_checked_by_hand_is_never_overruled(folder: Path, incv: Incv) -> None:
+    """The most doubtful label is confirmed and another sample gets a wrong one: both stay, with their labels."""
+    rows = read_rows(Path("run/labels_review.csv"))
+    confirmed = next(row for row in rows if row["is_label_issue"] == "true")
+    corrected = next(row for row in rows if row["given_label"] == "7" and row is not confirmed)
+    confirmed["corrected_label"], corrected["corrected_label"] = confirmed["given_label"], "birds, small"
+    write_rows(Path("mended.csv"), rows)
+    answer = run(incv, "labels.corrections=mended.csv", "--run-dir", "second")
+    assert "labels.corrections: 1 corrected, 1 confirmed, 0 excluded" in answer.err
+    assert read_json(Path("second/report.json"))["corrections"] == {"corrected": 1, "confirmed": 1, "excluded": 0}
+    checked = {row["key"]: row for row in read_rows(Path("second/labels_review.csv")) if row["checked"] == "true"}
+    assert checked.keys() == {confirmed["key"], corrected["key"]}
+    assert {(row["state"], row["is_label_issue"]) for row in checked.values()} == {("selected", "false")}
+    done = incv("clean", "second", "--out", "kept.csv", "--as", "list", "--apply-suggestions", "0")
+    assert "2 of them checked by hand" in done.out
+    kept = {row["key"]: row["label"] for row in read_rows(Path("kept.csv"))}
+    assert kept[confirmed["key"]] == confirmed["given_label"]
+    assert kept[corrected["key"]] == "birds, small"
+    # The new list carries the marks, so a further round of corrections does not lose them.
+    shutil.copyfile("second/labels_review.csv", "again.csv")
+    answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=again.csv", "--run-dir", "third")
+    assert "1 corrected, 1 confirmed, 0 excluded" in answer.err
 
 
 def test_corrections_lie_over_a_label_file(folder: Path, incv: Incv) -> None:

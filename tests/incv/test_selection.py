@@ -240,6 +240,23 @@ def test_each_half_removes_by_its_own_count():
     assert index.ids(State.CANDIDATE).tolist() == [4, 5, 6]
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.5, 2.0]))
+def test_checked_samples_are_selected_and_leave_the_other_decisions_alone(seed, ratio):
+    rng = np.random.default_rng(seed)
+    index = SelectionIndex.of_candidates(60, np.arange(60))
+    checked = np.flatnonzero(rng.random(60) < 0.3)
+    predictions = drawn_round(rng, index, 0)
+    after = apply_round(index, predictions, 0, ratio, checked)
+    usable = predictions.sample_id[predictions.usable()]
+    assert (after.state[np.intersect1d(checked, usable)] == State.SELECTED).all()
+    others = predictions.rows(~np.isin(predictions.sample_id, checked))
+    alone = apply_round(index, others, 0, ratio)
+    np.testing.assert_array_equal(after.state[others.sample_id], alone.state[others.sample_id])
+    unusable = np.setdiff1d(predictions.sample_id, usable)
+    assert set(after.state[unusable].tolist()) <= {State.UNREADABLE, State.NON_FINITE}
+
+
 def test_held_out_samples_are_predicted_but_neither_selected_nor_removed_nor_counted():
     """Without them the decisions are the same, although both agree or have the largest losses."""
     index = SelectionIndex.of_candidates(6, np.arange(4), held_out=np.array([4, 5]))

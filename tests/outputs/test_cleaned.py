@@ -28,24 +28,26 @@ def selection_of(samples: list[tuple[State, int, float, int]]) -> tuple[Selectio
     return index, np.array(labels, np.int64)
 
 
-@given(st.lists(SAMPLE, min_size=1, max_size=30), st.none() | st.floats(0, 1))
-def test_the_chosen_samples(samples, least):
+@given(st.lists(SAMPLE, min_size=1, max_size=30), st.none() | st.floats(0, 1), st.randoms())
+def test_the_chosen_samples(samples, least, random):
     """Against a loop that states the rule once more."""
     expected = []
+    checked = np.array([random.random() < 0.3 for _ in samples])
     for sample_id, (state, predicted, probability, label) in enumerate(samples):
         suggested = (
             least is not None
+            and not checked[sample_id]
             and state in (State.CANDIDATE, State.REMOVED, State.HELD_OUT)
             and predicted not in (-1, label)
             and np.float32(probability) >= least
         )
-        if state == State.SELECTED or (state == State.HELD_OUT and predicted == label):
+        if state == State.SELECTED or (state == State.HELD_OUT and (checked[sample_id] or predicted == label)):
             expected.append((sample_id, label, False))
         elif suggested:
             expected.append((sample_id, predicted, True))
     index, labels = selection_of(samples)
     before = labels.copy()
-    chosen = choose_samples(index, labels, least)
+    chosen = choose_samples(index, labels, checked, least)
     rows = zip(chosen.ids.tolist(), chosen.labels.tolist(), chosen.relabelled.tolist(), strict=True)
     assert list(rows) == expected
     assert np.array_equal(labels, before)

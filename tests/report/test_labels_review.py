@@ -40,6 +40,7 @@ def drawn(seed: int, root: str | None = "/images/") -> tuple[SelectionIndex, Rev
         given=np.where(outside & ~rejected, -1, rng.integers(0, 3, count)),
         rejected=rejected,
         excluded=excluded,
+        checked=~outside & (rng.random(count) < 0.2),
         class_names=NAMES,
         root=root,
     )
@@ -74,7 +75,9 @@ def test_a_row_says_what_the_selection_says(seed):
         assert row["state"] == (outside if state == State.OUTSIDE else state.name.lower())
         contradicted = selection.predicted[number] != given_label
         issue = state in (State.CANDIDATE, State.REMOVED) or (state == State.HELD_OUT and contradicted)
-        assert row["is_label_issue"] == issue
+        assert row["is_label_issue"] == (issue and not samples.checked[number])
+        assert row["checked"] == samples.checked[number]
+        assert row["corrected_label"] is None
         assert row["round"] == (None if state == State.OUTSIDE else selection.round[number] + 1)
         if np.isnan(selection.loss[number]):
             assert {row[name] for name in ("predicted_label", "label_quality", "loss")} == {None}

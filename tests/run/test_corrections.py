@@ -84,6 +84,18 @@ def test_forms_of_a_file(index, file, text):
     assert corrected(file(text), index) == {"plain": 3, "päd": EXCLUDED}
 
 
+def test_a_written_label_or_a_mark_vouches_for_the_label(index, file):
+    text = (
+        "key,given_label,corrected_label,checked\nplain,ant,ant,\npäd,ant,,\n=1+1,ant,,TRUE\n-5,ant,,no\n'tis,,,x\n"
+    )
+    found = read_corrections(file(text), index)
+    vouched = dict(zip(index.keys(found.ids), found.vouched.tolist(), strict=True))
+    assert vouched == {"plain": True, "päd": False, "=1+1": True, "-5": False, "'tis": False}  # that one is excluded
+    assert read_corrections(file("plain,ant\npäd,\n"), index).vouched.tolist() == [True, False]
+    with pytest.raises(DataError, match=r"line 2: 'perhaps' in the column `checked`: write true"):
+        read_corrections(file("key,label,checked\nplain,ant,perhaps\n"), index)
+
+
 def test_an_empty_added_column_leaves_the_given_label(index, file):
     text = "key,given_label,corrected_label\nplain,ant,\npäd,,\n"
     assert corrected(file(text), index) == {"plain": 0, "päd": EXCLUDED}
@@ -168,9 +180,15 @@ def test_an_overlay_changes_the_samples_it_names_and_no_other(data):
     ids = np.array(sorted(data.draw(st.sets(st.integers(0, 40)))), np.int64)
     labels = np.array([data.draw(st.integers(0, 3)) for _ in ids], np.int64)
     changes = data.draw(st.dictionaries(st.integers(0, 40), st.integers(EXCLUDED, 3)))
-    corrections = Corrections(np.array(list(changes), np.int64), np.array(list(changes.values()), np.int64))
+    vouched = [label != EXCLUDED and data.draw(st.booleans()) for label in changes.values()]
+    corrections = Corrections(
+        np.array(list(changes), np.int64), np.array(list(changes.values()), np.int64), np.array(vouched, bool)
+    )
     before = labels.copy()
-    found = overlay_corrections(labels, ids, corrections)
+    found, checked = overlay_corrections(labels, ids, corrections)
     expected = [changes.get(number, label) for number, label in zip(ids.tolist(), before.tolist(), strict=True)]
     assert found.tolist() == expected
+    confirmed = {number for number, sure in zip(changes, vouched, strict=True) if sure}
+    for number, old, new, known in zip(ids.tolist(), before, expected, checked.tolist(), strict=True):
+        assert known == (new != EXCLUDED and (new != old or number in confirmed))
     np.testing.assert_array_equal(labels, before)

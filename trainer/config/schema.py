@@ -116,8 +116,8 @@ class LabelsConfig(Section):
     corrections: PathText | None = execution(None)
     """Labels that replace those above for some samples: a CSV with columns key,label, or an edited labels_review.csv.
 
-    A sample with an empty label is excluded from the run. The checksum of the file counts as a result key; its path
-    does not.
+    A sample with an empty label is excluded from the run. INCV always selects samples whose label was changed or
+    confirmed. The checksum of the file counts as a result key; its path does not.
     """
     source_is_true: bool | None = None
     """Whether the source's labels are the ground truth, against which selections are measured.

@@ -83,15 +83,18 @@ class Incv:
         identity: str | None = None,
         weights: Weights | None = None,
         held_out: Ids | None = None,
+        checked: Ids | None = None,
     ) -> None:
         """identity: hash of the recipe keys that determine the folds' results. weights: where the folds start.
 
-        held_out: samples that are not in `data.ids`, and that the folds predict without training on them.
+        held_out: samples that are not in `data.ids`, and that the folds predict without training on them. checked:
+        samples whose label was checked by hand; the first round selects them, after predicting them.
         """
         assert recipe.incv is not None
         self._recipe, self._config, self._weights = recipe, recipe.incv, weights
         self._data, self._run, self._ctx, self._identity = data, run, ctx, identity
         self._held_out = np.empty(0, np.int64) if held_out is None else held_out
+        self._checked = checked
 
     def steps(self) -> Steps[None]:
         """Run the unfinished rounds, then write the final selection and `incv.json`."""
@@ -109,7 +112,7 @@ class Incv:
             judged = predictions.rows(~np.isin(predictions.sample_id, self._held_out))
             noise = noise or self._estimate(judged)
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
-            index = apply_round(index, predictions, number, ratio)
+            index = apply_round(index, predictions, number, ratio, self._checked)
             self._write(index, self._run.round_selection(number))
             records.append(_record(judged, ratio, best))
         assert noise is not None

@@ -34,10 +34,17 @@ def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
     return HalfDecision(selected, removed)
 
 
-def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, remove_ratio: float) -> SelectionIndex:
+def apply_round(
+    before: SelectionIndex,
+    predictions: Predictions,
+    round_: int,
+    remove_ratio: float,
+    checked: Ids | None = None,
+) -> SelectionIndex:
     """Return the index after applying the decisions for both halves of a round (Algorithm 2, line 14).
 
-    Only candidates are decided on; other samples get their predictions.
+    Only candidates are decided on; other samples get their predictions. checked: samples whose label was checked by
+    hand; they are selected whatever the prediction.
     """
     ids = predictions.sample_id
     state, rounds = before.state.copy(), before.round.copy()
@@ -45,11 +52,14 @@ def apply_round(before: SelectionIndex, predictions: Predictions, round_: int, r
     for name, column in measured.items():
         column[ids] = getattr(predictions, name)
     rounds[ids] = round_
-    candidates = predictions.rows(before.state[ids] == State.CANDIDATE)
+    open_ = before.state[ids] == State.CANDIDATE
+    known = open_ & np.isin(ids, checked) if checked is not None else np.zeros(len(ids), bool)
+    candidates = predictions.rows(open_ & ~known)
     for fold in (0, 1):
         half = decide_half(candidates.of_fold(fold), remove_ratio)
         state[half.selected] = State.SELECTED
         state[half.removed] = State.REMOVED
+    state[ids[known]] = State.SELECTED
     state[ids[predictions.status == Status.UNREADABLE]] = State.UNREADABLE
     state[ids[predictions.status == Status.NON_FINITE]] = State.NON_FINITE
     return SelectionIndex(state, rounds, **measured)

@@ -44,7 +44,7 @@ class CleanOptions:
 def clean(run: FinishedRun, options: CleanOptions, stop: Stop = lambda: False) -> dict[str, Any]:
     """Write the cleaned data set; returns its description, which is also written beside the samples."""
     _require_free(options)
-    chosen = choose_samples(run.selection, run.labels, options.least_probability)
+    chosen = choose_samples(run.selection, run.labels, run.checked, options.least_probability)
     if not len(chosen.ids):
         raise DataError(f"{run.directory.root} selected no sample: there is nothing to write")
     description = _describe(run, chosen, options)
@@ -89,6 +89,7 @@ def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> di
         "form": options.form,
         "samples": len(chosen.ids),
         "relabelled": int(chosen.relabelled.sum()),
+        "checked": int(run.checked[chosen.ids].sum()),
         "left_out": int((run.labels >= 0).sum()) - len(chosen.ids),
         "removed": int((run.selection.state == State.REMOVED).sum()),
         "least_probability": options.least_probability,

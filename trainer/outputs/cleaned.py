@@ -23,20 +23,24 @@ class CleanedSet:
 
 
 def choose_samples(
-    selection: SelectionIndex, given: npt.NDArray[np.int64], least_probability: float | None = None
+    selection: SelectionIndex,
+    given: npt.NDArray[np.int64],
+    checked: npt.NDArray[np.bool_],
+    least_probability: float | None = None,
 ) -> CleanedSet:
     """Return the selected samples, and the held-out ones whose label the prediction confirms, with given labels.
 
+    checked: whether a label was checked by hand; such samples are kept with this label, if their image is readable.
     With `least_probability`, also return the samples that were not selected and whose held-out prediction contradicts
     the given label with at least this probability; their label is the prediction.
     """
     held_out = selection.state == State.HELD_OUT
-    kept = (selection.state == State.SELECTED) | (held_out & (selection.predicted == given))
+    kept = (selection.state == State.SELECTED) | (held_out & ((selection.predicted == given) | checked))
     labels = given.copy()
     relabelled = np.zeros(len(kept), bool)
     if least_probability is not None:
         judged = np.isin(selection.state, (State.CANDIDATE, State.REMOVED)) | held_out
-        judged &= selection.predicted >= 0
+        judged &= (selection.predicted >= 0) & ~checked
         confident = selection.predicted_probability >= least_probability  # False for NaN
         relabelled = judged & confident & (selection.predicted != given)
         labels[relabelled] = selection.predicted[relabelled]

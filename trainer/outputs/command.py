@@ -73,7 +73,8 @@ def _clean(arguments: argparse.Namespace) -> int:
     )
     written = clean(load_finished_run(arguments.run), options, arguments.stop)
     relabelled = f", {written['relabelled']:,} of them with the suggested label" if written["relabelled"] else ""
-    print(f"{arguments.out}: {written['samples']:,} samples{relabelled}; {written['left_out']:,} left out")
+    checked = f", {written['checked']:,} of them checked by hand" if written["checked"] else ""
+    print(f"{arguments.out}: {written['samples']:,} samples{checked}{relabelled}; {written['left_out']:,} left out")
     return 0
 
 

@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from shards.errors import ConfigError, DataError
 from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex
 from trainer.records.run_directory import RunDirectory
 from trainer.report.measured import last_selection
-from trainer.run.labels import Labels, read_labels
+from trainer.run.labels import Labels, read_checked, read_labels
 from trainer.run.recipe import load_recipe
 
 
@@ -22,6 +25,8 @@ class FinishedRun:
     index: SampleIndex
     labels: Labels
     """The labels of the run, indexed by sample_id; -1 outside the run."""
+    checked: npt.NDArray[np.bool_]
+    """Whether the label was checked by hand (`labels.corrections`), indexed by sample_id."""
     selection: SelectionIndex
 
 
@@ -53,4 +58,5 @@ def load_finished_run(root: Path) -> FinishedRun:
             "packed again after the run"
         )
     _, labels = read_labels(run.labels, len(index))
-    return FinishedRun(run, recipe, index, labels, selection)
+    checked = read_checked(run.labels, len(index))
+    return FinishedRun(run, recipe, index, labels, checked, selection)

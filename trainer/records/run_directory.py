@@ -27,6 +27,7 @@ class RunDirectory:
         self.stopped = root / "stopped.json"
         self.labels = root / "labels.parquet"
         self.true_labels = root / "true_labels.parquet"
+        self.corrections = root / "corrections.json"
         self.incv = root / "incv.json"
         self.selection = root / "selection.parquet"
         self.labels_review_csv = root / "labels_review.csv"

@@ -62,6 +62,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "methods": describe_methods(config.get("methods") or []),
         "accuracy": accuracy(_optional(run.evaluation)),
         "left_out": read_left_out(run),
+        "corrections": _optional(run.corrections),
         "chosen_on": (config.get("evaluation") or {}).get("choose_on"),
         "unreadable": find_unreadable(run),
         "suspicious": find_suspects(run, samples),

@@ -28,6 +28,8 @@ class ReviewedSamples:
     """Whether the image was rejected when the shards were packed."""
     excluded: npt.NDArray[np.bool_]
     """Whether `labels.corrections` excludes the sample."""
+    checked: npt.NDArray[np.bool_]
+    """Whether `labels.corrections` corrects or confirms the label."""
     class_names: Sequence[str]
     root: str | None
     """Folder in which the keys are the paths of the images, unless they are absolute; None if they are no paths."""
@@ -47,6 +49,7 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     issue = (state == State.CANDIDATE) | (state == State.REMOVED)
     predicted = selection.predicted[ids]
     issue |= (state == State.HELD_OUT) & (predicted >= 0) & (predicted != samples.given[ids])
+    issue &= ~samples.checked[ids]
     keys = samples.keys.take(pa.array(ids))
     return pa.table(
         {
@@ -54,12 +57,14 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
             "path": _join(samples.root, keys),
             "given_label": _names(samples.class_names, samples.given[ids]),
             "predicted_label": _names(samples.class_names, predicted),
+            "corrected_label": pa.nulls(len(ids), pa.string()),  # for the user to fill in
             "label_quality": _known(selection.given_probability[ids]),
             "predicted_probability": _known(selection.predicted_probability[ids]),
             "loss": _known(selection.loss[ids] + np.float32(0)),  # -0.0 becomes 0.0
             "state": _names(STATE_NAMES, state),
             "round": pa.array(selection.round[ids] + 1, pa.int16(), mask=selection.round[ids] < 0),
             "is_label_issue": issue,
+            "checked": samples.checked[ids],
             "sample_id": ids,
         }
     )

@@ -18,8 +18,10 @@ from trainer.loading.sample_order import Ids
 EXCLUDED = -1
 """The label of a sample that `labels.corrections` excludes."""
 
-_KEY = "key"
-_LABELS = ("corrected_label", "label", "given_label")  # of a row's cells in these columns, the first non-empty counts
+_KEY, _CHECKED = "key", "checked"
+_WRITTEN = ("corrected_label", "label")
+_LABELS = (*_WRITTEN, "given_label")  # of a row's cells in these columns, the first non-empty counts
+_YES, _NO = ("true", "yes", "y", "x", "1"), ("false", "no", "n", "0", "")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # stricter than int(), which accepts 0_1 and non-ASCII digits
 
 
@@ -30,15 +32,18 @@ class Corrections:
     ids: Ids
     labels: npt.NDArray[np.int64]
     """New label, or EXCLUDED."""
+    vouched: npt.NDArray[np.bool_]
+    """Whether the row says that its label is right, even if it is the one that the sample had before."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a CSV file. label: empty if all of its label cells are."""
+    """A row of a CSV file. label: empty if all of its label cells are; vouched: see Corrections."""
 
     line: int
     sample_id: int
     label: str
+    vouched: bool
 
 
 def read_label_file(path: Path, index: SampleIndex) -> npt.NDArray[np.int64]:
@@ -64,7 +69,11 @@ def read_corrections(path: Path, index: SampleIndex) -> Corrections:
     if not rows:
         raise DataError(f"labels.corrections {path} has no rows: write key,label, or set labels.corrections to null")
     labels = [file.parse_label(row.line, row.label, row.sample_id) if row.label else EXCLUDED for row in rows]
-    return Corrections(np.array([row.sample_id for row in rows], np.int64), np.array(labels, np.int64))
+    return Corrections(
+        np.array([row.sample_id for row in rows], np.int64),
+        np.array(labels, np.int64),
+        np.array([row.vouched and label != EXCLUDED for row, label in zip(rows, labels, strict=True)], bool),
+    )
 
 
 def file_checksum(path: Path, name: str) -> str:
@@ -113,8 +122,11 @@ class _LabelFile:
                 key = self._key(sample_id)
                 raise self._error(line, f"key {key!r} occurs twice, first on line {first_line[sample_id]}")
             first_line[sample_id] = line
-            labels = [cells[columns[name]] for name in _LABELS if name in columns]
-            yield _Row(line, sample_id, next((label for label in labels if label.strip()), ""))
+            labels = {name: cells[columns[name]] for name in _LABELS if name in columns}
+            filled = {name: label for name, label in labels.items() if label.strip()}
+            vouched = self._parse_mark(line, cells[columns[_CHECKED]]) if _CHECKED in columns else False
+            vouched |= any(name in filled for name in _WRITTEN)
+            yield _Row(line, sample_id, next(iter(filled.values()), ""), vouched)
 
     def parse_lines(self) -> npt.NDArray[np.int64]:
         """Return the labels of a file with one label per line, in the order of the source."""
@@ -139,6 +151,13 @@ class _LabelFile:
             classes = f"0..{self._index.num_classes - 1}"
             raise self._error(line, f"label {number} of {self._key(sample_id)!r} is outside {classes}")
         return int(number)
+
+    def _parse_mark(self, line: int, cell: str) -> bool:
+        """Return whether a cell of the column `checked` says yes."""
+        mark = cell.strip().lower()
+        if mark not in (*_YES, *_NO):
+            raise self._error(line, f"{cell[:40]!r} in the column `checked`: write true, or leave the cell empty")
+        return mark in _YES
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield each record of the CSV file that is not blank, with the number of its first line."""

@@ -11,7 +11,7 @@ from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from trainer.config.schema import LabelsConfig
 from trainer.loading.sample_order import Ids, derive_stream, draw_uniforms
-from trainer.run.label_file import Corrections, read_label_file
+from trainer.run.label_file import EXCLUDED, Corrections, read_label_file
 from trainer.run.noise_kinds import build_transition
 
 Labels = npt.NDArray[np.int64]
@@ -43,13 +43,19 @@ def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -
     return labels, source if config.truth_is_known else None
 
 
-def overlay_corrections(labels: Labels, ids: Ids, corrections: Corrections) -> Labels:
-    """Return the labels of the samples `ids` with the corrections applied; EXCLUDED if a sample leaves the run."""
+def overlay_corrections(labels: Labels, ids: Ids, corrections: Corrections) -> tuple[Labels, npt.NDArray[np.bool_]]:
+    """Return the labels of the samples `ids` with the corrections applied, and which of them were checked by hand.
+
+    A label is EXCLUDED if its sample leaves the run, and checked if the corrections change it or vouch for it.
+    """
     if not len(corrections.ids):
-        return labels
+        return labels, np.zeros(len(ids), bool)
     by_id = np.argsort(corrections.ids)
     places = by_id[np.searchsorted(corrections.ids, ids, sorter=by_id).clip(max=len(by_id) - 1)]
-    return np.where(corrections.ids[places] == ids, corrections.labels[places], labels)
+    named = corrections.ids[places] == ids
+    corrected = np.where(named, corrections.labels[places], labels)
+    checked = (named & corrections.vouched[places]) | (corrected != labels)
+    return corrected, checked & (corrected != EXCLUDED)
 
 
 def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
@@ -61,8 +67,12 @@ def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
         )
 
 
-def write_labels(path: Path, ids: Ids, labels: Labels) -> None:
-    write_parquet(path, pa.table({"sample_id": ids, "label": labels.astype(np.int32)}))
+def write_labels(path: Path, ids: Ids, labels: Labels, checked: Ids | None = None) -> None:
+    """Write the labels of a run. checked: the samples whose label was checked by hand, if there are any."""
+    columns = {"sample_id": ids, "label": labels.astype(np.int32)}
+    if checked is not None and len(checked):
+        columns["checked"] = np.isin(ids, checked)
+    write_parquet(path, pa.table(columns))
 
 
 def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
@@ -72,3 +82,12 @@ def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
     dense = np.full(samples, -1, np.int64)
     dense[ids] = table["label"].to_numpy()
     return ids, dense
+
+
+def read_checked(path: Path, samples: int) -> npt.NDArray[np.bool_]:
+    """Return whether the label of each sample was checked by hand, indexed by sample_id."""
+    table = read_parquet(path, "table of labels")
+    checked = np.zeros(samples, bool)
+    if "checked" in table.column_names:
+        checked[table["sample_id"].to_numpy()] = table["checked"].to_numpy()
+    return checked

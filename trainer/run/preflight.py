@@ -39,8 +39,15 @@ class RunLabels:
     """The sample_ids that `labels.corrections` excludes from the run, ascending."""
     corrected: int
     """How many labels `labels.corrections` changes."""
+    checked: Ids
+    """Those of `ids` whose label was checked by hand: corrected or confirmed by `labels.corrections`, ascending."""
     held_out: Ids
     """Those of `ids` that no network trains on (`data.eval_fraction`), ascending."""
+
+    @property
+    def confirmed(self) -> int:
+        """How many labels `labels.corrections` confirms."""
+        return len(self.checked) - self.corrected
 
     @property
     def trained(self) -> Ids:
@@ -141,9 +148,10 @@ def _check_ranks(recipe: Recipe, world: World) -> None:
 
 def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
     before, true = make_labels(recipe.labels, recipe.seed, index, ids)
-    given = before
+    given, checked = before, np.zeros(len(ids), bool)
     if recipe.labels.corrections is not None:
-        given = overlay_corrections(before, ids, read_corrections(Path(recipe.labels.corrections), index))
+        corrections = read_corrections(Path(recipe.labels.corrections), index)
+        given, checked = overlay_corrections(before, ids, corrections)
     kept = given != EXCLUDED
     # Split by the labels before corrections, so that correcting labels does not move samples between the two parts.
     held_out = np.isin(ids, split_held_out(recipe.seed, ids, before, recipe.data.eval_fraction)) & kept
@@ -162,6 +170,7 @@ def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
         true=None if true is None else true[kept],
         excluded=ids[~kept],
         corrected=int((given != before)[kept].sum()),
+        checked=ids[checked],
         held_out=ids[held_out],
     )
 

@@ -247,7 +247,7 @@ def _changes(old: Keys, new: Keys, defaults: Keys) -> tuple[tuple[str, ...], tup
 def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path]:
     """Return the files and folders that a stage writes. needed: only those without which it is not done."""
     if stage == "labels":
-        return [run.labels] if needed else [run.labels, run.true_labels]
+        return [run.labels] if needed else [run.labels, run.true_labels, run.corrections]
     if stage == "incv":
         written = [run.rounds, run.selection, run.incv, run.labels_review_csv, run.labels_review_parquet]
         return [run.selection, run.incv] if needed else written

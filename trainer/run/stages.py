@@ -37,7 +37,7 @@ from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, reduce_counts, top1_share
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
-from trainer.run.labels import Labels, read_labels, write_labels
+from trainer.run.labels import Labels, read_checked, read_labels, write_labels
 from trainer.run.preflight import RunData
 from trainer.training.interleave import Steps
 from trainer.training.loop import RunContext, TrainingJob, iterate_training
@@ -67,8 +67,12 @@ class StageRunner:
                 self._ctx.heartbeat.update(f"waiting for {stage}", 0, 0)
         elif stage == "incv":
             identity, weights = self._identities[stage], self._data.weights
-            data, held_out = self._training_set(), self._data.labels.held_out
-            yield from Incv(self._recipe, data, self._run, self._ctx, identity, weights, held_out).steps()
+            data, labels = self._training_set(), self._data.labels
+            checked = labels.checked if len(labels.checked) else None
+            incv = Incv(
+                self._recipe, data, self._run, self._ctx, identity, weights, held_out=labels.held_out, checked=checked
+            )
+            yield from incv.steps()
             if self._ctx.world.is_rank0:
                 write_review(self._run, self._review())
         elif stage == "evaluate":
@@ -110,10 +114,15 @@ class StageRunner:
         labels = self._data.labels
         if labels.true is not None:
             write_labels(self._run.true_labels, labels.ids, labels.true)
-        write_labels(self._run.labels, labels.ids, labels.given)
         if self._recipe.labels.corrections is not None:
-            counts = (labels.corrected, len(labels.excluded))
-            _log.info("labels.corrections: labels changed: %d, samples excluded: %d", *counts)
+            counts = {
+                "corrected": labels.corrected,
+                "confirmed": labels.confirmed,
+                "excluded": len(labels.excluded),
+            }
+            write_json(self._run.corrections, counts)
+            _log.info("labels.corrections: %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
+        write_labels(self._run.labels, labels.ids, labels.given, labels.checked)
 
     def _review(self) -> pa.Table:
         """Build the list of labels to review from the last selection."""
@@ -126,6 +135,7 @@ class StageRunner:
             given=np.where(rejected, index.label, given),
             rejected=rejected,
             excluded=np.isin(index.sample_id, self._data.labels.excluded),
+            checked=read_checked(self._run.labels, len(index)),
             class_names=index.class_names,
             root=find_key_root(self._recipe.data.train),
         )
