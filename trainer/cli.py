@@ -26,7 +26,7 @@ from trainer.config.argument_types import (
     profile_argument,
 )
 from trainer.config.schema import Recipe
-from trainer.config.shipped import recipe_path
+from trainer.config.shipped import recipe_name, recipe_path
 from trainer.config.sweep import Variant, combinations, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
@@ -214,14 +214,16 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         for one in variants:
             plan = describe_plan(
-                one.recipe, path.stem, one.root, parsed.redo, EstimateOptions(**asked), parsed.check_source
+                one.recipe, recipe_name(path), one.root, parsed.redo, EstimateOptions(**asked), parsed.check_source
             )
             print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
     if parsed.vary:
-        return _run_side_by_side(variants, path.stem, parsed)
+        return _run_side_by_side(variants, recipe_name(path), parsed)
     (one,) = variants
-    code = run_recipe(one.recipe, path.stem, one.root, parsed.redo, parsed.stage, parsed.profile, parsed.check_source)
+    code = run_recipe(
+        one.recipe, recipe_name(path), one.root, parsed.redo, parsed.stage, parsed.profile, parsed.check_source
+    )
     _tell(one.root, code, parsed.stage)
     return code
 

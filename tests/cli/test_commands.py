@@ -111,6 +111,14 @@ def test_a_redo_means_the_run_of_its_keys_or_else_the_one_they_change(incv: Incv
     assert incv(*asked, "--redo", "standard").out.strip() == str(own)
 
 
+def test_the_resolved_recipe_of_a_run_is_named_after_the_run(finished: Path, incv: Incv, tmp_path: Path) -> None:
+    resolved = finished / "config.resolved.yaml"
+    assert incv("run", "-c", resolved, "--print-run-dir").out.strip() == f"runs/{finished.name}"
+    assert incv("run", "-c", resolved, "seed=9", "--print-run-dir").out.startswith(f"runs/{finished.name}-")
+    assert incv("labels", "-c", resolved, "seed=9", "--run-dir", tmp_path / "other").code == 0
+    assert read_json(tmp_path / "other/manifest.json")["recipe"] == finished.name
+
+
 def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:
     """Of every stage that computes, for as many GPUs as asked for; by default for the processes that are there."""
     alone = incv("run", "-c", TINY, "--dry-run").out

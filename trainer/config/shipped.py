@@ -6,6 +6,13 @@ from shards.errors import ConfigError, did_you_mean
 from trainer.config.argument_types import path_argument
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+RESOLVED = "config.resolved.yaml"
+"""The file of a run directory that has all keys of its recipe, with the overrides; it can be run as a recipe."""
+
+
+def recipe_name(path: Path) -> str:
+    """The name of a recipe, for its runs: that of the file, or of the run directory for a run's resolved recipe."""
+    return path.absolute().parent.name if path.name == RESOLVED else path.stem
 
 
 def recipe_path(given: str) -> Path:

@@ -10,6 +10,7 @@ from typing import IO
 
 from shards.durable import is_temporary, remove_leftovers
 from shards.errors import ConfigError
+from trainer.config.shipped import RESOLVED
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ class RunDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.config = root / "config.resolved.yaml"
+        self.config = root / RESOLVED
         self.manifest = root / "manifest.json"
         self.stopped = root / "stopped.json"
         self.labels = root / "labels.parquet"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.config.schema import Recipe
+from trainer.config.shipped import RESOLVED, recipe_name
 from trainer.run.recipe import load_recipe
 from trainer.run.result_keys import Keys, hash_keys, result_keys
 
@@ -14,19 +15,20 @@ def default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
 
     With --redo and changed keys, return the existing run with these keys, or else runs/<recipe>, to redo its stages.
     """
-    keys, plain = _naming_keys(recipe), Path("runs") / path.stem
+    name = recipe_name(path)
+    keys, plain = _naming_keys(recipe), Path("runs") / name
     try:
         if keys == _naming_keys(load_recipe(path)):
             return plain
     except ConfigError:  # the recipe is incomplete without its overrides
         pass
-    own = _find_run(path.stem, keys) or Path("runs") / f"{path.stem}-{hash_keys(keys)[:8]}"
+    own = _find_run(name, keys) or Path("runs") / f"{name}-{hash_keys(keys)[:8]}"
     return plain if redo and not own.exists() else own
 
 
-def _find_run(stem: str, keys: Keys) -> Path | None:
+def _find_run(name: str, keys: Keys) -> Path | None:
     """Find an existing run with these keys, whatever hash its name has: older versions hashed differently."""
-    for config in sorted(Path("runs").glob(f"{stem}-????????/config.resolved.yaml")):
+    for config in sorted(Path("runs").glob(f"{name}-????????/{RESOLVED}")):
         try:
             if _naming_keys(load_recipe(config)) == keys:
                 return config.parent
