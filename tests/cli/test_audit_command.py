@@ -58,8 +58,14 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
     assert f"trust: {report['trust']['level']}" in answer.out
     assert str(run / "labels_review.csv") in answer.out
     assert f"{run}.yaml" in answer.out
+    for words in ("truth", "removed", "confident", "paper"):  # one share, and no empty columns
+        assert words not in answer.out
+    count = round(report["noise"]["confirmed"] * 180)
+    assert f"of the 180 labels are wrong ({count})." in answer.out
+    assert report["flagged"] == sum(table["is_label_issue"])
     page = (run / "report.html").read_text()
     assert f"Trust: {report['trust']['level']}" in page
+    assert page.count("data:image/png") == report["flagged"]
     assert 'id="accuracy"' not in page
 
 

@@ -91,7 +91,7 @@ def run(incv: Incv, *arguments: str) -> Answer:
 
 def test_the_list_of_a_run(reviewed: Path, folder: Path, incv: Incv) -> None:
     answer = run(incv, "--run-dir", "run")
-    assert answer.out.splitlines()[-1] == "labels: run/labels_review.csv (all samples, most suspicious first)"
+    assert "\nlabels: run/labels_review.csv (all samples, most suspicious first)\n" in answer.out
     assert read_json(Path("run/report.json"))["labels_review"] == "labels_review.csv"
     assert "<code>labels_review.csv</code>" in Path("run/report.html").read_text()
     rows = read_rows(Path("run/labels_review.csv"))

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -152,10 +153,11 @@ def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:
 
 def test_suspects_are_contradicted_never_selected_and_sorted(make_run: Make) -> None:
     run_dir = make_run()
-    suspects = write_report(RunDirectory(run_dir))["suspicious"]
+    report = write_report(RunDirectory(run_dir))
+    suspects = report["suspicious"]
     state = column(run_dir / "selection.parquet", "state")
     true = column(run_dir / "true_labels.parquet", "label")
-    assert len(suspects) == 24
+    assert len(suspects) == report["flagged"] == np.isin(state, (State.REMOVED, State.CANDIDATE)).sum()
     assert all(suspect["given"] != suspect["predicted"] for suspect in suspects)
     assert all(state[suspect["sample_id"]] in (State.REMOVED, State.CANDIDATE) for suspect in suspects)
     assert all(suspect["true"] == true[suspect["sample_id"]] for suspect in suspects)
@@ -192,7 +194,57 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     assert all(suspect["true"] is None for suspect in report["suspicious"])
     page, _ = parsed(run_dir)
     assert "true labels of this data set are unknown" in page
-    assert verdict(report).startswith("An estimated 42.1 % of the 597 labels are wrong; INCV kept 356; ")
+    assert verdict(report).startswith("About 42.1 % of the 597 labels are wrong (251); INCV kept 356; ")
+
+
+def test_without_truth_the_summary_states_one_share(make_run: Make) -> None:
+    run_dir = make_run()
+    (run_dir / "true_labels.parquet").unlink()
+    report = write_report(RunDirectory(run_dir))
+    table = summary_table(report)
+    assert "\nAbout 42.1 % of the 597 labels are wrong (251).\n" in table
+    assert "26.3 %" not in table
+    assert "truth" not in table
+    assert "removed" in table
+    assert "26.3 %" in parsed(run_dir)[0]
+    for entry in report["rounds"]:
+        entry["removed"] = 0
+    assert "removed" not in summary_table(report)
+    report["trust"] |= {"level": "do not use", "claims_noise": False}
+    assert "How many of the 597 labels are wrong is unknown: see `trust` below.\n" in summary_table(report)
+    report["noise"] |= {"confident": 0.0}
+    report["trust"] |= {"level": "trusted", "claims_noise": True}
+    assert "About 0.0 % of the 597 labels are wrong (0).\n" in summary_table(report)
+
+
+def test_nothing_removed_is_not_shown(make_run: Make) -> None:
+    run_dir = make_run()
+    (run_dir / "true_labels.parquet").unlink()
+    for path in [*run_dir.glob("rounds/*/selection.parquet"), run_dir / "selection.parquet"]:
+        index = SelectionIndex.read(path)
+        state = np.where(index.state == State.REMOVED, State.CANDIDATE, index.state).astype(index.state.dtype)
+        replace(index, state=state).write(path)
+    write_report(RunDirectory(run_dir))
+    selection = parsed(run_dir)[0].partition('id="selection"')[2].partition("</section>")[0]
+    assert "candidates" in selection
+    assert "removed" not in selection
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_flagged_images_beyond_the_first_are_folded_and_limited(make_run: Make, truth: bool) -> None:
+    run_dir = make_run(samples=3000)
+    if not truth:
+        (run_dir / "true_labels.parquet").unlink()
+    speckles = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)  # JPEG's worst case
+    report = write_report(RunDirectory(run_dir), lambda sample_id: Image.fromarray(speckles))
+    page, _ = parsed(run_dir)
+    assert report["flagged"] > 1000
+    shown, _, folded = page.partition('id="suspicious"')[2].partition("<details>")
+    assert shown.count("data:image/jpeg") == 24
+    assert folded.count("data:image/jpeg") == 216
+    assert len(page) < 4_000_000
+    assert f"{report['flagged']:,} samples are flagged" in page
+    assert (page.index('id="suspicious"') < page.index('id="noise"')) != truth  # own images: what to look at first
 
 
 def test_without_evaluation(make_run: Make) -> None:
@@ -279,7 +331,7 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_report(make_run: Make) 
 
     write_report(RunDirectory(run_dir), image_of)
     page, _ = parsed(run_dir)
-    assert page.count("data:image/jpeg;base64,") == 23
+    assert page.count("data:image/jpeg;base64,") == len(write_report(RunDirectory(run_dir))["suspicious"]) - 1
     assert page.count('class="blank"') == 1
 
 

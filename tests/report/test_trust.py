@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import REPOSITORY
-from trainer.report.trust import Signals, judge
+from trainer.report.trust import MEANING, SCOPE, Signals, explain_level, judge
 
 GOOD = Signals(
     samples=320,
@@ -89,6 +89,14 @@ def test_advice_depends_on_how_well_the_folds_fit():
     fitted = judge(replace(weak, steps=900, train_accuracy=0.99)).reasons[0].advice
     assert "more epochs will not help" in fitted
     assert "model.weights" in fitted
+
+
+def test_every_level_is_explained_as_in_the_documentation():
+    text = " ".join((REPOSITORY / "docs/own-data.md").read_text().split())
+    assert set(MEANING) == set(ORDER)
+    for level, meaning in MEANING.items():
+        assert f"| `{level}` | {meaning} |" in text
+        assert (SCOPE in explain_level(level)) == (level != "do not use")
 
 
 @given(

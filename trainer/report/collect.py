@@ -39,6 +39,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
     samples = read_samples(run, _class_names(manifest))
     starts = manifest.get("starts") or []
     noise = (incv or {}).get("noise") or {}
+    flagged, suspicious = find_suspects(run, samples)
     report = {
         "recipe": manifest.get("recipe"),
         "seed": config.get("seed"),
@@ -65,7 +66,8 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "corrections": _optional(run.corrections),
         "chosen_on": (config.get("evaluation") or {}).get("choose_on"),
         "unreadable": find_unreadable(run),
-        "suspicious": find_suspects(run, samples),
+        "flagged": flagged,
+        "suspicious": suspicious,
         "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,
         "curves": read_curves(run),
         "time_s": stage_times(manifest.get("stages") or {}),

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from trainer.report.class_names import short_names
 from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
 from trainer.report.profile import shares, shown_phases
-from trainer.report.summary import method_title, method_with, points, share
+from trainer.report.summary import method_title, method_with, points, share, shows_removed
 from trainer.report.text import format_duration
 
 NAMED_CLASSES = 20  # with more classes, a heatmap labels only every fifth row and column
@@ -68,10 +68,11 @@ def counts_plot(report: dict[str, Any]) -> Markup | None:
         unusable = entry["unreadable"] + entry["non_finite"]
         counts = {**entry, "unusable": unusable}
         rows.append((f"round {entry['round']}", [counts[key] for key, _, _ in STATES]))
-    shown = [index for index in range(len(STATES)) if index < 3 or any(counts[index] for _, counts in rows)]
+    always = 3 if shows_removed(report) else 2
+    shown = [index for index in range(len(STATES)) if index < always or any(counts[index] for _, counts in rows)]
     rows = [(label, [counts[index] for index in shown]) for label, counts in rows]
     parts = [STATES[index][1:] for index in shown]
-    return stacked_bars(rows, parts, title="Samples selected, remaining as candidates and removed, after each round")
+    return stacked_bars(rows, parts, title="Samples by state after each round")
 
 
 def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:

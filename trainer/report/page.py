@@ -21,9 +21,12 @@ from trainer.report.summary import (
     method_title,
     points,
     share,
+    shows_removed,
     verdict,
 )
+from trainer.report.suspects import OPEN
 from trainer.report.text import format_duration
+from trainer.report.trust import explain_level
 
 LISTED = 50  # maximum rows of tables that could be very long
 
@@ -41,9 +44,15 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
     environment.filters["method"] = partial(method_title, report)
     # No line break before a percent sign or inside Co-teaching.
     environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
-    return environment.get_template("page.html").render(
+    return environment.get_template(
+        "page.html"
+    ).render(
         report=report,
         verdict=verdict(report),
+        trust_words=explain_level(report["trust"]["level"]) if report["trust"] else "",
+        own_data=report["noise"]["true"] is None,  # then the images to look at come first
+        opened=OPEN,
+        shows_removed=shows_removed(report),
         tiles=tiles(report),
         noise_words=noise_words(report),
         claims_noise=report["noise"]["true"] is not None or claimed_noise(report) is not None,
@@ -76,6 +85,8 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
         found.append(
             _tile(f"{selection['selected']:,}", "labels kept by INCV", f"{share(part)} of {report['samples']:,}")
         )
+        if report["noise"]["true"] is None:
+            found.append(_tile(f"{report['flagged']:,}", "labels flagged", "shown below"))
         expected = (rounds[-1]["theory"] if rounds else None) or {}
         for key, name in (("label_precision", "label precision"), ("label_recall", "label recall")):
             if selection[key] is not None:
@@ -98,7 +109,10 @@ def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
     if noise["true"] is not None:
         return _tile(share(noise["true"]), "of labels are wrong", f"estimated {share(noise['confident'])}")
     estimate = claimed_noise(report)
-    return _tile(share(estimate), "of labels estimated wrong", "truth unknown") if estimate is not None else None
+    if estimate is None:
+        return None
+    count = round(estimate * report["samples"])
+    return _tile(share(estimate), "of labels estimated wrong", f"{count:,} of {report['samples']:,}")
 
 
 def _tile(value: str, label: str, note: str) -> dict[str, str]:
@@ -151,15 +165,20 @@ def suspect_words(report: dict[str, Any]) -> str:
     """Describe the suspects and, if the truth is known, how many of them are mislabelled."""
     suspects = report["suspicious"] or []
     words = (
-        "Samples that were never selected and whose label the held-out prediction contradicts most strongly, "
-        "largest loss first. Below each image: given label → prediction."
+        f"{report['flagged'] or 0:,} samples are flagged: a network that did not train on the sample contradicts its "
+        "label, and INCV never selected it. Most suspicious first; below each image: given label → suggested label."
     )
+    estimate = claimed_noise(report)
+    likely = None if estimate is None else round(estimate * report["samples"])
+    if report["noise"]["true"] is None and likely is not None and likely < report["flagged"]:
+        words += f" About {likely:,} labels are wrong; the other flagged samples are probably just difficult."
     judged = [suspect for suspect in suspects if suspect["true"] is not None]
     if not judged:
         return words
     wrong = sum(suspect["true"] != suspect["given"] for suspect in judged)
     right = sum(suspect["true"] == suspect["predicted"] for suspect in judged)
-    return f"{words} Of these {len(judged)}, {wrong} are mislabelled; for {right} the prediction is the true class."
+    judgement = f"{wrong} are mislabelled; for {right} the prediction is the true class."
+    return f"{words} Of the {len(judged)} shown here, {judgement}"
 
 
 def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:

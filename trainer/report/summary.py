@@ -1,9 +1,11 @@
-"""The report as text: a one-sentence verdict, and a plain-text table printed at the end of a run."""
+"""The report as text: a one-sentence verdict, and the plain-text summary printed at the end of a run."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
 from trainer.report.text import shorten
+from trainer.report.trust import explain_level
 
 WIDTH = 90
 
@@ -65,8 +67,11 @@ def compare_words(ahead: tuple[float, str]) -> str:
 def verdict(report: dict[str, Any]) -> str:
     """Summarise the run's result, as far as it is known, in one sentence."""
     parts = [part for part in (_noise_words(report), _kept_words(report), _accuracy_words(report)) if part]
-    text = "; ".join(parts)
-    return text[0].upper() + text[1:] + "."
+    return _sentence("; ".join(parts))
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:] + "."
 
 
 def _noise_words(report: dict[str, Any]) -> str:
@@ -75,7 +80,7 @@ def _noise_words(report: dict[str, Any]) -> str:
         return f"{share(noise['true'])} of the {samples} labels are wrong"
     estimate = claimed_noise(report)
     if estimate is not None:
-        return f"an estimated {share(estimate)} of the {samples} labels are wrong"
+        return f"about {share(estimate)} of the {samples} labels are wrong ({round(estimate * report['samples']):,})"
     return f"how many of the {samples} labels are wrong is unknown"
 
 
@@ -109,16 +114,22 @@ def _accuracy_words(report: dict[str, Any]) -> str:
     return words if ahead is None else f"{words}, {compare_words(ahead)}"
 
 
+def shows_removed(report: dict[str, Any]) -> bool:
+    """Whether to show how many samples were removed: not if the truth is unknown and none were, as in an audit."""
+    return report["noise"]["true"] is not None or any(entry["removed"] for entry in report["rounds"])
+
+
 def summary_table(report: dict[str, Any]) -> str:
-    """Format the report as a short plain-text table, at most 90 columns wide."""
+    """Format the report as a short plain text with tables, at most 90 columns wide."""
     about = [str(report["recipe"]), f"seed {report['seed']}", f"{report['samples']:,} samples"]
     lines = [" · ".join([*about, f"{report['classes']:,} classes"]), ""]
     lines += _noise_lines(report)
     if report["rounds"]:
         measured = any(entry["label_precision"] is not None for entry in report["rounds"])
         compared = "   precision (theory)      recall (theory)" if measured else ""
-        lines += ["", "INCV     selected  candidates   removed" + compared]
-        lines += [_round_line(entry, measured) for entry in report["rounds"]]
+        removed = shows_removed(report)
+        lines += ["", "INCV     selected  candidates" + ("   removed" if removed else "") + compared]
+        lines += [_round_line(entry, removed, measured) for entry in report["rounds"]]
     for name, results in (report["accuracy"] or {}).items():
         lines += [
             "",
@@ -130,17 +141,19 @@ def summary_table(report: dict[str, Any]) -> str:
     unreadable = report["unreadable"]["count"]
     if unreadable:
         lines += ["", f"{unreadable:,} image(s) could not be read; the report lists them."]
-    lines += ["", *report["missing"].values()]
+    if missing := [words for part, words in report["missing"].items() if part != "truth"]:
+        lines += ["", *missing]
     if report["trust"] is not None:
         lines += ["", *trust_lines(report["trust"])]
     return "\n".join(piece for line in lines for piece in _wrapped(line)).rstrip()
 
 
 def _noise_lines(report: dict[str, Any]) -> list[str]:
-    """Return the noise estimates and the truth, or one line if nothing can be claimed."""
+    """Return the noise estimates beside the truth, or, if it is unknown, the stated estimate in a sentence."""
     noise = report["noise"]
-    if noise["true"] is None and noise["stated"] is not None and claimed_noise(report) is None:
-        return ["wrong labels   no estimate: the networks know too little (see `trust` below)"]
+    if noise["true"] is None:
+        withheld = noise["stated"] is not None and claimed_noise(report) is None
+        return [_sentence(_noise_words(report) + (": see `trust` below" if withheld else ""))]
     columns = {"paper's estimate": noise["paper"], "confident estimate": noise["confident"]}
     if noise["confirmed"] is not None:
         columns["confirmed twice"] = noise["confirmed"]
@@ -151,18 +164,19 @@ def _noise_lines(report: dict[str, Any]) -> list[str]:
 
 
 def trust_lines(trust: dict[str, Any]) -> list[str]:
-    """Return the level of trust and its reasons, each with what to change."""
-    lines = [f"trust: {trust['level']}"]
+    """Return the level of trust, what it means, and its reasons, each with what to change."""
+    lines = [f"trust: {trust['level']}", explain_level(trust["level"])]
     for reason in trust["reasons"]:
         lines.append(f"- {reason['text']} {reason['advice']}".rstrip())
     return lines
 
 
-def _round_line(entry: dict[str, Any], measured: bool) -> str:
-    """Format a round. measured: whether to compare precision and recall with the theory."""
+def _round_line(entry: dict[str, Any], removed: bool, measured: bool) -> str:
+    """Format a round. removed: show the removed samples; measured: compare precision and recall with the theory."""
     theory = entry["theory"] or {}
-    counts = f"round {entry['round']:<3}{entry['selected']:>8,}{entry['candidates']:>12,}{entry['removed']:>10,}"
-    columns = [counts]
+    columns = [f"round {entry['round']:<3}{entry['selected']:>8,}{entry['candidates']:>12,}"]
+    if removed:
+        columns.append(f"{entry['removed']:>10,}")
     for key in ("label_precision", "label_recall") if measured else ():
         expected = f"({share(theory[key])})" if key in theory else "(–)"
         columns.append(f"{share(entry[key]):>12} {expected:>8}")
@@ -178,12 +192,7 @@ def _method_line(report: dict[str, Any], method: str, result: dict[str, Any]) ->
 
 
 def _wrapped(line: str) -> list[str]:
-    """Wrap a line at spaces to at most WIDTH columns."""
-    pieces = [""]
+    """Wrap a line at spaces to at most WIDTH columns; the lines of a list item are indented."""
     if len(line) <= WIDTH:
         return [line]
-    for word in line.split(" "):
-        if pieces[-1] and len(pieces[-1]) + 1 + len(word) > WIDTH:
-            pieces.append("")
-        pieces[-1] = f"{pieces[-1]} {word}" if pieces[-1] else word[:WIDTH]
-    return pieces
+    return textwrap.wrap(line, WIDTH, subsequent_indent="  " if line.startswith("- ") else "", break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Finds the most suspicious samples, whose labels the held-out predictions contradict most strongly."""
+"""Finds the flagged samples, whose labels the held-out predictions contradict, and makes their thumbnails."""
 
 import base64
 import io
@@ -15,23 +15,29 @@ from trainer.loading.shard_reader import CorruptSample
 from trainer.records.run_directory import RunDirectory
 from trainer.report.measured import RunSamples, last_selection
 
-MOST = 24
-THUMBNAIL = 176  # pixels; larger images are scaled down to this
+MOST = 240  # maximum in report.json and on the page; labels_review.csv lists all
+OPEN = 24  # shown without a click
+THUMBNAIL, FOLDED_THUMBNAIL = 176, 132  # pixels; larger images are scaled down to this
 SMALL = 64  # pixels; images up to this size are stored losslessly and shown pixelated
 
 
-def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> list[dict[str, Any]] | None:
-    """Return samples that are not selected and whose last held-out prediction contradicts the label, by suspicion."""
+def find_suspects(
+    run: RunDirectory, samples: RunSamples, most: int = MOST
+) -> tuple[int | None, list[dict[str, Any]] | None]:
+    """Return the number of flagged samples and the most suspicious of them; None if there is no selection.
+
+    A sample is flagged if it is not selected and its last held-out prediction contradicts the label.
+    """
     selection = last_selection(run)
     if selection is None:
-        return None
+        return None, None
     size = len(selection.state)
     inside = samples.inside[:size] | (selection.state == State.HELD_OUT)
     doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
     doubted &= selection.predicted != samples.given[:size]
     ids = selection.ids_by_suspicion()
-    ids = ids[doubted[ids]][:most]
-    return [
+    ids = ids[doubted[ids]]
+    return len(ids), [
         {
             "sample_id": int(number),
             "given": int(samples.given[number]),
@@ -41,7 +47,7 @@ def find_suspects(run: RunDirectory, samples: RunSamples, most: int = MOST) -> l
             "given_probability": round(float(selection.given_probability[number]), 6),
             "predicted_probability": round(float(selection.predicted_probability[number]), 6),
         }
-        for number in ids
+        for number in ids[:most]
     ]
 
 
@@ -52,23 +58,25 @@ def thumbnails(
     found: dict[int, dict[str, Any]] = {}
     if image_of is None:
         return found
-    for suspect in suspects:
+    for place, suspect in enumerate(suspects):
         try:
             image = image_of(suspect["sample_id"]).convert("RGB")
         except (OSError, ValueError, KeyError, IndexError, InputError, UndecodableImage, CorruptSample):
             continue  # the thumbnail is optional
-        found[suspect["sample_id"]] = {"uri": data_uri(image), "pixelated": max(image.size) <= SMALL}
+        pixelated = max(image.size) <= SMALL
+        uri = data_uri(image, THUMBNAIL if place < OPEN else FOLDED_THUMBNAIL)
+        found[suspect["sample_id"]] = {"uri": uri, "pixelated": pixelated}
     return found
 
 
-def data_uri(image: Image.Image) -> str:
-    """Encode an image as a data URI: small ones as PNG, larger ones scaled down as JPEG."""
+def data_uri(image: Image.Image, size: int = THUMBNAIL) -> str:
+    """Encode an image as a data URI: small ones as PNG, larger ones scaled down to `size` pixels as JPEG."""
     stream = io.BytesIO()
     if max(image.size) <= SMALL:
         kind = "png"
         image.save(stream, "PNG", optimize=True)
     else:
         kind = "jpeg"
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
-        image.save(stream, "JPEG", quality=85)
+        image.thumbnail((size, size))
+        image.save(stream, "JPEG", quality=80, optimize=True)
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"

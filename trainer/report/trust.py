@@ -8,6 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Level = Literal["trusted", "with care", "do not use"]
+MEANING: dict[Level, str] = {
+    "trusted": "the most suspicious labels are nearly all wrong, and the estimated share of wrong labels is close",
+    "with care": "the list is useful, but look before you change a label; the estimated share is rough",
+    "do not use": "the result says too little about these labels; no share of wrong labels is stated",
+}
+"""What each level says about the list of labels; docs/own-data.md has the same words."""
+SCOPE = "This is about the top of the list, not about every row: further down, more of the labels are correct."
 
 TRUSTED_SKILL, USABLE_SKILL = 0.65, 0.38
 TRUSTED_REPEATS = 0.7
@@ -92,6 +99,12 @@ class Trust:
             "claims_noise": self.claims_noise,
             "reasons": [asdict(reason) for reason in self.reasons],
         }
+
+
+def explain_level(level: Level) -> str:
+    """Return in a sentence or two what a level means for the user."""
+    meaning = f"{MEANING[level][0].upper()}{MEANING[level][1:]}."
+    return meaning if level == "do not use" else f"{meaning} {SCOPE}"
 
 
 def judge(signals: Signals) -> Trust:
