@@ -37,6 +37,7 @@ from trainer.outputs.command import add_commands as add_output_commands
 from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
 from trainer.report.left_out import describe_counts
+from trainer.report.next_steps import format_steps, next_steps
 from trainer.report.summary import summary_table
 from trainer.report.sweep_table import SweepRun, format_sweep, summarise_sweep, write_sweep
 from trainer.run.exit_code import report_error
@@ -249,17 +250,22 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
     return variants
 
 
-def _tell(root: Path, code: int, stage: str | None) -> None:
-    """Print the results of a run that has finished its report."""
+def _tell(root: Path, code: int, stage: str | None, recipe: Path | None = None, advise: bool = True) -> None:
+    """Print the results of a run that has finished its report. recipe: the one that an audit has written."""
     run = RunDirectory(root)
-    if code == 0 and not run.stopped.exists() and stage in (None, "report") and detect_launch().rank == 0:
-        report = read_json(run.report_json)
-        print(summary_table(report))
-        print(f"\nreport: {run.report_html}")
-        if left_out := describe_counts(report["left_out"]["counts"]):
-            print(f"left out: {run.rejected_csv} ({left_out})")
-        if run.labels_review_csv.exists():
-            print(f"labels: {run.labels_review_csv} (all samples, most suspicious first)")
+    if code or run.stopped.exists() or stage not in (None, "report") or detect_launch().rank:
+        return
+    report = read_json(run.report_json)
+    print(summary_table(report))
+    print(f"\nreport: {run.report_html}")
+    if left_out := describe_counts(report["left_out"]["counts"]):
+        print(f"left out: {run.rejected_csv} ({left_out})")
+    if run.labels_review_csv.exists():
+        print(f"labels: {run.labels_review_csv} (all samples, most suspicious first)")
+    if recipe is not None:
+        print(f"recipe: {recipe} (what the audit chose; run it with `incv run -c`)")
+    if advise and (steps := format_steps(next_steps(report, run))):
+        print(f"\n{steps}")
 
 
 def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.Namespace) -> int:
@@ -268,7 +274,7 @@ def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.N
     codes = run_sweep(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE, parsed.check_source)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
-        _tell(one.root, code, parsed.stage)
+        _tell(one.root, code, parsed.stage, advise=False)
     if parsed.stage in (None, "report"):
         _tell_together(variants, codes, name)
     return next((code for code in codes if code), 0)

@@ -1,6 +1,8 @@
 """`incv audit` and `trainer.audit` on a folder of real digits, some of them in the wrong folder."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +65,13 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
     count = round(report["noise"]["confirmed"] * 180)
     assert f"of the 180 labels are wrong ({count})." in answer.out
     assert report["flagged"] == sum(table["is_label_issue"])
+    lines = [shlex.split(line, comments=True) for line in answer.out.partition("\nnext: ")[2].splitlines()]
+    copy, again, clean = (line for line in lines if line and line[0] in ("cp", "incv"))
+    shutil.copy(*copy[1:])
+    plan = incv(*again[1:], "--dry-run")
+    assert plan.code == 0, plan.err
+    assert "runs/audit-digits-corrected" in plan.out
+    assert incv(*clean[1:]).code == 0
     page = (run / "report.html").read_text()
     assert f"Trust: {report['trust']['level']}" in page
     assert page.count("data:image/png") == report["flagged"]

@@ -8,9 +8,9 @@ from trainer.config.argument_types import path_argument
 
 
 def add_command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", tell: Callable[[Path, int, None], None]
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", tell: Callable[[Path, int, None, Path], None]
 ) -> None:
-    """Add the command. tell: prints the results of the run in a directory, given its exit code."""
+    """Add the command. tell: prints the results of a run, given its directory, exit code, stage and recipe."""
     audit = subparsers.add_parser("audit", help="find wrong labels in a folder of images; needs no recipe")
     audit.add_argument(
         "folder",
@@ -42,7 +42,7 @@ def add_command(
     audit.set_defaults(func=lambda parsed: _audit(parsed, tell))
 
 
-def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None], None]) -> int:
+def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], None]) -> int:
     # Imported here: it imports torch, which takes seconds.
     from trainer.auditing.audit import AuditOptions, run_audit
 
@@ -57,8 +57,5 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None], None]) 
         overrides=parsed.overrides,
     )
     code = run_audit(options)
-    tell(options.run, code, None)
-    if code == 0:
-        print(f"recipe: {options.recipe_path} (what the audit chose; run it with `incv run -c`)")
-        print(f"cleaned set: incv clean {options.run} --out cleaned")
+    tell(options.run, code, None, options.recipe_path)
     return code

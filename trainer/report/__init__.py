@@ -8,6 +8,7 @@ from PIL import Image
 from shards.durable import write_bytes, write_json
 from trainer.records.run_directory import RunDirectory
 from trainer.report.collect import collect_report
+from trainer.report.next_steps import next_steps
 from trainer.report.page import render_page
 from trainer.report.suspects import thumbnails
 
@@ -28,7 +29,7 @@ def write_report(
     ids = [suspect["sample_id"] for suspect in suspects]
     for suspect, key in zip(suspects, keys_of(ids) if keys_of else [None] * len(ids), strict=True):
         suspect["key"] = key
-    page = render_page(report, thumbnails(suspects, image_of))
+    page = render_page(report, thumbnails(suspects, image_of), next_steps(report, run))
     write_json(run.report_json, report)
     write_bytes(run.report_html, page.encode())
     return report

@@ -1,5 +1,6 @@
 """Step three of the report: render one self-contained HTML file."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from trainer.report import figures
 from trainer.report.by_class import class_tables
 from trainer.report.class_names import short_names
 from trainer.report.left_out import describe_counts
+from trainer.report.next_steps import Step
 from trainer.report.profile import profile_words, shares, shown_phases
 from trainer.report.summary import (
     best_method,
@@ -31,8 +33,11 @@ from trainer.report.trust import explain_level
 LISTED = 50  # maximum rows of tables that could be very long
 
 
-def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -> str:
-    """Render the HTML page of a report; the template escapes all text that comes from data."""
+def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]], steps: Sequence[Step] = ()) -> str:
+    """Render the HTML page of a report; the template escapes all text that comes from data.
+
+    steps: what the user can do next.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -51,6 +56,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]]) -
         verdict=verdict(report),
         trust_words=explain_level(report["trust"]["level"]) if report["trust"] else "",
         own_data=report["noise"]["true"] is None,  # then the images to look at come first
+        steps=steps,
         opened=OPEN,
         shows_removed=shows_removed(report),
         tiles=tiles(report),
