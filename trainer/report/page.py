@@ -126,7 +126,7 @@ def _tile(value: str, label: str, note: str) -> dict[str, str]:
 
 
 def noise_words(report: dict[str, Any]) -> str:
-    """Explain the two noise estimates in words, and compare them with the true ratio if known."""
+    """Explain the noise estimates in words, and compare them with the true ratio if known."""
     paper, confident, true = (report["noise"][key] for key in ("paper", "confident", "true"))
     words = (
         "The paper's estimator computes the noise ratio from how often held-out predictions agree with the given "
@@ -139,6 +139,9 @@ def noise_words(report: dict[str, Any]) -> str:
             " The third estimate is the share of labels that networks of two rounds, trained on different samples, "
             "contradict by the same class; it is the one that this report states."
         )
+    elif true is None and claimed_noise(report) is not None:
+        name = {"paper": "paper's", "confident": "confident"}[report["noise"]["stated"]]
+        words += f" This report states the {name} estimate."
     if true is None or paper is None or confident is None:
         return words
     far = [f"the paper's estimate is {_off(paper - true)}", f"the confident one {_off(confident - true)}"]
