@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from shards.durable import write_atomically
-from shards.errors import DataError
+from shards.errors import DataError, describe_unreadable
 
 DELIMITERS: Final = ",;\t"
 
@@ -53,7 +53,7 @@ def read_csv_text(path: Path, what: str) -> str:
             raise DataError(f"{what} {path} has more than {_LARGEST_FILE:,} bytes, too many for a list")
         return path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
     except OSError as error:
-        raise DataError(f"{what} {path} cannot be read: {error}") from error
+        raise DataError(describe_unreadable(what, path, error)) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{what} {path} cannot be read: {error}. Save it as CSV in UTF-8") from error
 

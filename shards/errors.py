@@ -1,7 +1,8 @@
-"""Errors that the user can correct, each with its exit code, and suggestions for a misspelt name."""
+"""Errors that the user can correct, each with its exit code, and parts of their messages."""
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class CommandStopped(Exception):
@@ -33,3 +34,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return f"{hint}known: {shown or 'none'}"
+
+
+def describe_unreadable(what: str, path: Path, error: OSError) -> str:
+    """Return the message for a file that cannot be opened. what: the file, such as its recipe key."""
+    if path.is_dir():
+        return f"{what} {path} cannot be read: it is a folder; name a file"
+    if isinstance(error, FileNotFoundError):
+        return f"{what} {path} cannot be read: there is no such file (searched from {Path.cwd()}); correct the path"
+    return f"{what} {path} cannot be read: {error.strerror}"

@@ -162,7 +162,7 @@ def with_canary(path: Path) -> Path:
 
 
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], int, list[str]]] = {
-    "missing": (lambda path: path.with_name("none.pth"), 3, ["none.pth", "No such file"]),
+    "missing": (lambda path: path.with_name("none.pth"), 3, ["none.pth", "no such file"]),
     "another network": (
         lambda path: save(lived_in("test_resnet", 7), path),
         2,

@@ -185,9 +185,9 @@ def test_a_file_without_named_tensors_is_refused(tmp_path, content):
 
 
 def test_a_missing_file_a_folder_and_an_unknown_suffix_are_refused(tmp_path):
-    unusable(tmp_path / "none.safetensors", "No such file")
+    unusable(tmp_path / "none.safetensors", "there is no such file")
     (tmp_path / "folder.pth").mkdir()
-    unusable(tmp_path / "folder.pth", "directory")
+    unusable(tmp_path / "folder.pth", "it is a folder")
     with pytest.raises(ConfigError, match=r"w\.ckpt.*\.safetensors, \.pth, \.pt"):
         load_weights(tmp_path / "w.ckpt", "test_resnet", {})
 

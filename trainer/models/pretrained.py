@@ -1,5 +1,8 @@
 """timm's pretrained weights: where their file is, and the input they expect."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +10,21 @@ from shards.durable import read_json
 from shards.errors import ConfigError
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.factory import import_timm, require_known_model
+from trainer.models.hub_connection import find_connection_problem
+
+
+class NoPretrained(ConfigError):
+    """There are no pretrained weights for a model. why: the cause in a few words."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
 
 
 def find_pretrained(name: str, download: bool = True) -> Path | None:
     """Return the file of timm's weights for a model: from the cache of the Hugging Face hub, or downloaded into it.
 
-    download: if false, return None for weights that are not in the cache.
+    download: if false, return None for weights that are not in the cache. Raises NoPretrained.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -64,18 +76,20 @@ def base_name(name: str) -> str:
 
 
 def require_pretrained(name: str) -> Any:
-    """Return timm's description of its weights for a model (PretrainedCfg); raises ConfigError if it has none."""
+    """Return timm's description of its weights for a model (PretrainedCfg); raises NoPretrained if it has none."""
     cfg = None if name in SMALL_NETWORKS else _find_cfg(name)
     if cfg is not None and cfg.hf_hub_id:
         return cfg
     if cfg is not None and cfg.url:
-        raise ConfigError(
+        raise NoPretrained(
             f"timm's weights of {name} are not on the Hugging Face hub: download {cfg.url} and set model.weights to "
-            "the file, with model.pretrained: false"
+            "the file, with model.pretrained: false",
+            f"timm's weights of {name} are not on the Hugging Face hub, but at {cfg.url}",
         )
-    raise ConfigError(
+    raise NoPretrained(
         f"model.pretrained: timm has no weights for {name}: choose one of timm.list_models(pretrained=True), or set "
-        "model.pretrained to false (and model.weights to a file, if you have one)"
+        "model.pretrained to false (and model.weights to a file, if you have one)",
+        f"timm has none for {name}",
     )
 
 
@@ -99,26 +113,42 @@ def _hub_location(name: str) -> tuple[str, str | None, tuple[str, ...]]:
 
 
 def _download(name: str, repository: str, revision: str | None, files: tuple[str, ...]) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    why = f"it has none of {', '.join(files)}"
-    for file in files:
+    # Asked first: the hub's library would retry for half a minute.
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else find_connection_problem(constants.ENDPOINT)
+    for file in files if why is None else ():
         try:
-            return Path(hf_hub_download(repository, file, revision=revision))
+            with _quiet_hub():
+                return Path(hf_hub_download(repository, file, revision=revision))
         except EntryNotFoundError as error:
             if isinstance(error, LocalEntryNotFoundError):  # neither cached nor reachable
-                why = _first_line(error)
+                why = _first_line(error.__cause__ or error)
                 break
         except OSError as error:
             why = _first_line(error)
             break
-    raise ConfigError(
+    why = why or f"{repository} has none of {', '.join(files)}"
+    raise NoPretrained(
         f"timm's weights of {name} ({describe_hub_location(name)}) are not in the cache and cannot be downloaded: "
         f"{why}. Start once where there is internet, copy that cache here (HF_HUB_CACHE names its folder), or set "
-        "model.weights to a file with model.pretrained: false"
+        "model.weights to a file with model.pretrained: false",
+        f"none in the cache of the Hugging Face hub ({constants.HF_HUB_CACHE}), and {why}",
     )
 
 
-def _first_line(error: Exception) -> str:
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Within the block, the hub's library does not log its retries; it still shows the progress of a download."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shards.durable import hash_file
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, describe_unreadable
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.factory import create_model, import_timm, seeded_cpu
 from trainer.models.pretrained import base_name, describe_file
@@ -47,7 +47,7 @@ def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bo
     try:
         checksum = hash_file(path)
     except OSError as error:
-        raise DataError(f"model.weights {path} cannot be read: {error.strerror}; give the path of a file") from error
+        raise DataError(describe_unreadable("model.weights", path, error)) from error
     state = read_state_dict(path)
     network = create_model(name, 1, 0, **options)
     own = _drop_classifier(network.state_dict(), network)

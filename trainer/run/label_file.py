@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.csv_file import DELIMITERS, BadCsv, column_name, read_csv_text, read_records, unescape_cell
-from shards.errors import DataError
+from shards.errors import DataError, describe_unreadable
 from shards.sample_index import SampleIndex
 from trainer.loading.sample_order import Ids
 
@@ -81,7 +81,7 @@ def file_checksum(path: Path, name: str) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise DataError(f"{name} {path} cannot be read: {error}") from error
+        raise DataError(describe_unreadable(name, path, error)) from error
 
 
 class _LabelFile:
