@@ -109,6 +109,21 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 @contextmanager
+def remove_on_error(folder: Path, *errors: type[Exception]) -> Iterator[None]:
+    """If the block raises one of these errors, remove the folder and its parents, as far as they did not exist."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except errors:
+        if folder in new:
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in new[1:]:
+                with suppress(OSError):  # another process has begun to use it
+                    parent.rmdir()
+        raise
+
+
+@contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder; on success rename it to `path`, replacing any old one; on an error remove it."""
     with disk_errors(path):

@@ -303,8 +303,9 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
         return
     first = sorted(rejected, key=lambda row: row["sample_id"])[:_REJECTED_SHOWN]
     shown = "; ".join(f"{row['key']}: {row['reason']}" for row in first)
+    name = "/".join(filter(None, (plan.source, plan.split)))
     raise DataError(
-        f"{plan.source}/{plan.split} has at least {len(rejected):,} unusable images among {plan.count:,}, "
+        f"{name} has at least {len(rejected):,} unusable images among {plan.count:,}, "
         f"more than the {max_rejected:.2%} allowed. The first: {shown}. "
         "Replace them with intact copies, or allow more with --max-rejected"
     )

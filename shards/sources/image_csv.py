@@ -19,6 +19,7 @@ from shards.sources.source import (
     RawSample,
     SourceType,
     is_image,
+    list_folder,
     require_root,
     sort_class_names,
     suffix_of,
@@ -172,7 +173,8 @@ class ImageCsv:
         url = ". URLs must be downloaded first" if "://" in missing[0].path else ""
         return DataError(
             f"{self._csv} lists {len(missing):,} images that are not in {self.root}, for example {shown}{url}. "
-            "Paths are relative to --root, to the split's folder or to the folder of the CSV file, or absolute"
+            "Paths are absolute, or relative to --root, to the folder of the CSV file or to that of the split: "
+            "correct the list, or restore the files"
         )
 
 
@@ -241,9 +243,7 @@ def find_list(root: Path, inner: str, split: str, given: str | None) -> Path:
                 return path.resolve()
         raise DataError(f"--csv {given} is not a file, neither in the working folder nor in {root}")
     for folder in dict.fromkeys((root / inner, root)):
-        lists = sorted(
-            path for path in folder.iterdir() if path.suffix.lower() in (".csv", ".tsv") and path.is_file()
-        )
+        lists = [path for path in list_folder(folder) if path.suffix.lower() in (".csv", ".tsv") and path.is_file()]
         preferred = [folder / name for name in (f"{split}.csv", *_LISTS) if folder / name in lists]
         if preferred or len(lists) == 1:
             return (preferred or lists)[0]

@@ -8,7 +8,7 @@ from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_check import MAX_BYTES
 from shards.image_formats import SUFFIXES, explain_ignored
 from shards.sources.folder_walk import walk_files
-from shards.sources.source import IgnoredFile, RawSample, SourceType, is_image, require_root, suffix_of
+from shards.sources.source import IgnoredFile, RawSample, SourceType, is_image, list_folder, require_root, suffix_of
 
 _LAYOUT = "<split>/<class>/<image>.jpg, .png, .webp, ... (with --split '': <class>/<image>)"
 
@@ -92,14 +92,14 @@ def _list_class_folders(root: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the class folders of `split` and the files beside them, both sorted, as paths relative to `root`."""
     folder = root / split
     if not folder.is_dir() or not folder.resolve().is_relative_to(root):
-        known = [entry.name for entry in root.iterdir() if entry.is_dir()]
+        known = [entry.name for entry in list_folder(root) if entry.is_dir()]
         raise ConfigError(
             f"{root} has no folder {split!r}; {did_you_mean(split, known)}. If {root} itself contains the class "
             "folders, use the empty split ''"
         )
     prefix = folder.relative_to(root).as_posix()
     prefix = "" if prefix == "." else prefix + "/"
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    entries = list_folder(folder)
     names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
     files = [e.name for e in entries if e.is_file()]
     if not names:

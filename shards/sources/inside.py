@@ -47,7 +47,8 @@ def refuse_undecodable_name(path: str, root: Path) -> None:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        raise DataError(f"{root} contains a file whose name is not UTF-8: {path!r}; rename it") from None
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise DataError(f"{root} contains a file whose name is not UTF-8: {shown}; rename it") from None
 
 
 class FolderImages:

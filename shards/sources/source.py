@@ -168,6 +168,14 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
     return root.resolve()
 
 
+def list_folder(folder: Path) -> list[Path]:
+    """Return the entries of a folder by name; raises DataError if it cannot be read."""
+    try:
+        return sorted(folder.iterdir(), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}; allow it with chmod, or copy it") from error
+
+
 def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct labels in the order of the classes: numbers by value, other texts by their characters."""
     distinct = set(labels)

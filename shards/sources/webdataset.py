@@ -14,7 +14,7 @@ import numpy as np
 from shards.errors import ConfigError, DataError
 from shards.image_formats import SUFFIXES
 from shards.sources.inside import is_there
-from shards.sources.source import IgnoredFile, RawSample, SourceType, require_root, sort_class_names
+from shards.sources.source import IgnoredFile, RawSample, SourceType, list_folder, require_root, sort_class_names
 from shards.sources.tar_members import FileState, Member, TarImages, list_members, open_tar
 from shards.sources.text_file import find_text, read_lines
 
@@ -61,7 +61,8 @@ class WebDataset:
             texts += self._read_tar(tar, partial)
         if not self._keys:
             raise DataError(
-                f"the {len(tars):,} tars of {self._root} contain no image with a label. Expected: {_LAYOUT}"
+                f"the {len(tars):,} tars of {self._root} contain no image with a label. Expected in a tar: images "
+                "with their labels, as cat17.jpg with cat17.cls or cat17.json"
             )
         self._first_rows = np.array(first_rows, np.int64)
         self.class_names, self._labels = self._number_labels(texts, tars[0].parent)
@@ -231,7 +232,7 @@ def _list_tars(root: Path, split: str) -> list[Path]:
 
 
 def _tars_in(folder: Path) -> Iterator[Path]:
-    yield from sorted(path for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
+    yield from (path for path in list_folder(folder) if path.suffix == ".tar" and path.is_file())
 
 
 def _read_classes(root: Path, folder: Path) -> tuple[str, ...] | None:

@@ -4,7 +4,8 @@ import pytest
 from PIL import Image
 
 from shards.errors import ConfigError, DataError
-from trainer.auditing.audit import find_images
+from shards.sources import SourceOptions
+from trainer.auditing.folder import find_images
 
 
 def paint(path, colour=0):
@@ -17,8 +18,9 @@ def test_class_folders(tmp_path, split):
     for number in range(24):
         paint(tmp_path / split / ("cat", "dog")[number % 2] / f"{number}.png", number)
     (tmp_path / "val").mkdir()
-    data, samples, classes = find_images(tmp_path) if split else _without(tmp_path, "val")
-    assert (data["source"], data["split"], samples, classes) == ("image_folder", split, 24, 2)
+    found = find_images(tmp_path) if split else _without(tmp_path, "val")
+    assert (found.data["source"], found.data["split"]) == ("image_folder", split)
+    assert (found.samples, found.classes) == (24, 2)
 
 
 def _without(folder, name):
@@ -34,12 +36,13 @@ def test_a_list_of_labels(tmp_path, given):
         rows.append(f"{number}.png,{('cat', 'dog')[number % 2]}")
     csv = (tmp_path if given else tmp_path / "photos") / "labels.csv"
     csv.write_text("\n".join(["file,label", *rows]))
-    data, samples, classes = find_images(tmp_path / "photos", csv if given else None)
-    assert (data["source"], samples, classes) == ("image_csv", 24, 2)
+    found = find_images(tmp_path / "photos", SourceOptions(csv=str(csv) if given else None))
+    assert (found.data["source"], found.samples, found.classes) == ("image_csv", 24, 2)
+    assert found.data.get("csv") == (str(csv) if given else None)
 
 
 def test_what_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         find_images(tmp_path / "nowhere")
     paint(tmp_path / "cat" / "1.png")
     with pytest.raises(DataError, match="one class only, 'cat'"):

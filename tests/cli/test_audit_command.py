@@ -55,7 +55,7 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
     assert abs(report["noise"]["confirmed"] - 0.2) <= 0.05
     assert report["trust"]["level"] in ("trusted", "with care")
     assert report["methods"] == {}
-    for words in ("No pretrained weights", "180 images, 3 classes"):
+    for words in ("no pretrained weights", "180 images, 3 classes"):
         assert words in answer.err
     assert f"trust: {report['trust']['level']}" in answer.out
     assert str(run / "labels_review.csv") in answer.out
@@ -111,7 +111,7 @@ def test_weights_from_a_file(digits, incv):
     assert "--model NAME" in refused.err
     missing = incv("audit", digits, "--weights", "none.safetensors")
     assert missing.code == 2
-    assert "there is no file none.safetensors" in missing.err
+    assert "--weights none.safetensors cannot be read: there is no such file" in missing.err
     answer = incv("audit", digits, "--weights", "digits.safetensors", *SMALL, *SHORT)
     assert answer.code == 0, answer.err
     assert "digits_cnn from digits.safetensors" in answer.err

@@ -5,24 +5,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import yaml
 
 from shards.durable import read_parquet, write_bytes
-from shards.errors import CommandStopped, ConfigError, DataError
-from shards.sources import open_source
-from shards.sources.source import SourceOptions
+from shards.errors import CommandStopped, ConfigError
+from shards.sources import SourceOptions
+from trainer.auditing.folder import NO_OPTIONS, find_images
 from trainer.auditing.network import choose_network
 from trainer.auditing.settings import Start, choose_recipe
+from trainer.auditing.wording import SOURCE_KEYS, audit_words, in_words_of_audit
 from trainer.config.recipe_file import apply_override
 from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.records.run_directory import RunDirectory
-from trainer.run.data_sets import require_two_classes
 from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
 
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 _HEADER = """# Chosen by `incv audit {folder}` for {samples:,} images of {classes:,} classes.
 # To change it, copy it and run the copy: incv run -c COPY.yaml
 """
-_MIN_SAMPLES = 20
+_IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *SOURCE_KEYS)
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class AuditOptions:
     """What the user may choose; everything else is chosen for the data and the machine."""
 
     folder: Path
-    csv: Path | None = None
-    """A CSV file of paths and labels; without it, the folder tells the labels."""
+    source: SourceOptions = NO_OPTIONS
+    """Where the labels are, if not in the names of folders, and which images count."""
     weights: Path | None = None
     model: str | None = None
     run_dir: Path | None = None
@@ -60,8 +59,10 @@ class AuditOptions:
 
 def run_audit(options: AuditOptions) -> int:
     """Run an audit, or resume it; returns the exit code of the run. An audit that is refused writes nothing."""
-    text, recipe = prepare_audit(options)
-    code = run_recipe(recipe, options.recipe_path.stem, options.run, options.redo)
+    chooses_network = options.weights is not None or options.model is not None
+    with in_words_of_audit(audit_words(options.folder, chooses_network)):
+        text, recipe = prepare_audit(options)
+        code = run_recipe(recipe, options.recipe_path.stem, options.run, options.redo)
     write_bytes(options.recipe_path, text.encode())
     return code
 
@@ -70,6 +71,10 @@ def audit(
     folder: str | os.PathLike[str],
     *,
     csv: str | os.PathLike[str] | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
+    partial: bool = False,
+    allow_outside: bool = False,
     weights: str | os.PathLike[str] | None = None,
     model: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -84,7 +89,9 @@ def audit(
     """
     options = AuditOptions(
         Path(folder),
-        csv=_path(csv),
+        source=SourceOptions(
+            os.fspath(csv) if csv is not None else None, path_column, label_column, partial, allow_outside
+        ),
         weights=_path(weights),
         model=model,
         run_dir=_path(run_dir),
@@ -108,64 +115,48 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
             "`incv audit` runs in one process: start it without a launcher, then use the recipe that it writes with "
             "`incv run` on many"
         )
-    data, samples, classes = find_images(options.folder, options.csv)
+    _check_overrides(options.overrides)
+    found = find_images(options.folder, options.source)
+    samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
     start = choose_network(options.model, options.weights, device, options.download)
-    content = choose_recipe(data, samples, start, device, workers=os.cpu_count() or 1)
+    content = choose_recipe(found.data, samples, start, device, workers=os.cpu_count() or 1)
     header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
     text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     for override in options.overrides:
         apply_override(content, override)
-    recipe = check_recipe(content, str(options.recipe_path))
+    recipe = check_recipe(content, "the recipe of the audit")
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
+    if not start.has_weights:
+        _log.warning(
+            "no pretrained weights: %s. Training from scratch needs thousands of images; with fewer, expect a poor "
+            "list. Name a file with --weights FILE, or copy the cache from a machine with internet",
+            start.why_no_weights,
+        )
     return text, recipe
 
 
-def find_images(folder: Path, csv: Path | None = None) -> tuple[dict[str, Any], int, int]:
-    """Return the recipe's section `data.train` for a folder, and its numbers of images and classes."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: name the folder that contains the images")
-    root = folder.resolve()
-    data = find_layout(root, csv)
-    options = SourceOptions(csv=data.get("csv"))
-    source = open_source(data["source"], root, data["split"], options=options)
-    samples, classes = len(source), len(source.class_names)
-    require_two_classes("data.train", source.class_names)
-    if samples < _MIN_SAMPLES:
-        raise DataError(
-            f"{folder} has {samples} images: an audit needs at least {_MIN_SAMPLES}, and hundreds to be of use"
-        )
-    return data | {"root": str(root)}, samples, classes
-
-
-def find_layout(root: Path, csv: Path | None) -> dict[str, Any]:
-    """Return source and split of a folder: a CSV file of labels, WebDataset tars, or one folder per class.
-
-    Class folders may be in a folder `train`.
-    """
-    if csv is not None:
-        return {"source": "image_csv", "split": "", "csv": str(csv.resolve())}
-    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if not folders and any(root.glob("*.tar")):
-        return {"source": "webdataset", "split": ""}
-    split = "train" if root / "train" in folders else ""
-    inner = [entry for entry in (root / split).iterdir() if entry.is_dir()]
-    if not inner and (any(root.glob("*.csv")) or any((root / split).glob("*.csv"))):
-        return {"source": "image_csv", "split": split}
-    return {"source": "image_folder", "split": split if inner else ""}
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a second folder, and for a key that FOLDER or an option sets."""
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"{override!r} is neither an option nor KEY=VALUE: an audit takes one folder, the one that contains "
+                "the folders of all classes"
+            )
+        if key in _IMAGE_KEYS:
+            raise ConfigError(
+                f"{override!r}: an audit takes its images from FOLDER, --csv, --path-column, --label-column, "
+                "--partial and --allow-outside: use these, or `incv run` with a recipe of your own"
+            )
 
 
 def describe_choice(start: Start, samples: int, classes: int, recipe: Recipe) -> str:
-    """Return the chosen settings in one line, with a warning if the network has no pretrained weights."""
+    """Return the chosen settings in one line."""
     assert recipe.incv is not None
     origin = f"from {start.weights}" if start.weights else "pretrained" if start.pretrained else "from scratch"
-    words = (
+    return (
         f"{samples:,} images, {classes:,} classes; {start.model} {origin} at {recipe.image.size} pixels, batch "
         f"{recipe.batch.global_}, {recipe.incv.epochs} epochs per fold"
-    )
-    if start.has_weights:
-        return words
-    return (
-        f"{words}. No pretrained weights: neither the cache of the Hugging Face hub nor --weights has any. Training "
-        "from scratch needs thousands of images; with fewer, expect a poor list"
     )

@@ -1,13 +1,11 @@
 """Chooses the network of an audit: one with pretrained weights if there are any."""
 
-import logging
 from pathlib import Path
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, describe_unreadable
 from trainer.auditing.settings import Start
-from trainer.models.pretrained import describe_file, find_pretrained, input_settings
-
-_log = logging.getLogger(__name__)
+from trainer.models.factory import require_known_model
+from trainer.models.pretrained import NoPretrained, describe_file, find_pretrained, input_settings
 
 PREFERRED = {
     "cpu": ("resnet18.a1_in1k", "resnet18.tv_in1k", "resnet34.a1_in1k", "resnet50.a1_in1k", "resnet50.tv_in1k"),
@@ -27,18 +25,26 @@ def choose_network(model: str | None, weights: Path | None, device: str, downloa
     if weights is not None:
         return _from_file(model, weights)
     if model is not None:
-        return _pretrained(model, device) if _find(model, download) else Start(model)
-    for name in PREFERRED[device]:
-        if _find(name, download=False):
-            return _pretrained(name, device)
-    if download and _find(PREFERRED[device][0], download=True):
-        return _pretrained(PREFERRED[device][0], device)
-    return Start(SCRATCH)
+        require_known_model(model)
+    names = PREFERRED[device] if model is None else (model,)
+    try:
+        for name in names:
+            if find_pretrained(name, download=False) is not None:
+                return _pretrained(name, device)
+        if download:
+            find_pretrained(names[0])
+            return _pretrained(names[0], device)
+        why = "none in the cache of the Hugging Face hub, and --no-download is given"
+    except NoPretrained as error:
+        why = error.why
+    return Start(model or SCRATCH, why_no_weights=why)
 
 
 def _from_file(model: str | None, weights: Path) -> Start:
-    if not weights.is_file():
-        raise ConfigError(f"--weights: there is no file {weights}")
+    try:
+        weights.open("rb").close()
+    except OSError as error:
+        raise ConfigError(describe_unreadable("--weights", weights, error)) from None
     name = model or describe_file(weights).get("architecture")
     if name is None:
         raise ConfigError(
@@ -53,12 +59,3 @@ def _pretrained(name: str, device: str) -> Start:
     if device == "cpu" and name in PREFERRED["cpu"]:
         image["size"] = min(image["size"], _CPU_SIZE)
     return Start(name, pretrained=True, image=image)
-
-
-def _find(name: str, download: bool) -> bool:
-    """Whether timm's weights of a network are in the hub's cache or, if allowed, can be downloaded into it."""
-    try:
-        return find_pretrained(name, download) is not None
-    except ConfigError as error:
-        _log.info("audit: %s", error)
-        return False

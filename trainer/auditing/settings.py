@@ -23,6 +23,8 @@ class Start:
     """Whether timm's weights of `model` are used."""
     image: dict[str, Any] = field(default_factory=dict)
     """The image keys (size, mean, std) that the weights expect; empty without weights."""
+    why_no_weights: str = ""
+    """Why the network starts from random weights, in a few words; empty with weights."""
 
     @property
     def has_weights(self) -> bool:

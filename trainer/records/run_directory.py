@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import IO
@@ -105,6 +106,17 @@ class RunDirectory:
         if content and not self._has_manifest():
             raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
 
+    def require_writable(self) -> None:
+        """Raise ConfigError if the folder cannot be created or written to; leaves nothing behind."""
+        place = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+        try:
+            Path(tempfile.mkdtemp(dir=place, prefix=".incv-")).rmdir()
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cannot create or write to {self.root}: {error.strerror}; choose another --run-dir")
+
     def _has_manifest(self) -> bool:
         try:
             content = json.loads(self.manifest.read_text())
@@ -119,7 +131,7 @@ class RunDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = (self.root / ".lock").open("w")
         except OSError as error:
-            raise ConfigError(f"cannot create or write to {self.root}: {error}; choose another --run-dir") from None
+            raise self._unwritable(error) from None
         if not self._try_lock(self._lock):
             raise ConfigError(
                 f"another process is using {self.root}: wait for it, stop it "

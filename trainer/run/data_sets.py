@@ -3,10 +3,11 @@
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 
+from shards.durable import remove_on_error
 from shards.errors import ConfigError, DataError, InputError
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import SAMPLES_PER_SHARD, can_resume, find_plan_difference, pack
@@ -54,7 +55,7 @@ def open_split(
         check_matches_recipe(key, config, index)
         check_files(key, config, check_source).require_current(index)
     else:
-        _log.info("packing %s %s into %s", config.source, config.split, folder)
+        _log.info("packing %s into %s", " ".join(filter(None, (config.source, config.split))), folder)
         index = _packed(key, config, folder, workers, stop, max_rejected)
         check_matches_recipe(key, config, index)
     if folder not in (base, latest_folder(base)) and redo:
@@ -131,11 +132,12 @@ def _packed(
     key: str, config: DataConfig, folder: Path, workers: int, stop: StopRequest, max_rejected: float
 ) -> SampleIndex:
     source = source_of(key, config)
-    with _words_of_a_recipe(key):
+    is_small = len(source) < _WORTH_PROCESSES  # of a large set, finished shards are kept, so that packing can resume
+    with _words_of_a_recipe(key), remove_on_error(folder, InputError) if is_small else nullcontext():
         index = pack(
             source,
             folder,
-            1 if len(source) < _WORTH_PROCESSES else workers,
+            1 if is_small else workers,
             max_rejected=max_rejected,
             stop=stop.requested,
             resize=config.resize,

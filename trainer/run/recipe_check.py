@@ -5,7 +5,10 @@ from pathlib import Path
 from shards.errors import ConfigError
 from shards.sources import find_source
 from trainer.config.schema import Recipe
+from trainer.models.weights import Weights
+from trainer.records.run_directory import RunDirectory
 from trainer.records.trackers import require_trackers
+from trainer.run.data_sets import find_folders, is_packed
 from trainer.run.initial_weights import find_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.network_check import check_network
@@ -15,10 +18,19 @@ from trainer.run.preflight import check_rows
 _ANY_CLASSES = 10  # if the number is unknown until the data are read; networks take any number
 
 
-def check_without_data(recipe: Recipe) -> None:
+def check_before_packing(recipe: Recipe, run: RunDirectory, weights: Weights | None) -> None:
+    """If there is something to pack, raise InputError for what would be refused after it. weights: as found."""
+    if all(is_packed(folder) for folder in find_folders(recipe, run).values()):
+        return
+    run.require_writable()
+    check_without_data(recipe, weights)
+
+
+def check_without_data(recipe: Recipe, weights: Weights | None = None) -> None:
     """Raise InputError if a run of this recipe would be refused on any machine and with any data.
 
-    Checks sources, label files, initial weights, network and optimisers; downloads nothing.
+    Checks sources, label files, initial weights, network and optimisers; downloads nothing. weights: the initial
+    weights, if they have been read already.
     """
     require_trackers(recipe.execution.trackers)
     for split in (recipe.data.train, *recipe.data.eval.values()):
@@ -37,4 +49,6 @@ def check_without_data(recipe: Recipe) -> None:
                 "lower execution.world, or raise batch.global"
             )
         check_rows(recipe, world)
-    check_network(recipe, classes or _ANY_CLASSES, find_weights(recipe.model, download=False))
+    if weights is None:
+        weights = find_weights(recipe.model, download=False)
+    check_network(recipe, classes or _ANY_CLASSES, weights)

@@ -35,6 +35,7 @@ from trainer.run.fitted_recipe import fit_recipe, log_trainings
 from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_other_recipe, refuse_own_list
+from trainer.run.recipe_check import check_before_packing
 from trainer.run.result_keys import Keys
 from trainer.run.stage_graph import StageLedger, require_stages, stages_of
 from trainer.run.stages import StageRunner
@@ -193,6 +194,7 @@ def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: We
     refuse_other_recipe(options.run, options.name)
     refuse_own_list(options.recipe, options.run)
     require_stages(options.redo, options.only, options.recipe)
+    check_before_packing(options.recipe, options.run, weights)
     redo = "pack" in options.redo
     train, eval_sets = open_splits(options.recipe, stop, options.run, redo, options.check_source)
     packing = time.monotonic() - began

@@ -17,6 +17,14 @@ from trainer.config.schema import DataConfig
 _log = logging.getLogger(__name__)
 
 
+class SourceChanged(ConfigError):
+    """The source of a split no longer has the files that were packed."""
+
+    def __init__(self, difference: str, advice: str) -> None:
+        super().__init__(f"{difference}. {advice}")
+        self.difference = difference
+
+
 @dataclass(frozen=True)
 class SourceCheck:
     """How to compare the source of one split with what was packed from it."""
@@ -32,13 +40,14 @@ class SourceCheck:
     """Note the new times of touched files in the folder."""
 
     def require_current(self, index: SampleIndex) -> None:
-        """Raise ConfigError that says what changed, if the source no longer has the files that were packed."""
+        """Raise SourceChanged, which says what changed, if the source no longer has the files that were packed."""
         difference = self.find_difference(index)
         if difference is not None:
-            raise ConfigError(
-                f"{difference}. Add `--redo pack` to pack the images of {self.key}.root into a new folder (the old "
-                "one is kept), or continue with the images as they were packed: "
-                + shlex.join([f"{self.key}.root=null", f"{self.key}.shards={index.folder}"])
+            raise SourceChanged(
+                difference,
+                f"Add `--redo pack` to pack the images of {self.key}.root into a new folder (the old one is kept), "
+                "or continue with the images as they were packed: "
+                + shlex.join([f"{self.key}.root=null", f"{self.key}.shards={index.folder}"]),
             )
 
     def find_difference(self, index: SampleIndex) -> str | None:

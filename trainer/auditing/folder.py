@@ -1,0 +1,177 @@
+"""Finds the images and labels of a folder, and explains a folder that cannot be audited."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shards.errors import ConfigError, DataError
+from shards.sources import SourceOptions, open_source
+from shards.sources.source import is_image
+
+MIN_SAMPLES = 20
+LAYOUT = "FOLDER/<class>/<image>, images with a CSV file of their paths and labels (--csv FILE), or WebDataset tars"
+NO_OPTIONS = SourceOptions()
+_LISTS = (".csv", ".tsv")
+_ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z", ".rar")
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class FoundImages:
+    """The images of a folder: the recipe's section `data.train`, and their numbers."""
+
+    data: dict[str, Any]
+    samples: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The names in a folder, sorted, without hidden ones."""
+
+    folders: list[str]
+    files: list[str]
+
+    @property
+    def images(self) -> list[str]:
+        return [name for name in self.files if is_image(name)]
+
+    def ending(self, *suffixes: str) -> list[str]:
+        return [name for name in self.files if name.lower().endswith(suffixes)]
+
+
+def find_images(folder: Path, options: SourceOptions = NO_OPTIONS) -> FoundImages:
+    """Find the images of a folder; raises InputError that says what to do if it has none that an audit can use."""
+    _require_folder(folder)
+    root = folder.resolve()
+    layout = find_layout(root, options.csv is not None)
+    if layout["source"] == "image_folder":
+        _require_class_folders(folder, layout["split"])
+    csv = options.csv
+    if csv is not None:  # relative to the working folder, or to the folder
+        csv = next((os.path.abspath(each) for each in (Path(csv), root / csv) if each.is_file()), csv)
+    options = replace(options, csv=csv)
+    source = open_source(layout["source"], root, layout["split"], options=options)
+    if len(source.class_names) < 2:
+        raise DataError(
+            f"{folder} has one class only, {source.class_names[0]!r}: an audit needs at least two. Expected: {LAYOUT}"
+        )
+    if len(source) < MIN_SAMPLES:
+        raise DataError(
+            f"{folder} has {len(source)} images: an audit needs at least {MIN_SAMPLES}, and hundreds to be of use"
+        )
+    return FoundImages(layout | {"root": str(root)} | options.given(), len(source), len(source.class_names))
+
+
+def find_layout(root: Path, has_list: bool) -> dict[str, Any]:
+    """Return source and split of a folder: a CSV file of labels, WebDataset tars, or one folder per class.
+
+    Class folders may be in a folder `train`. has_list: whether the user named the CSV file.
+    """
+    if has_list:
+        return {"source": "image_csv", "split": ""}
+    here = _list(root)
+    if not here.folders and here.ending(".tar"):
+        return {"source": "webdataset", "split": ""}
+    split = "train" if "train" in here.folders else ""
+    inner = _list(root / split) if split else here
+    if not inner.folders and (here.ending(*_LISTS) or inner.ending(*_LISTS)):
+        return {"source": "image_csv", "split": split}
+    return {"source": "image_folder", "split": split if inner.folders else ""}
+
+
+def _list(folder: Path) -> _Listing:
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be read: {error.strerror}. Give yourself the permission to read it, or copy the images"
+        ) from error
+    return _Listing(
+        [name for name, is_folder in found if is_folder], [name for name, is_folder in found if not is_folder]
+    )
+
+
+def _require_folder(folder: Path) -> None:
+    """Raise ConfigError unless this is a folder that a recipe can name."""
+    try:
+        os.fspath(folder.absolute()).encode("utf-8")
+    except UnicodeEncodeError:
+        shown = os.fsencode(folder).decode("utf-8", "backslashreplace")
+        raise ConfigError(f"the name of the folder {shown} is not UTF-8: rename it") from None
+    if folder.is_dir():
+        return
+    name = folder.name.lower()
+    if not os.path.lexists(folder):
+        parent = folder.parent
+        known = _list(parent).folders if parent.is_dir() else []
+        near = difflib.get_close_matches(folder.name, known, n=1)
+        hint = f"did you mean {parent / near[0]}?" if near else "name the folder that contains the images"
+        raise ConfigError(f"there is no folder {folder}: {hint}")
+    if name.endswith(_LISTS):
+        advice = f"name the folder of the images, and the list with --csv {folder}"
+    elif name.endswith(_ARCHIVES):
+        advice = "unpack it, and name the folder that it gives"
+    else:
+        advice = "name the folder that contains the folders of all classes"
+    raise ConfigError(f"{folder} is a file, not a folder: {advice}")
+
+
+def _require_class_folders(folder: Path, split: str) -> None:
+    """Raise DataError unless there is a folder for each class in FOLDER, or in FOLDER/train."""
+    place = folder / split
+    here = _list(place)
+    if not here.folders:
+        raise DataError(_explain_flat(place, here))
+    inside = {name: _list(place / name) for name in here.folders}
+    if any(listing.images for listing in inside.values()):
+        return  # an empty one is reported by the source
+    if len(here.folders) == 1:
+        (name,) = here.folders
+        if len(inside[name].folders) > 1:
+            raise DataError(
+                f"{place} contains only the folder {name}, and the classes seem to be in it "
+                f"({_some(inside[name].folders)}): run `incv audit {place / name}`"
+            )
+    elif repeated := find_repeated(inside):
+        raise DataError(
+            f"the folders of {place} ({_some(here.folders)}) seem to be parts of a data set, not classes: each "
+            f"contains {_some(repeated)}. Audit one of them: `incv audit {place / here.folders[0]}`"
+        )
+
+
+def find_repeated(inside: Mapping[str, _Listing]) -> list[str]:
+    """Return the names of folders that all of these folders contain: the classes, if there are two or more."""
+    shared = set.intersection(*(set(listing.folders) for listing in inside.values()))
+    return sorted(shared) if len(shared) > 1 else []
+
+
+def _explain_flat(place: Path, here: _Listing) -> str:
+    """Describe a folder without folders, and what to do."""
+    if here.images:
+        absolute = place.absolute()
+        parent = place.parent if place.name else absolute.parent
+        beside = [name for name in _list(parent).folders if name != absolute.name and _list(parent / name).images]
+        if beside:
+            return (
+                f"{place} contains {len(here.images):,} images, but no folders by class. If it is one of several "
+                f"classes, beside {_some(beside)}, audit the folder of them all: `incv audit {parent}`. "
+                "Otherwise, name a list of paths and labels with --csv FILE"
+            )
+        return (
+            f"{place} contains {len(here.images):,} images, but nothing that tells their labels: put them into one "
+            f"folder per class ({place}/<class>/<image>), or name a list of paths and labels with --csv FILE"
+        )
+    if archives := here.ending(*_ARCHIVES):
+        return f"{place} contains no images, but {_some(archives)}: unpack it first"
+    found = f"contains no images, only {_some(here.files)}" if here.files else "is empty"
+    return f"{place} {found}. Expected: {LAYOUT}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
