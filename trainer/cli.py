@@ -15,8 +15,9 @@ from shards.durable import read_json
 from shards.errors import CommandStopped, ConfigError, InputError
 from trainer.auditing.command import add_command as add_audit_command
 from trainer.commands.completion import add_command as add_completion_command
+from trainer.commands.parser import CommandParser
 from trainer.commands.recipes import add_commands as add_recipe_commands
-from trainer.commands.recipes import add_recipe_arguments
+from trainer.commands.recipes import add_recipe_arguments, take_recipe
 from trainer.commands.version import ShowVersion
 from trainer.config.argument_types import (
     count_argument,
@@ -59,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     let_waiting_threads_sleep(os.environ)
     parser = _parser()
     parsed, rest = parser.parse_known_args(arguments)
-    if rest and not (hasattr(parsed, "overrides") and all("=" in one and one[0] != "-" for one in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest and not hasattr(parsed, "overrides"):
+        parser.error(f"unexpected arguments: {' '.join(rest)}")
     if rest:  # overrides may stand between options, which argparse does not support
         parsed.overrides += rest
     if "=" in (getattr(parsed, "profile", None) or ""):  # an override right after a plain --profile
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if hasattr(parsed, "stop"):  # packing has no run directory: it is stopped by signals
         parsed.stop = _signalled()
     try:
+        take_recipe(parsed)
         code: int = parsed.func(parsed)
         sys.stdout.flush()
         return code
@@ -94,7 +96,7 @@ def _signalled() -> Callable[[], bool]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = CommandParser(
         prog="incv", description="Train image classifiers on noisy labels with INCV and Co-teaching."
     )
     parser.add_argument("--version", action=ShowVersion)

@@ -459,12 +459,41 @@ def test_validate(incv: Incv, playground: Path) -> None:
     assert "did you mean tiny?" in misspelt.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["rum"], ["run"], ["run", "-c", "tiny", "--fast"], ["ls", "seed=1"]])
-def test_a_command_line_that_is_none_is_refused(arguments: list[str], incv: Incv, playground: Path) -> None:
+WRONG_LINES: dict[str, tuple[list[str], list[str]]] = {
+    "no_command": ([], ["COMMAND", "`incv --help`"]),
+    "misspelt_command": (["adit", "photos"], ["no command 'adit'", "did you mean audit?", "Known: audit, "]),
+    "unlike_any_command": (["xyzzy"], ["no command 'xyzzy'", "Known: audit, "]),
+    "misspelt_command_of_shards": (["shards", "pakc"], ["`incv shards` has no command 'pakc'", "did you mean pack?"]),
+    "misspelt_option": (["run", "-c", "tiny", "--dryrun"], ["`incv run` has no option --dryrun", "--dry-run?"]),
+    "misspelt_option_with_a_value": (["audit", "x", "--weight-file=y"], ["no option --weight-file", "--weights?"]),
+    "unknown_option": (["run", "-c", "tiny", "--fast"], ["no option --fast", "`incv run --help`"]),
+    "misspelt_choice": (["completion", "bsh"], ["no value 'bsh' for shell", "did you mean bash"]),
+    "no_recipe": (["run"], ["-c FILE", "incv ls"]),
+    "no_recipe_but_overrides": (["run", "seed=1"], ["-c FILE"]),
+    "override_for_a_list": (["ls", "seed=1"], ["unexpected arguments: seed=1"]),
+    "two_recipes": (["run", "tiny", "demo"], ["'demo'", "a.b=c"]),
+    "a_word_beside_c": (["run", "-c", "tiny", "demo"], ["'demo'", "a.b=c"]),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_LINES)
+def test_a_wrong_command_line_is_refused_in_one_line(kind: str, incv: Incv, playground: Path) -> None:
+    arguments, named = WRONG_LINES[kind]
     with unchanged(playground):
         answer = incv(*arguments)
-    assert answer.code == 2
-    assert "usage: incv" in answer.err
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("incv: error: ")
+    assert answer.err.count("\n") == 1
+    for words in named:
+        assert words in answer.err
+
+
+def test_a_recipe_may_be_named_without_c(incv: Incv, playground: Path) -> None:
+    assert incv("validate", "tiny").out == incv("validate", "-c", "tiny").out
+    overridden = ("labels.ratio=0.2", "--print-run-dir")
+    expected = incv("run", "-c", "tiny", *overridden).out
+    for arguments in (("tiny", *overridden), (*overridden, "tiny"), ("labels.ratio=0.2", "tiny", "--print-run-dir")):
+        assert incv("run", *arguments).out == expected != ""
 
 
 @pytest.mark.parametrize("program", [["-m", "trainer"], [str(Path(sys.executable).with_name("incv"))]])

@@ -32,10 +32,23 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the recipe and its overrides to the parser of a command."""
-    parser.add_argument("-c", "--recipe", required=True, help="a YAML file, or the name of a shipped recipe")
+    parser.add_argument(
+        "-c", "--recipe", help="a YAML file, or the name of a shipped recipe; -c may be left out before its name"
+    )
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys, for example labels.ratio=0.2"
     )
+
+
+def take_recipe(parsed: argparse.Namespace) -> None:
+    """If a command needs a recipe and has no -c, take the first word without `=`, which cannot be an override."""
+    if not (hasattr(parsed, "recipe") and hasattr(parsed, "overrides")) or parsed.recipe is not None:
+        return
+    names = [word for word in parsed.overrides if "=" not in word]
+    if not names:
+        raise ConfigError("which recipe? Add -c FILE, or the name of a shipped recipe (`incv ls` lists them)")
+    parsed.recipe = names[0]
+    parsed.overrides.remove(names[0])
 
 
 def _validate(parsed: argparse.Namespace) -> int:
