@@ -79,11 +79,14 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
 
 
 def test_an_audit_goes_on_and_its_recipe_can_be_run(digits, incv):
-    assert incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine").code == 0
+    first = incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine")
+    assert first.code == 0, first.err
+    assert "expected to take less than a minute on this CPU" in first.err
     chosen = Path("runs/mine.yaml").read_bytes()
     again = incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine")
     assert again.code == 0
     assert "incv: already done" in again.err
+    assert "expected to take" not in again.err
     other = incv("audit", digits, *SMALL, *SHORT, "seed=1", "--run-dir", "runs/mine")
     assert other.code == 2
     assert "--redo" in other.err

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import yaml
 
 from shards.durable import read_parquet, write_bytes
-from shards.errors import CommandStopped, ConfigError
+from shards.errors import CommandStopped, ConfigError, InputError
 from shards.sources import SourceOptions
 from trainer.auditing.folder import NO_OPTIONS, find_images
 from trainer.auditing.network import choose_network
@@ -21,6 +22,7 @@ from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
+from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
 from trainer.records.run_directory import RunDirectory
 from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
@@ -133,7 +135,17 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
             "list. Name a file with --weights FILE, or copy the cache from a machine with internet",
             start.why_no_weights,
         )
+    if not RunDirectory(options.run).manifest.exists():
+        _announce_time(recipe, samples, classes)
     return text, recipe
+
+
+def _announce_time(recipe: Recipe, samples: int, classes: int) -> None:
+    """On a CPU, say how long the audit will take; a network that cannot be built is left to the checks of the run."""
+    with suppress(InputError):
+        if select_device(recipe.execution).type == "cpu":
+            seconds = estimate_cpu_seconds(recipe, samples, classes)
+            _log.info("audit: expected to take %s on this CPU", describe_time(seconds))
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from trainer.methods.task import autocast, sample_losses
 from trainer.training.optim import make_optimizer
 
 _SECONDS = 2.0
-"""Each of the three rates is measured for about this long, after one step that is not counted."""
+"""By default, each of the three rates is measured for about this long."""
 _MAX_STEPS = 20
 
 
@@ -33,8 +33,13 @@ class Machine:
     """How long the probe took."""
 
 
-def probe_machine(recipe: Recipe, classes: int, cost: NetworkCost, device: torch.device) -> Machine:
-    """Run a few steps with the recipe's batch and with a quarter of it, and a few forward passes."""
+def probe_machine(
+    recipe: Recipe, classes: int, cost: NetworkCost, device: torch.device, seconds: float = _SECONDS
+) -> Machine:
+    """Run a few steps with the recipe's batch and with a quarter of it, and a few forward passes.
+
+    seconds: for about how long to measure each of the three rates.
+    """
     began = time.monotonic()
     network = to_device(build_network(recipe, classes, recipe.seed), device)
     section = _first_section(recipe)
@@ -55,7 +60,7 @@ def probe_machine(recipe: Recipe, classes: int, cost: NetworkCost, device: torch
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        return _time(step, device)
+        return _time(step, device, seconds)
 
     def forward() -> None:
         with torch.no_grad(), autocast(device, recipe.precision):
@@ -64,7 +69,7 @@ def probe_machine(recipe: Recipe, classes: int, cost: NetworkCost, device: torch
     rates = fit_rates((fewer, rows), (time_steps(fewer), time_steps(rows)))
     network.eval()
     images, _ = _make_batch(recipe, classes, rows, device)
-    per_row = _time(forward, device) / rows
+    per_row = _time(forward, device, seconds) / rows
     efficiency = (cost.forward_flops / per_row) / (cost.step_flops / rates.row_s)
     rates = StepRates(rates.rows, rates.images_per_s, efficiency)
     measured = MeasuredNetwork(recipe.model.name, recipe.image.size, rates, rates, cost.step_flops, cost.layers)
@@ -94,11 +99,11 @@ def _make_batch(recipe: Recipe, classes: int, rows: int, device: torch.device) -
     return images, torch.arange(rows, device=device) % classes
 
 
-def _time(run: Callable[[], None], device: torch.device) -> float:
-    """Return the median seconds of a call."""
+def _time(run: Callable[[], None], device: torch.device, limit: float) -> float:
+    """Return the median seconds of a call. limit: seconds to measure for, but at least two calls after the first."""
     seconds: list[float] = []
     run()
-    while len(seconds) < _MAX_STEPS and (len(seconds) < 2 or sum(seconds) < _SECONDS):
+    while len(seconds) < _MAX_STEPS and (len(seconds) < 2 or sum(seconds) < limit):
         _finish(device)
         began = time.perf_counter()
         run()

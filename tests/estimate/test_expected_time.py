@@ -1,0 +1,44 @@
+"""The time that is announced before a run: in words, from a few steps, without side effects."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config.shipped import RECIPES
+from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
+from trainer.run.recipe import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "less than a minute"),
+        (59, "less than a minute"),
+        (61, "about 1 minute"),
+        (720, "about 12 minutes"),
+        (5300, "about 88 minutes"),
+        (7300, "about 2 hours"),
+    ],
+)
+def test_words(seconds: float, words: str) -> None:
+    assert describe_time(seconds) == words
+
+
+@given(st.floats(60, 1e6))
+def test_words_are_right_within_a_quarter_to_a_half(seconds: float) -> None:
+    _, number, unit = describe_time(seconds).split()
+    said = int(number) * (3600 if unit.startswith("hour") else 60)
+    assert 2 / 3 * seconds <= said <= 1.5 * seconds
+
+
+def test_an_estimate_grows_with_the_data_and_has_no_side_effects() -> None:
+    recipe = load_recipe(RECIPES / "tiny.yaml", ["execution.threads=1", "data.train.limit=null"])
+    torch.manual_seed(5)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    few, many = (estimate_cpu_seconds(recipe, samples, 10) for samples in (400, 8000))
+    assert 0 < 3 * few < many
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    limited = load_recipe(RECIPES / "tiny.yaml", ["execution.threads=1", "data.train.limit=400"])
+    assert estimate_cpu_seconds(limited, 8000, 10) < many / 3
