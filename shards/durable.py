@@ -77,10 +77,20 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def _make_folder(folder: Path, target: Path) -> None:
+    """Create a folder with its parents, in order to write `target`; raises DataError if something is in the way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise DataError(f"cannot write {target}: {folder} is a file, not a folder; choose another folder") from None
+    except FileNotFoundError as error:  # in a virtual file system, such as /proc
+        raise DataError(f"cannot write {target}: {error.strerror}; choose another folder") from None
+
+
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file next to `path`, then rename it to `path`."""
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent, path)
         temporary = _temporary(path)
         try:
             write(temporary)
@@ -127,10 +137,10 @@ def remove_on_error(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder; on success rename it to `path`, replacing any old one; on an error remove it."""
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent, path)
         temporary = _temporary(path)
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        _make_folder(temporary, path)
         try:
             yield temporary
             for file in temporary.rglob("*"):

@@ -225,6 +225,17 @@ def test_a_folder_that_has_changed(incv: Incv, playground: Path) -> None:
     assert incv("audit", "photos", *QUICK, "--redo", "pack").code == 0
 
 
+def test_outputs_of_an_audit_that_cannot_be_written(incv: Incv, playground: Path) -> None:
+    photos("cat", "dog")
+    Path("f").touch()
+    assert incv("audit", "photos", *QUICK).code == 0
+    with unchanged(playground):
+        refused(incv("clean", "runs/audit-photos", "--out", "f/x"), 3, "cannot write f/x", "choose another")
+        refused(incv("clean", "runs/audit-photos", "--out", "/proc/x"), 3, "cannot write /proc/x", "choose another")
+        refused(incv("clean", "runs/audit-photos", "--out", "photos", "--force"), 2, "photos is not empty", "--out")
+        refused(incv("predict", "photos", "--run", "runs/audit-photos", "-o", "o.csv"), 2, "no classifier")
+
+
 def test_a_list_with_columns_of_other_names(incv: Incv, playground: Path) -> None:
     listed("a,b,c\n" + "".join(f"{number}.png,{number % 2},3\n" for number in range(20)))
     columns = ("--path-column", "a", "--label-column", "b")

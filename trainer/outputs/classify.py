@@ -74,6 +74,11 @@ def load_classifier(run: RunDirectory, recipe: Recipe, method: str | None, netwo
     """Load the exported networks of a method (None: the last trained one); network: `a`, `b` or `mean`."""
     trained = [name for name in recipe.methods if run.export(name).is_dir()]
     if not trained:
+        if not recipe.methods:
+            raise ConfigError(
+                f"{run.root} has no classifier to predict with: its recipe, as that of an audit, lists no training "
+                "method. Run a recipe with `methods`, such as image_folder_finetune, on the same images first"
+            )
         raise ConfigError(f"{run.root} has no exported network: finish the run's `export` stage first")
     name = trained[-1] if method is None else method
     if name not in trained:
