@@ -2,11 +2,13 @@
 
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.support import REPOSITORY
+from trainer.cli import build_parser
 
 PAGES = sorted(
     [
@@ -23,6 +25,7 @@ _PATH = re.compile(rf"(?<![\w./<>-]){_FOLDERS}/[\w./*-]*")
 _ROOT_FILE = re.compile(r"`(Makefile|pyproject\.toml|constraints\.txt|[A-Z]+\.(?:md|cff))`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^from (trainer[\w.]*|shards[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -62,6 +65,16 @@ def test_imports_in_examples_work(page: Path) -> None:
     for module, names in _IMPORT.findall(page.read_text()):
         for name in names.split(","):
             assert hasattr(importlib.import_module(module), name.strip()), f"from {module} import {name}"
+
+
+@each_page
+def test_commands_in_examples_are_accepted(page: Path) -> None:
+    """Commands and options exist; what they name need not."""
+    for block in _SHELL.findall(page.read_text()):
+        for line in re.findall(r"^incv .+$", block, re.MULTILINE):
+            words = shlex.split(line.replace("\\\n", " "), comments=True)[1:]
+            if "|" not in words:
+                build_parser().parse_known_args(words)  # exits if it does not accept them
 
 
 def test_links_are_found() -> None:

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; reports a user's mistake as one line and an exit code."""
     configure_logging()
     let_waiting_threads_sleep(os.environ)
-    parser = _parser()
+    parser = build_parser()
     parsed, rest = parser.parse_known_args(arguments)
     if rest and not hasattr(parsed, "overrides"):
         parser.error(f"unexpected arguments: {' '.join(rest)}")
@@ -95,7 +95,8 @@ def _signalled() -> Callable[[], bool]:
     return stop.requested
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; each sets `func`, which takes the parsed arguments."""
     parser: argparse.ArgumentParser = CommandParser(
         prog="incv", description="Train image classifiers on noisy labels with INCV and Co-teaching."
     )
