@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from tests.support.command_line import Answer, unchanged
 from tests.support.ordinary_user import ordinary_user
@@ -197,7 +198,8 @@ OPTIONS: dict[str, tuple[Callable[[], object], list[str], int, list[str]]] = {
     "missing_corrections": (lambda: None, ["labels.corrections=c.csv"], 3, ["labels.corrections c.csv", "no such"]),
     "corrections_in_a_folder": (lambda: None, ["labels.corrections=photos"], 3, ["it is a folder; name a file"]),
     "missing_labels": (lambda: None, ["labels.file=l.csv"], 3, ["labels.file l.csv", "correct the path"]),
-    "output_not_empty": (lambda: None, ["--run-dir", "photos"], 2, ["photos is neither empty nor a run directory"]),
+    "output_not_empty": (lambda: put("other"), ["--run-dir", "other"], 2, ["other is neither empty nor a run"]),
+    "output_among_the_images": (lambda: None, ["--run-dir", "photos/x"], 2, ["write photos/x into photos"]),
     "output_is_a_file": (lambda: Path("f").touch(), ["--run-dir", "f/x"], 2, ["cannot create", "--run-dir"]),
     "output_cannot_be_written": (lambda: None, ["--run-dir", "/proc/x"], 2, ["cannot create or write to /proc/x"]),
 }
@@ -223,6 +225,35 @@ def test_a_folder_that_has_changed(incv: Incv, playground: Path) -> None:
         answer = incv("audit", "photos", *QUICK)
     refused(answer, 2, "photos has changed since it was packed", "1 file added (cat/new.png)", "--redo pack")
     assert incv("audit", "photos", *QUICK, "--redo", "pack").code == 0
+
+
+def test_an_audit_that_would_write_among_the_images(
+    incv: Incv, playground: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos("cat", "dog")
+    monkeypatch.chdir("photos")
+    with unchanged(playground):
+        answer = incv("audit", ".", *QUICK)
+        refused(answer, 2, "runs/audit-photos and data/shards/photos-", f"cd {playground} && incv audit photos")
+        assert incv("audit", ".", *QUICK, "--run-dir", "../runs/x").code == 2
+    elsewhere = ("--run-dir", "../runs/x", "data.train.shards=../packed")
+    assert incv("audit", ".", *QUICK, *elsewhere).code == 0
+
+
+def test_without_a_connection_an_audit_says_so_in_one_line(
+    incv: Incv, playground: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos("cat", "dog")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(playground / "hub"))
+    with unchanged(playground):
+        answer = incv("audit", "photos", "--model", "test_resnet.r160_in1k", "image.size=32", "--redo", "none")
+    (warning,) = (line for line in answer.err.splitlines() if line.startswith("warning: "))
+    for words in ("no pretrained weights", "cache", "no connection to 127.0.0.1", "--weights FILE", "from scratch"):
+        assert words in warning
+    assert "Retrying" not in answer.err
+    assert answer.code == 2  # no stage `none`
 
 
 def test_outputs_of_an_audit_that_cannot_be_written(incv: Incv, playground: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     for override in options.overrides:
         apply_override(content, override)
     recipe = check_recipe(content, "the recipe of the audit")
+    _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
     if not start.has_weights:
         _log.warning(
@@ -138,6 +140,17 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     if not RunDirectory(options.run).manifest.exists():
         _announce_time(recipe, samples, classes)
     return text, recipe
+
+
+def _require_outside(folder: Path, run: Path, shards: Path) -> None:
+    """Raise ConfigError if the audit would write into the folder, where the next audit would take it for a class."""
+    root = folder.resolve()
+    inside = [str(place) for place in (run, shards) if place.resolve().is_relative_to(root)]
+    if inside:
+        raise ConfigError(
+            f"the audit would write {' and '.join(inside)} into {folder}, among the images: choose another --run-dir, "
+            f"or start it elsewhere: `cd {shlex.quote(str(root.parent))} && incv audit {shlex.quote(root.name)}`"
+        )
 
 
 def _announce_time(recipe: Recipe, samples: int, classes: int) -> None:
