@@ -26,6 +26,7 @@ class RunSamples:
     truth: NDArray[np.int32] | None
     inside: NDArray[np.bool_]  # whether a sample belongs to this run and is not held out (data.eval_fraction)
     names: list[str]
+    checked: NDArray[np.bool_] | None = None  # whether the label was checked by hand; None: none was
 
     @property
     def classes(self) -> int:
@@ -67,7 +68,17 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
         inside[len(selection.state) :] = False
     highest = max(int(given.max(initial=-1)), -1 if truth is None else int(truth.max(initial=-1)))
     names = names + [str(number) for number in range(len(names), highest + 1)]
-    return RunSamples(given, truth, inside, names)
+    return RunSamples(given, truth, inside, names, _read_checked(run, size))
+
+
+def _read_checked(run: RunDirectory, size: int) -> NDArray[np.bool_] | None:
+    """Return whether each label was checked by hand; None if none was."""
+    table = read_parquet(run.labels, "table of labels")
+    if "checked" not in table.column_names:
+        return None
+    checked = np.zeros(size, bool)
+    checked[table["sample_id"].to_numpy()[table["checked"].to_numpy()]] = True
+    return checked
 
 
 def last_selection(run: RunDirectory) -> SelectionIndex | None:

@@ -35,6 +35,8 @@ def find_suspects(
     inside = samples.inside[:size] | (selection.state == State.HELD_OUT)
     doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
     doubted &= selection.predicted != samples.given[:size]
+    if samples.checked is not None:
+        doubted &= ~samples.checked[:size]
     ids = selection.ids_by_suspicion()
     ids = ids[doubted[ids]]
     return len(ids), [
