@@ -249,6 +249,24 @@ def test_flagged_images_beyond_the_first_are_folded_and_limited(make_run: Make, 
     assert (page.index('id="suspicious"') < page.index('id="noise"')) != truth  # own images: what to look at first
 
 
+def test_labels_checked_by_hand_are_counted_and_not_flagged(make_run: Make) -> None:
+    run_dir = make_run()
+    before = write_report(RunDirectory(run_dir))
+    assert "by hand" not in summary_table(before)
+    assert "by hand" not in parsed(run_dir)[0]
+    doubted = before["suspicious"][0]["sample_id"]
+    labels = pq.read_table(run_dir / "labels.parquet")
+    labels = labels.append_column("checked", [labels["sample_id"].to_numpy() == doubted])
+    write_parquet(run_dir / "labels.parquet", labels)
+    write_json(run_dir / "corrections.json", {"corrected": 1, "confirmed": 0, "excluded": 3})
+    report = write_report(RunDirectory(run_dir))
+    assert report["flagged"] == before["flagged"] - 1
+    assert doubted not in [suspect["sample_id"] for suspect in report["suspicious"]]
+    words = "Labels checked by hand: 1 corrected, 3 excluded."
+    assert words in summary_table(report).splitlines()
+    assert words in parsed(run_dir)[0]
+
+
 def test_without_evaluation(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "evaluation.json").unlink()

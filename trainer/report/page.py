@@ -18,6 +18,7 @@ from trainer.report.summary import (
     best_method,
     claimed_noise,
     compare_words,
+    correction_words,
     first_set,
     gain,
     method_title,
@@ -54,6 +55,7 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]], s
     ).render(
         report=report,
         verdict=verdict(report),
+        correction_words=correction_words(report),
         trust_words=explain_level(report["trust"]["level"]) if report["trust"] else "",
         own_data=report["noise"]["true"] is None,  # then the images to look at come first
         steps=steps,

@@ -84,6 +84,13 @@ def _noise_words(report: dict[str, Any]) -> str:
     return f"how many of the {samples} labels are wrong is unknown"
 
 
+def correction_words(report: dict[str, Any]) -> str:
+    """Say how many labels were checked by hand (labels.corrections); empty if none were."""
+    counts = report.get("corrections") or {}
+    known = [f"{counts[what]:,} {what}" for what in ("corrected", "confirmed", "excluded") if counts.get(what)]
+    return f"Labels checked by hand: {', '.join(known)}." if known else ""
+
+
 def claimed_noise(report: dict[str, Any]) -> float | None:
     """Return the share of wrong labels that the report may state; None if there is none, or no trust in it."""
     stated = report["noise"]["stated"]
@@ -123,6 +130,8 @@ def summary_table(report: dict[str, Any]) -> str:
     """Format the report as a short plain text with tables, at most 90 columns wide."""
     about = [str(report["recipe"]), f"seed {report['seed']}", f"{report['samples']:,} samples"]
     lines = [" · ".join([*about, f"{report['classes']:,} classes"]), ""]
+    if checked := correction_words(report):
+        lines.insert(1, checked)
     lines += _noise_lines(report)
     if report["rounds"]:
         measured = any(entry["label_precision"] is not None for entry in report["rounds"])

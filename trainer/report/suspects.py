@@ -26,7 +26,8 @@ def find_suspects(
 ) -> tuple[int | None, list[dict[str, Any]] | None]:
     """Return the number of flagged samples and the most suspicious of them; None if there is no selection.
 
-    A sample is flagged if it is not selected and its last held-out prediction contradicts the label.
+    A sample is flagged if it is not selected, its last held-out prediction contradicts the label, and nobody has
+    checked the label by hand.
     """
     selection = last_selection(run)
     if selection is None:
