@@ -148,7 +148,7 @@ def _require_outside(folder: Path, run: Path, shards: Path) -> None:
     inside = [str(place) for place in (run, shards) if place.resolve().is_relative_to(root)]
     if inside:
         raise ConfigError(
-            f"the audit would write {' and '.join(inside)} into {folder}, among the images: choose another --run-dir, "
+            f"the audit would write {' and '.join(inside)} into {folder}, among the images: choose another --run-dir "
             f"or start it elsewhere: `cd {shlex.quote(str(root.parent))} && incv audit {shlex.quote(root.name)}`"
         )
 
