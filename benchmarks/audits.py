@@ -1,12 +1,13 @@
 """Audits of made-up and CIFAR-10 image folders with known wrong labels.
 
     PYTHONPATH=. python benchmarks/audits.py weights OUT [--cifar FOLDER]   pre-train the starting weights
-    PYTHONPATH=. python benchmarks/audits.py cases OUT --set choose|check [--cifar FOLDER] [--jobs N]     run a set
+    PYTHONPATH=. python benchmarks/audits.py cases OUT --set choose|check|plain [--cifar FOLDER] [--jobs N]
 
 Each case is a folder of images (shapes or CIFAR-10) of some size and noise, audited with good, poor or no weights and
 a long or short schedule. `cases` writes one JSON line per case with what trust reads from the run and the measured
 quality of the result. The thresholds of `trainer/report/trust.py` were chosen on the set `choose`; the set `check`
-shows how good they are.
+shows how good they are. The set `plain` has three ordinary audits: good weights, and the schedule that the audit
+chooses.
 """
 
 import argparse
@@ -58,7 +59,10 @@ class Case:
 
 
 def list_cases(which: str) -> list[Case]:
-    """The cases of the set `choose` or `check`: drawn at random, with different seeds."""
+    """The cases of the set `choose` or `check`, drawn at random with different seeds, or of the set `plain`."""
+    if which == "plain":
+        sizes = (("shapes", 4, 80, 0.18), ("cifar", 4, 80, 0.2), ("cifar", 10, 300, 0.2))
+        return [Case(*size, "good", 1.0, 2000 + number) for number, size in enumerate(sizes)]
     rng = np.random.default_rng({"choose": 1, "check": 2}[which])
     cases = []
     for number in range(32):
@@ -194,9 +198,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("weights", "cases"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--set", dest="which", choices=("choose", "check"), default="check")
+    parser.add_argument("--set", dest="which", choices=("choose", "check", "plain"), default="check")
     parser.add_argument("--cifar", type=Path, help="cifar-10-batches-bin")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="audits at once")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each audit")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "weights":
@@ -207,7 +212,7 @@ def main() -> None:
     seen = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
     with ThreadPoolExecutor(given.jobs) as pool, results.open("a") as file:
         waiting = [case for case in cases if case.name not in seen]
-        for line in pool.map(lambda case: run_case(case, given.out, given.cifar), waiting):
+        for line in pool.map(lambda case: run_case(case, given.out, given.cifar, given.threads), waiting):
             print(json.dumps({"set": given.which} | line), file=file, flush=True)
             print(f"{line['case']}: precision {line['precision']:.2f}, error {line['error']:.3f}", flush=True)
 

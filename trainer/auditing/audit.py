@@ -112,7 +112,7 @@ def _path(given: str | os.PathLike[str] | None) -> Path | None:
 
 
 def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
-    """Choose the recipe of an audit; returns it as YAML, and with the overrides applied."""
+    """Choose the recipe of an audit and apply the overrides; returns it as YAML, too."""
     if detect_launch().size > 1:
         raise ConfigError(
             "`incv audit` runs in one process: start it without a launcher, then use the recipe that it writes with "
@@ -124,10 +124,10 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     device = select_device(ExecutionConfig()).type
     start = choose_network(options.model, options.weights, device, options.download)
     content = choose_recipe(found.data, samples, start, device, workers=os.cpu_count() or 1)
-    header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
-    text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     for override in options.overrides:
         apply_override(content, override)
+    header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
+    text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     recipe = check_recipe(content, "the recipe of the audit")
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
