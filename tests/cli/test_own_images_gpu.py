@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.support.command_line import contents
-from tests.support.pretraining import pretrain
-from tests.support.shapes import OTHER_SHAPES, draw_shape, write_shapes
+from tests.support.pretraining import pretrain_on_other_shapes
+from tests.support.shapes import write_shapes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -39,9 +39,8 @@ execution: {deterministic: true, graphs: true, workers: 4, checkpoint_every: 5}
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small network that knows other shapes."""
-    file, rng = tmp_path_factory.mktemp("weights") / "model.safetensors", np.random.default_rng(99)
-    drawn = [(draw_shape(shape, rng), label) for label, shape in enumerate(OTHER_SHAPES) for _ in range(250)]
-    pretrain([image for image, _ in drawn], [label for _, label in drawn], "test_resnet", 64, file, epochs=40)
+    file = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    pretrain_on_other_shapes(file)
     return file
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from tests.support.shapes import OTHER_SHAPES, draw_shape
 from trainer.models.factory import create_model
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
@@ -57,6 +58,14 @@ def pretrain(
     cfg = {"input_size": [3, size, size], "mean": list(MEAN), "std": list(STD), "num_classes": max(labels) + 1}
     (file.parent / "config.json").write_text(json.dumps({"architecture": model, "pretrained_cfg": cfg}))
     return right / max(1, len(pixels) // batch)
+
+
+def pretrain_on_other_shapes(file: Path, epochs: int = 40) -> float:
+    """Train a small timm network on shapes that `write_shapes` does not draw by default."""
+    rng = np.random.default_rng(99)
+    drawn = [(draw_shape(shape, rng), label) for label, shape in enumerate(OTHER_SHAPES) for _ in range(250)]
+    images, labels = [image for image, _ in drawn], [label for _, label in drawn]
+    return pretrain(images, labels, "test_resnet", 64, file, epochs=epochs)
 
 
 def _square(image: Image.Image, size: int) -> np.ndarray:

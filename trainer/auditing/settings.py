@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-_BATCHES = (16, 32, 64, 128)
-_STEPS_PER_EPOCH = 10
-"""A fold should have at least this many steps in an epoch, as far as the smallest batch allows."""
+_STEPS_PER_EPOCH = {16: 0, 32: 10, 64: 10, 128: 25}
+"""For each batch size, the minimum steps per epoch of a fold. With 25, six epochs have the minimum steps of
+fine-tuning,
+so the largest batch never costs additional epochs."""
 _SCRATCH_SIZE = {"cpu": 64, "cuda": 128}
 _MARGIN = 1.125
 """Images are resized to this many times the side of the network's input, so that crops vary."""
@@ -48,8 +49,8 @@ FROM_SCRATCH = Schedule(steps=800, epochs=20, learning_rate=0.05)
 
 def choose_batch(samples: int) -> int:
     """Return the batch size: the largest that leaves a fold of half the samples enough steps in an epoch."""
-    fitting = [batch for batch in _BATCHES if samples // 2 >= batch * _STEPS_PER_EPOCH]
-    return min(fitting[-1] if fitting else _BATCHES[0], max(samples, 1))
+    fitting = [batch for batch, least in _STEPS_PER_EPOCH.items() if samples // 2 >= batch * least]
+    return min(fitting[-1], max(samples, 1))
 
 
 def choose_epochs(samples: int, batch: int, schedule: Schedule) -> int:
