@@ -14,6 +14,7 @@ from tests.support.shapes import write_shapes
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 def test_an_audit_of_320_shapes(playground: Path, incv) -> None:
     torch.set_num_threads(2)
     pretrain_on_other_shapes(playground / "weights/model.safetensors")

@@ -6,8 +6,7 @@ from typing import Any
 
 _STEPS_PER_EPOCH = {16: 0, 32: 10, 64: 10, 128: 25}
 """For each batch size, the minimum steps per epoch of a fold. With 25, six epochs have the minimum steps of
-fine-tuning,
-so the largest batch never costs additional epochs."""
+fine-tuning, so the largest batch never costs additional epochs."""
 _SCRATCH_SIZE = {"cpu": 64, "cuda": 128}
 _MARGIN = 1.125
 """Images are resized to this many times the side of the network's input, so that crops vary."""
