@@ -305,7 +305,7 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
     shown = "; ".join(f"{row['key']}: {row['reason']}" for row in first)
     name = "/".join(filter(None, (plan.source, plan.split)))
     raise DataError(
-        f"{name} has at least {len(rejected):,} unusable images among {plan.count:,}, "
+        f"the source {name} has at least {len(rejected):,} unusable images among {plan.count:,}, "
         f"more than the {max_rejected:.2%} allowed. The first: {shown}. "
         "Replace them with intact copies, or allow more with --max-rejected"
     )

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.augmentation import ColorJitterConfig, MixupConfig, RandAugmentConfig, RandomResizedCropConfig
+from trainer.config.data import DataConfig as DataConfig
+from trainer.config.data import DataSections as DataSections
+from trainer.config.data import LabelsConfig as LabelsConfig
 from trainer.config.optimisation import EmaConfig as EmaConfig
 from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
 from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
@@ -18,122 +21,6 @@ from trainer.config.section import Precision as Precision
 from trainer.config.section import Ratio as Ratio
 from trainer.config.section import Section as Section
 from trainer.config.section import execution as execution
-from trainer.config.shard_folder import default_folder
-
-
-class DataConfig(Section):
-    """One packed split of a data set."""
-
-    source: str
-    """Name of a source: webvision, ilsvrc12, image_folder, image_csv, webdataset, cifar10 or digits."""
-    split: str = "train"
-    """Which split of the source: train, val or test, as far as the source has them."""
-    subset: str | None = None
-    """A subset of the split (webvision: google, flickr or all); null: the source's default."""
-    classes: Positive | None = None
-    """Use only the first N classes of the source; null: all."""
-    resize: Positive | None = None
-    """When packing, resize the shorter side to this many pixels; null: keep the size."""
-    shards: PathText = execution("")
-    """Folder of the packed split; the `pack` stage creates it if it does not exist.
-
-    Default: a folder in data/shards, named by a hash of all keys that packing reads, so that recipes that differ in
-    one of them never share it.
-    """
-    root: PathText | None = execution(None)
-    """Folder of the raw images; read only when packing."""
-    csv: PathText | None = execution(None)
-    """image_csv: the file of paths and labels, in the working folder or in root; null: the one that root contains.
-
-    This key and the four below matter only when packing: the result, keys and labels, counts as a result key.
-    """
-    path_column: str | None = execution(None)
-    """image_csv: the column of the paths; null: recognised by its name."""
-    label_column: str | None = execution(None)
-    """image_csv: the column of the labels; webdataset: their key in .json members; null: recognised by its name."""
-    partial: bool = execution(False)
-    """image_csv, webdataset: ignore images without a label instead of refusing them; rejected.csv names them."""
-    allow_outside: bool = execution(False)
-    """image_csv, image_folder: accept paths and links that leave root."""
-    limit: Positive | None = None
-    """Use only this many samples, spread evenly over the classes; null: all."""
-
-    @model_validator(mode="after")
-    def _choose_folder(self) -> "DataConfig":
-        if not self.shards:
-            packing = self.model_dump(mode="json", exclude={"shards", "limit"}, exclude_defaults=True)
-            object.__setattr__(self, "shards", default_folder(packing))  # before anyone sees the frozen section
-        return self
-
-
-class DataSections(Section):
-    """The data sets."""
-
-    train: DataConfig
-    """The training set."""
-    eval: dict[str, DataConfig] = Field(default_factory=dict)
-    """Evaluation sets, by the name used in the report."""
-    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Hold out this fraction of each class of the training set as the evaluation set `held_out`; 0: none.
-
-    No network trains on these samples. INCV's folds predict them too, so they are in labels_review.csv.
-    """
-    max_rejected: Ratio = execution(0.01)
-    """Packing fails if more than this fraction of the images of a split is unusable."""
-    max_unreadable: Ratio = execution(0.01)
-    """The run fails if more than this fraction of the training samples cannot be read."""
-
-    @model_validator(mode="after")
-    def _check_names(self) -> "DataSections":
-        if self.eval_fraction and "held_out" in self.eval:
-            raise ValueError(
-                "data.eval.held_out has the name of the set that data.eval_fraction creates: rename it, or set "
-                "data.eval_fraction to 0"
-            )
-        return self
-
-    def splits(self) -> dict[str, DataConfig]:
-        """Return the splits by their recipe keys: `data.train`, then `data.eval.NAME`."""
-        return {"data.train": self.train} | {f"data.eval.{name}": config for name, config in self.eval.items()}
-
-
-class LabelsConfig(Section):
-    """The labels a run trains on: those of the source, of a file, or of the source with noise added."""
-
-    noise: str = "none"
-    """none, or a kind of noise from trainer/run/noise_kinds.py: symmetric, asymmetric (pair flip) or matrix."""
-    ratio: Ratio = 0.0
-    """Fraction of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
-    matrix: tuple[tuple[float, ...], ...] | None = None
-    """T[i][j] = P(label j | class i), for `noise: matrix`."""
-    seed: int | None = None
-    """Seed of the label noise; null: the run's seed."""
-    file: PathText | None = execution(None)
-    """Labels to use instead of the source's: a CSV with columns key,label, or one label per line in source order.
-
-    Its checksum counts as a result key; its path does not.
-    """
-    corrections: PathText | None = execution(None)
-    """Labels that replace those above for some samples: a CSV with columns key,label, or an edited labels_review.csv.
-
-    A sample with an empty label is excluded from the run. INCV always selects samples whose label was changed or
-    confirmed. The checksum of the file counts as a result key; its path does not.
-    """
-    source_is_true: bool | None = None
-    """Whether the source's labels are the ground truth, against which selections are measured.
-
-    null: true if this recipe adds noise to them (labels.noise is not none); otherwise the truth is unknown.
-    """
-
-    @property
-    def truth_is_known(self) -> bool:
-        return self.noise != "none" if self.source_is_true is None else self.source_is_true
-
-    @model_validator(mode="after")
-    def _check_consistency(self) -> "LabelsConfig":
-        if self.file is not None and self.noise != "none":
-            raise ValueError("labels.file cannot be combined with labels.noise: set labels.noise to none")
-        return self
 
 
 class ImageConfig(Section):

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class Manifest:
         self.content["recipe"] = recipe
         start = {
             "time": now(),
-            "command": " ".join(sys.argv),
+            "command": shlex.join(sys.argv),
             "versions": installed_versions(_PACKAGES),
             "code": code,
             "machine": platform.machine(),
