@@ -71,6 +71,7 @@ def test_a_good_run_is_trusted():
         ({"other_estimate": 0.45}, "with care", "differ by 25 points"),
         ({"agreement_each": (0.6, 0.84)}, "with care", "differ by 24 points"),
         ({"rare_classes": ("disc",)}, "with care", "1 class: disc"),
+        ({"checked": 3}, "with care", "3 labels were checked by hand"),
         ({"gain": -5.0, "gain_error": 3.0}, "with care", "5.0 points less accuracy"),
         ({"gain": -22.0, "gain_error": 3.0}, "do not use", "22.0 points less accuracy"),
         ({"gain": -5.0, "gain_error": 6.0}, "trusted", "skill"),  # within the error

@@ -96,6 +96,11 @@ def test_a_written_label_or_a_mark_vouches_for_the_label(index, file):
         read_corrections(file("key,label,checked\nplain,ant,perhaps\n"), index)
 
 
+def test_a_misspelt_class_gets_a_suggestion(index, file):
+    with pytest.raises(DataError, match=r"'Annt', .* did you mean 'ant'\? classes are"):
+        read_corrections(file("plain,Annt\n"), index)
+
+
 def test_an_empty_added_column_leaves_the_given_label(index, file):
     text = "key,given_label,corrected_label\nplain,ant,\npäd,,\n"
     assert corrected(file(text), index) == {"plain": 0, "päd": EXCLUDED}

@@ -26,6 +26,7 @@ from trainer.distributed.stop import EXIT_STOPPED
 from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
 from trainer.records.run_directory import RunDirectory
 from trainer.run.recipe import check_recipe
+from trainer.run.recipe_check import check_without_data
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
             start.why_no_weights,
         )
     if not RunDirectory(options.run).manifest.exists():
+        check_without_data(recipe)  # before the time is measured, which may take a while
         _announce_time(recipe, samples, classes)
     return text, recipe
 

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from shards.csv_file import write_csv
-from shards.durable import atomic_folder, disk_errors
+from shards.durable import atomic_folder, disk_errors, read_json
 from shards.errors import CommandStopped, ConfigError, DataError
+from shards.image_store import convert_image
 from shards.progress import Progress
 from shards.shard_writer import member_key
 from shards.tar_stream import ShardTar
@@ -20,6 +21,7 @@ from trainer.incv.selection_index import State
 from trainer.loading.shard_reader import CorruptSample, ShardReader
 from trainer.outputs.cleaned import CleanedSet, choose_samples, name_class_folders, name_files
 from trainer.outputs.finished_run import FinishedRun
+from trainer.outputs.originals import describe_resize, find_originals
 from trainer.run.data_sets import find_key_root
 
 MARK = "incv_clean.json"
@@ -37,34 +39,48 @@ class CleanOptions:
     """In a folder, link to the original files instead of copying."""
     least_probability: float | None = None
     """Also keep contradicted samples, with the suggested label, from this probability on; None: leave them out."""
+    from_shards: bool = False
+    """Write the images as they were packed, instead of the original files."""
     force: bool = False
     """Replace an output of an earlier `incv clean`."""
 
 
 def clean(run: FinishedRun, options: CleanOptions, stop: Stop = lambda: False) -> dict[str, Any]:
     """Write the cleaned data set; returns its description, which is also written beside the samples."""
-    _require_free(options)
+    _require_free(run, options)
     chosen = choose_samples(run.selection, run.labels, run.checked, options.least_probability)
     if not len(chosen.ids):
         raise DataError(f"{run.directory.root} selected no sample: there is nothing to write")
-    description = _describe(run, chosen, options)
+    originals = None
+    if options.form != "list" and not options.from_shards:
+        originals = find_originals(run, chosen.ids)
+    description = _describe(run, chosen, options, originals is not None)
     if options.form == "list":
         _write_list(run, chosen, options.out)
         return description
     with atomic_folder(options.out) as temporary:
         if options.form == "shards":
-            _write_shards(run, chosen, temporary, stop)
+            _write_shards(run, chosen, originals, temporary, stop)
+        elif originals is not None:
+            _write_originals(run, chosen, originals, temporary, options.link, stop)
         else:
-            _write_folder(run, chosen, temporary, options.link, stop)
+            _write_packed(run, chosen, temporary, options.link, stop)
         (temporary / MARK).write_text(json.dumps(description, indent=1) + "\n")
     return description
 
 
-def _require_free(options: CleanOptions) -> None:
-    """Raise ConfigError if the output exists, unless --force may replace it."""
+def _require_free(run: FinishedRun, options: CleanOptions) -> None:
+    """Raise ConfigError if the output is among the images, or if it exists and --force may not replace it."""
     out = options.out
-    if options.link and options.form != "folder":
-        raise ConfigError("--link makes links in an image folder: use it with `--as folder`")
+    if options.link and (options.form != "folder" or options.from_shards):
+        raise ConfigError(
+            "--link makes links to the original files: use it with `--as folder`, without --from-shards"
+        )
+    root = find_key_root(run.recipe.data.train)
+    if root is not None and options.form == "folder" and out.resolve().is_relative_to(Path(root).resolve()):
+        raise ConfigError(
+            f"{out} is among the images of the run, where it would count as a class: choose another --out"
+        )
     if not out.exists() and not out.is_symlink():
         return
     if options.form == "list":
@@ -83,7 +99,8 @@ def _require_free(options: CleanOptions) -> None:
         raise ConfigError(f"{out} holds an earlier cleaned set: choose another --out, or replace it with --force")
 
 
-def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> dict[str, Any]:
+def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions, original: bool) -> dict[str, Any]:
+    corrections = read_json(run.directory.corrections) if run.directory.corrections.exists() else {}
     return {
         "run": str(run.directory.root.resolve()),
         "form": options.form,
@@ -91,6 +108,8 @@ def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> di
         "relabelled": int(chosen.relabelled.sum()),
         "checked": int(run.checked[chosen.ids].sum()),
         "left_out": int((run.labels >= 0).sum()) - len(chosen.ids),
+        "excluded": int(corrections.get("excluded", 0)),
+        "images": None if options.form == "list" else "original" if original else f"packed{describe_resize(run)}",
         "removed": int((run.selection.state == State.REMOVED).sum()),
         "least_probability": options.least_probability,
         "class_names": list(run.index.class_names),
@@ -98,8 +117,21 @@ def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> di
     }
 
 
+def _converted(originals: list[Path], what: str, stop: Stop) -> Generator[bytes, None, None]:
+    """Yield each original image as JPEG or PNG, in its own size, with a progress bar."""
+    with Progress(what, len(originals)) as progress:
+        for path in originals:
+            if stop():
+                raise CommandStopped("stopped; nothing was written. Run the same command again")
+            image = convert_image(path.read_bytes())
+            if image.verdict != "ok":
+                raise DataError(f"{path} cannot be converted ({image.verdict}): add --from-shards")
+            yield image.data
+            progress.advance()
+
+
 def _stored(run: FinishedRun, chosen: CleanedSet, what: str, stop: Stop) -> Generator[bytes, None, None]:
-    """Yield the encoded image of each chosen sample, with a progress bar."""
+    """Yield the encoded image of each chosen sample from the shards, with a progress bar."""
     reader = ShardReader(run.index)
     try:
         with Progress(what, len(chosen.ids)) as progress:
@@ -118,11 +150,14 @@ def _suffix(data: bytes) -> str:
     return "png" if data.startswith(b"\x89PNG") else "jpg"
 
 
-def _write_shards(run: FinishedRun, chosen: CleanedSet, folder: Path, stop: Stop) -> None:
+def _write_shards(
+    run: FinishedRun, chosen: CleanedSet, originals: list[Path] | None, folder: Path, stop: Stop
+) -> None:
     """Write `.jpg` or `.png`, `.cls` and `.json` members, as WebDataset and DALI readers expect them."""
     keys = run.index.keys(chosen.ids)
     names = run.index.class_names
-    stored = _stored(run, chosen, "writing shards", stop)
+    what = "writing shards"
+    stored = _stored(run, chosen, what, stop) if originals is None else _converted(originals, what, stop)
     for first in range(0, len(chosen.ids), SAMPLES_PER_SHARD):
         rows = range(first, min(first + SAMPLES_PER_SHARD, len(chosen.ids)))
         with (folder / f"shard-{first // SAMPLES_PER_SHARD:06d}.tar").open("wb") as file, ShardTar(file) as tar:
@@ -145,32 +180,40 @@ def _write_shards(run: FinishedRun, chosen: CleanedSet, folder: Path, stop: Stop
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names))
 
 
-def _write_folder(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool, stop: Stop) -> None:
-    """Write <class>/<image>, linked to or copied from the original files, or copied from the shards."""
+def _make_class_folders(run: FinishedRun, chosen: CleanedSet, folder: Path) -> list[str]:
+    """Create a folder for each class; returns that of each chosen sample."""
     class_folders = name_class_folders(run.index.class_names)
-    folders = [class_folders[label] for label in chosen.labels]
     for name in sorted(set(class_folders)):
         (folder / name).mkdir()
-    keys = run.index.keys(chosen.ids)
-    originals = find_originals(run, keys)
-    if originals is not None:
-        suffixes = [path.suffix.lstrip(".") or "jpg" for path in originals]
-        names = name_files(keys, suffixes, chosen.ids, folders)
-        with Progress("linking" if link else "copying", len(names)) as progress:
-            for original, name in zip(originals, names, strict=True):
-                if stop():
-                    raise CommandStopped("stopped; nothing was written. Run the same command again")
-                if link:
-                    os.symlink(original, folder / name)
-                else:
-                    shutil.copyfile(original, folder / name)
-                progress.advance()
-        return
+    return [class_folders[label] for label in chosen.labels]
+
+
+def _write_originals(
+    run: FinishedRun, chosen: CleanedSet, originals: list[Path], folder: Path, link: bool, stop: Stop
+) -> None:
+    """Write <class>/<image>, linked to or copied from the original files."""
+    folders = _make_class_folders(run, chosen, folder)
+    suffixes = [path.suffix.lstrip(".") or "jpg" for path in originals]
+    names = name_files(run.index.keys(chosen.ids), suffixes, chosen.ids, folders)
+    with Progress("linking" if link else "copying", len(names)) as progress:
+        for original, name in zip(originals, names, strict=True):
+            if stop():
+                raise CommandStopped("stopped; nothing was written. Run the same command again")
+            if link:
+                os.symlink(original, folder / name)
+            else:
+                shutil.copyfile(original, folder / name)
+            progress.advance()
+
+
+def _write_packed(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool, stop: Stop) -> None:
+    """Write <class>/<image> with the images of the shards."""
     if link:
         raise ConfigError(
             "--link needs the original image files, but this run's source has none at data.train.root: leave --link "
             "out to copy the images from the shards"
         )
+    folders, keys = _make_class_folders(run, chosen, folder), run.index.keys(chosen.ids)
     suffixes = []  # an image shows its format only when it is read, so it is named afterwards
     for row, data in enumerate(_stored(run, chosen, "copying", stop)):
         (folder / f".{row}").write_bytes(data)
@@ -178,15 +221,6 @@ def _write_folder(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool
     names = name_files(keys, suffixes, chosen.ids, folders)
     for row, name in enumerate(names):
         os.replace(folder / f".{row}", folder / name)
-
-
-def find_originals(run: FinishedRun, keys: list[str]) -> list[Path] | None:
-    """Return the original file of each key, or None if the source has no files or one of them is missing."""
-    root = find_key_root(run.recipe.data.train)
-    if root is None:
-        return None
-    paths = [Path(root) / key for key in keys]
-    return paths if all(path.is_file() for path in paths) else None
 
 
 def _write_list(run: FinishedRun, chosen: CleanedSet, out: Path) -> None:

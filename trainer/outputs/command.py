@@ -31,6 +31,11 @@ def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     clean.add_argument("--link", action="store_true", help="in a folder, link to the original files; default: copy")
     clean.add_argument(
+        "--from-shards",
+        action="store_true",
+        help="write the images as they were packed; default: the original files, if the source has any",
+    )
+    clean.add_argument(
         "--apply-suggestions",
         nargs="?",
         type=probability_argument,
@@ -69,12 +74,21 @@ def _clean(arguments: argparse.Namespace) -> int:
     from trainer.outputs.finished_run import load_finished_run
 
     options = CleanOptions(
-        arguments.out, arguments.form, arguments.link, arguments.apply_suggestions, arguments.force
+        arguments.out,
+        arguments.form,
+        arguments.link,
+        arguments.apply_suggestions,
+        arguments.from_shards,
+        arguments.force,
     )
     written = clean(load_finished_run(arguments.run), options, arguments.stop)
     relabelled = f", {written['relabelled']:,} of them with the suggested label" if written["relabelled"] else ""
     checked = f", {written['checked']:,} of them checked by hand" if written["checked"] else ""
-    print(f"{arguments.out}: {written['samples']:,} samples{checked}{relabelled}; {written['left_out']:,} left out")
+    excluded = f", {written['excluded']:,} excluded by hand" if written["excluded"] else ""
+    left_out = f"{written['left_out']:,} left out{excluded}"
+    print(f"{arguments.out}: {written['samples']:,} samples{checked}{relabelled}; {left_out}")
+    if str(written["images"]).startswith("packed"):
+        print(f"The images are those of the shards, not the original files: {written['images']}.")
     return 0
 
 

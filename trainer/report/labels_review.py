@@ -36,7 +36,7 @@ class ReviewedSamples:
 
 
 def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Table:
-    """Return the list: the samples of the run by suspicion, then those without a prediction.
+    """Return the list: the samples of the run by suspicion, then those without a prediction, then the checked ones.
 
     Samples outside the run are left out, unless they were rejected or excluded.
     """
@@ -44,6 +44,7 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     state[samples.excluded] = _EXCLUDED
     state[samples.rejected] = _REJECTED
     ids = selection.ids_by_suspicion()
+    ids = ids[np.argsort(samples.checked[ids], kind="stable")]
     ids = ids[state[ids] != State.OUTSIDE]
     state = state[ids]
     issue = (state == State.CANDIDATE) | (state == State.REMOVED)

@@ -38,7 +38,9 @@ def measure_signals(
     assert estimate is not None
     name, value = estimate
     repeated = repeated_predictions(_read_predictions(run), samples.given)
-    listed = selection.ids_by_suspicion()[:LISTED]
+    listed = selection.ids_by_suspicion()
+    if samples.checked is not None:
+        listed = listed[~samples.checked[listed]]
     metrics = [read_metrics(path) for (round_, _), path in run.fold_metrics().items() if round_ == 0]
     ahead, error = _gain(report)
     return Signals(
@@ -50,12 +52,13 @@ def measure_signals(
         estimate=value,
         other_estimate=noise["confident"] if name == "paper" else noise["paper"],
         repeated=_share(repeated, np.arange(len(samples.given))),
-        repeated_listed=_share(repeated, listed),
+        repeated_listed=_share(repeated, listed[:LISTED]),
         train_accuracy=_last(metrics, "train_accuracy"),
         steps=int(_last(metrics, "step") or 0) or None,
         rare_classes=rare_classes(samples, selection),
         gain=ahead,
         gain_error=error,
+        checked=0 if samples.checked is None else int(samples.checked.sum()),
     )
 
 

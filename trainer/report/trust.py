@@ -55,6 +55,8 @@ class Signals:
     """Accuracy of the method that trains on the selection minus that of standard training, in points."""
     gain_error: float = 0.0
     """Two standard errors of `gain`."""
+    checked: int = 0
+    """How many labels were checked by hand."""
 
     @property
     def skill(self) -> float:
@@ -187,8 +189,14 @@ def _consistency(signals: Signals) -> list[Reason]:
 
 
 def _selection(signals: Signals) -> list[Reason]:
-    """Whether the selected samples are a usable training set."""
+    """Whether what is left in doubt can be judged, and the selected samples are a usable training set."""
     reasons = []
+    if signals.checked:
+        text = (
+            f"{_count(signals.checked, 'label was', 'labels were')} checked by hand, and the easy errors with them: "
+            "what is still doubted is less certain than in the first run."
+        )
+        reasons.append(Reason("with care", text, "Look at the remaining images before you change a label."))
     if signals.rare_classes:
         shown = ", ".join(signals.rare_classes[:5]) + (", …" if len(signals.rare_classes) > 5 else "")
         text = f"Few samples were selected in {_count(len(signals.rare_classes), 'class', 'classes')}: {shown}."

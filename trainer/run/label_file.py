@@ -1,5 +1,6 @@
 """Read labels from files: `labels.file` has a label for every sample, `labels.corrections` for some of them."""
 
+import difflib
 import hashlib
 import io
 import re
@@ -189,7 +190,10 @@ class _LabelFile:
             problem = "is not a class name (class numbers are not accepted, because names are numbers, too)"
             some = list(classes[:5])
         shown = ", ".join(some) + (", ..." if len(classes) > 5 else "")
-        return self._error(line, f"{text[:40]!r}, the label of {key!r}, {problem}; classes are {shown}")
+        folded = {name.casefold(): name for name in classes}
+        near = difflib.get_close_matches(text.casefold(), folded, n=1)
+        hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
+        return self._error(line, f"{text[:40]!r}, the label of {key!r}, {problem}{hint or ';'} classes are {shown}")
 
 
 def _recognise(line: str) -> tuple[bool, str | None]:
