@@ -178,7 +178,7 @@ class _LabelFile:
         return self._error(
             line,
             f"the data set has no key {key[:80]!r}; keys look like {known} (a header, if there is one, must be "
-            "key,label, or contain these names)",
+            "key,label, or contain these names). If the file was moved or removed, delete its row",
         )
 
     def _unknown_class(self, line: int, text: str, sample_id: int) -> DataError:
@@ -193,7 +193,10 @@ class _LabelFile:
         folded = {name.casefold(): name for name in classes}
         near = difflib.get_close_matches(text.casefold(), folded, n=1)
         hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
-        return self._error(line, f"{text[:40]!r}, the label of {key!r}, {problem}{hint or ';'} classes are {shown}")
+        exclude = "" if self._name == "labels.file" else ". To exclude a sample, leave all its labels empty"
+        return self._error(
+            line, f"{text[:40]!r}, the label of {key!r}, {problem}{hint or ';'} classes are {shown}{exclude}"
+        )
 
 
 def _recognise(line: str) -> tuple[bool, str | None]:
