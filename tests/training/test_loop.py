@@ -311,7 +311,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(step, before, tmp
         shutil.rmtree(folder)
         folder.write_text("")
 
-    with pytest.raises(OSError, match="checkpoints"):
+    with pytest.raises(DataError, match="checkpoints is a file"):
         run(tmp_path, ToyTask(in_the_way), execution=ExecutionConfig(checkpoint_every=5))
 
 
