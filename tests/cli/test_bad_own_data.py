@@ -259,11 +259,14 @@ def test_without_a_connection_an_audit_says_so_in_one_line(
 def test_outputs_of_an_audit_that_cannot_be_written(incv: Incv, playground: Path) -> None:
     photos("cat", "dog")
     Path("f").touch()
+    Path("mine").mkdir()
+    Path("mine/notes").touch()
     assert incv("audit", "photos", *QUICK).code == 0
     with unchanged(playground):
         refused(incv("clean", "runs/audit-photos", "--out", "f/x"), 3, "cannot write f/x", "choose another")
         refused(incv("clean", "runs/audit-photos", "--out", "/proc/x"), 3, "cannot write /proc/x", "choose another")
-        refused(incv("clean", "runs/audit-photos", "--out", "photos", "--force"), 2, "photos is not empty", "--out")
+        refused(incv("clean", "runs/audit-photos", "--out", "mine", "--force"), 2, "mine is not empty", "--out")
+        refused(incv("clean", "runs/audit-photos", "--out", "photos", "--force"), 2, "among the images", "--out")
         refused(incv("predict", "photos", "--run", "runs/audit-photos", "-o", "o.csv"), 2, "no classifier")
 
 
