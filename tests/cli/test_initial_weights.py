@@ -81,6 +81,34 @@ def test_folds_and_pairs_start_from_the_weights_with_classifiers_of_their_own(
     assert not same(networks[2], networks[3], ["fc.weight"])
 
 
+def test_with_a_trainable_classifier_the_features_stay_those_of_the_file(
+    incv: Incv, playground: Path, weights: Path
+) -> None:
+    """Also BatchNorm's statistics, in folds and in both networks of a pair, at an ordinary learning rate."""
+    rates = [f"{section}.optimizer={{kind: sgd, learning_rate: 0.1}}" for section in ("incv", "coteaching")]
+    answer = incv(*RUN, *rates, of_file(weights), "model.trainable=classifier")
+    assert answer.code == 0, answer.err
+    pair = playground / "run/methods/coteaching_incv/checkpoints"
+    saved = load_file(weights)
+    places = [(playground / f"run/rounds/0/fold{fold}/checkpoints", "model.") for fold in (0, 1)]
+    for folder, prefix in (*places, (pair, "model.a."), (pair, "model.b.")):
+        tensors = load_file(max(folder.glob("step-*")) / "tensors.safetensors")
+        body = [name for name in saved if not name.startswith("fc.")]
+        assert all(torch.equal(tensors[prefix + name], saved[name]) for name in body)
+        optimised = {name for name in tensors if name.startswith("optimizer.")}
+        assert len(optimised) == (4 if "a." in prefix or "b." in prefix else 2)  # the moments of weight and bias
+    first = [load_file(max(folder.glob("step-*")) / "tensors.safetensors") for folder, _ in places]
+    assert not torch.equal(first[0]["model.fc.weight"], first[1]["model.fc.weight"])
+
+
+def test_a_trainable_classifier_needs_weights(incv: Incv, playground: Path) -> None:
+    answer = incv(*RUN, "model.trainable=classifier")
+    assert answer.code == 2
+    assert "random features are of no use" in answer.err
+    assert "model.pretrained" in answer.err
+    assert not (playground / "run").exists()
+
+
 def test_the_weights_of_timm_start_a_run_and_the_image_keys_follow_them(
     incv: Incv, playground: Path, hub: Path
 ) -> None:

@@ -64,6 +64,19 @@ def test_only_rank_0_looks_for_the_weights_and_all_ranks_start_from_them(place: 
         torch.testing.assert_close(trained[f"model.{name}"], start[name], rtol=0, atol=1e-20)
 
 
+def test_two_ranks_train_the_classifier_alone_and_agree(place: Path) -> None:
+    saved = save(lived_in("test_resnet", 7), place / "head" / "w.safetensors")
+    told = (f"model.weights={saved}", "model.trainable=classifier", "standard.optimizer={learning_rate: 0.01}")
+    codes, printed = launch(place, "head-run", [Rank(place), Rank(place)], *told)
+    assert codes == [0, 0], printed
+    newest = max((place / "head-run/methods/standard/checkpoints").glob("step-*")) / "tensors.safetensors"
+    trained, start = load_file(newest), load_file(saved)
+    body = [name for name in start if not name.startswith("fc.")]
+    assert all(torch.equal(trained[f"model.{name}"], start[name]) for name in body)
+    fresh = create_model(NAME, 10, 0).state_dict()["fc.bias"]
+    assert not torch.equal(trained["model.fc.bias"], fresh)
+
+
 def test_other_weights_at_the_same_path_are_refused(place: Path) -> None:
     """As on two nodes without shared storage."""
     for folder, seed in (("one", 1), ("other", 2)):

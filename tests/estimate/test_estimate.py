@@ -291,3 +291,11 @@ def test_the_summary_repeats_the_tables() -> None:
                 counts = [cell.split()[0] for cell in lines[0]]
                 shown = [*zip(counts, named["total time"], named["dollars"], named["bottleneck"], strict=True)]
         assert tuple(cells) in shown
+
+
+def test_training_the_classifier_alone_costs_little_more_than_a_forward_pass():
+    whole = count_network("resnet18", 10, 64, {})
+    frozen = count_network("resnet18", 10, 64, {}, "classifier")
+    assert frozen.forward_flops == whole.forward_flops
+    assert frozen.step_flops < 1.01 * frozen.forward_flops
+    assert frozen.saved_numbers < 0.01 * whole.saved_numbers

@@ -84,6 +84,12 @@ class ModelConfig(Section):
 
     Its checksum counts as a result key; its path does not.
     """
+    trainable: Literal["all", "classifier"] = "all"
+    """classifier: train the last layer only, on the features of the initial weights, which stay as they are.
+
+    The backward pass then costs almost nothing, and wrong labels can hardly be memorised, but the network is only as
+    good as its initial weights.
+    """
     sync_batchnorm: bool = False
     """Compute BatchNorm statistics over the rows of all ranks instead of each rank's own; GPUs only."""
 
@@ -98,6 +104,11 @@ class ModelConfig(Section):
             raise ValueError(
                 "model.pretrained and model.weights exclude each other: set model.pretrained to false to use the "
                 "file, or model.weights to null to use timm's weights"
+            )
+        if self.trainable == "classifier" and not self.has_initial_weights:
+            raise ValueError(
+                "model.trainable is 'classifier', but random features are of no use: set model.pretrained or "
+                "model.weights, or set model.trainable to 'all'"
             )
         if taken := sorted({"model_name", "name", "num_classes", "seed"} & self.options.keys()):
             raise ValueError(f"model.options.{taken[0]} is set from other keys or from the data: remove it")

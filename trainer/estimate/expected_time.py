@@ -22,11 +22,12 @@ def estimate_cpu_seconds(recipe: Recipe, samples: int, classes: int) -> float:
     """
     samples = min(samples, recipe.data.train.limit or samples)
     recipe = resolve_batch(recipe, samples)
-    cost = count_network(recipe.model.name, classes, recipe.image.size, recipe.model.options)
+    model = recipe.model
+    cost = count_network(model.name, classes, recipe.image.size, model.options, model.trainable)
     with torch.random.fork_rng(devices=[]), _threads(recipe.execution.threads):
         machine = probe_machine(recipe, classes, cost, torch.device("cpu"), _PROBE_SECONDS)
-    model = CostModel(recipe, cost, samples, classes, machine=machine)
-    return sum(phase.seconds for phase in model.cost_run(1))
+    costs = CostModel(recipe, cost, samples, classes, machine=machine)
+    return sum(phase.seconds for phase in costs.cost_run(1))
 
 
 def describe_time(seconds: float) -> str:

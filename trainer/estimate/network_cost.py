@@ -1,7 +1,7 @@
 """Counts the computing cost of a network without running it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shards.errors import ConfigError
 from trainer.models.factory import create_model
+from trainer.models.frozen import freeze_features
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,14 @@ class NetworkCost:
     """Numbers that the forward pass saves for the backward pass."""
 
 
-def count_network(name: str, classes: int, pixels: int, options: dict[str, Any]) -> NetworkCost:
+def count_network(
+    name: str, classes: int, pixels: int, options: dict[str, Any], trainable: Literal["all", "classifier"] = "all"
+) -> NetworkCost:
     """Count the cost of one training step on the meta device, which computes only shapes."""
     rows = 2  # BatchNorm rejects a single row if the last feature map is one pixel
     network = create_model(name, classes, 0, **options).to("meta")
+    if trainable == "classifier":
+        freeze_features(network)
     own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     saved: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that no storage address is reused
 

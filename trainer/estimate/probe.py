@@ -15,6 +15,7 @@ from trainer.estimate.network_cost import NetworkCost
 from trainer.methods.networks import build_network, to_device
 from trainer.methods.registry import methods_of
 from trainer.methods.task import autocast, sample_losses
+from trainer.models.frozen import set_train_mode
 from trainer.training.optim import make_optimizer
 
 _SECONDS = 2.0
@@ -53,7 +54,9 @@ def probe_machine(
         images, labels = _make_batch(recipe, classes, count, device)
 
         def step() -> None:
-            network.train(count > 1)  # BatchNorm refuses to train on a single row
+            network.eval()
+            if count > 1:  # BatchNorm refuses to train on a single row
+                set_train_mode(network)
             with autocast(device, recipe.precision):
                 logits = network(images)
             sample_losses(logits, labels).mean().backward()

@@ -55,7 +55,8 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
     trained = count_trained(recipe, train.samples)
     recipe = resolve_batch(recipe, trained)
     try:
-        network = count_network(recipe.model.name, train.classes, recipe.image.size, recipe.model.options)
+        settings = recipe.model
+        network = count_network(settings.name, train.classes, recipe.image.size, settings.options, settings.trainable)
         device = select_device(recipe.execution) if options.probe else None
     except InputError as error:
         return f"no estimate: {error}"

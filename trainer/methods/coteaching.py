@@ -19,6 +19,7 @@ from trainer.loading.transfer import copy_to_device
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
 from trainer.methods.sections import CoteachingConfig, Rank
 from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses, target_losses
+from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
 
@@ -173,7 +174,7 @@ class CoteachingTask(BaseTask):
 
     def _one_pass(self, inputs: Inputs) -> _Learned:
         """Run a step with `rank: one_pass`: select rows by the losses of the training forward."""
-        self.module.train()
+        set_train_mode(self.module)
         logits_a, logits_b = self.forward(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
@@ -210,7 +211,7 @@ class CoteachingTask(BaseTask):
         images, labels = inputs["images"], inputs["labels"]
         (for_a, real_a), (for_b, real_b) = (_filled(each, rows) for each in (choice.rows_b, choice.rows_a))
         loss = torch.zeros((), device=self.device)
-        self.module.train()
+        set_train_mode(self.module)
         parts = self.parts(rows)
         for part in parts:
             last = part is parts[-1]

@@ -11,6 +11,7 @@ from trainer.config.schema import Recipe
 from trainer.loading.sample_order import derive_stream, mix64
 from trainer.methods.weight_average import load_averages
 from trainer.models.factory import create_model
+from trainer.models.frozen import freeze_features
 from trainer.models.twin import TwinModel
 from trainer.models.weights import Weights
 from trainer.training.checkpoint import find_newest_checkpoint, load_module
@@ -24,6 +25,8 @@ def build_network(recipe: Recipe, classes: int, seed: int, weights: Weights | No
     network = create_model(recipe.model.name, classes, seed, **recipe.model.options)
     if weights is not None:
         weights.load_into(network)
+    if recipe.model.trainable == "classifier":
+        freeze_features(network)
     return network
 
 

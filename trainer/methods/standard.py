@@ -7,6 +7,7 @@ from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
 from trainer.methods.targets import agreement, build_targets
 from trainer.methods.task import BaseTask, target_losses
+from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
 
 
@@ -16,7 +17,7 @@ class StandardTask(BaseTask):
         yield SyncPoint((count,))
         rows = count.clamp(min=1)
         self.begin_step()
-        self.module.train()
+        set_train_mode(self.module)
         loss, agreed = torch.zeros_like(count), torch.zeros_like(count)
         parts = self.parts(len(inputs["weights"]))
         for part in parts:

@@ -88,7 +88,7 @@ def import_timm() -> ModuleType:
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser; every parameter of `model` is in exactly one.
+    """Parameter groups for an optimiser; every trainable parameter of `model` is in exactly one.
 
     "all" decays every parameter. "weights", as in timm, decays neither biases and normalisation layers (parameters
     with at most one dimension) nor what the network lists in `no_weight_decay`. "residual_convs", as in the released
@@ -96,7 +96,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float, scope: DecayScope
     BatchNorm. Keras's l2(λ) has the gradient 2λw, so the released code's l2(1e-4) is a weight_decay of 2e-4 here.
     """
     if scope == "all":
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+        return [{"params": _trainable(model), "weight_decay": weight_decay}]
     if scope == "weights":
         exempt = _exempt_from_decay(model)
         return _split_by_decay(model, {id(p) for p in model.parameters() if p.ndim > 1} - exempt, weight_decay)
@@ -125,6 +125,10 @@ def _exempt_from_decay(model: nn.Module) -> set[int]:
 
 def _split_by_decay(model: nn.Module, decayed: set[int], weight_decay: float) -> list[dict[str, Any]]:
     """Group the parameters into those whose id is in `decayed`, and the others."""
-    with_decay = [parameter for parameter in model.parameters() if id(parameter) in decayed]
-    without_decay = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
+    with_decay = [parameter for parameter in _trainable(model) if id(parameter) in decayed]
+    without_decay = [parameter for parameter in _trainable(model) if id(parameter) not in decayed]
     return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shards.durable import hash_file
 from shards.errors import ConfigError, DataError, describe_unreadable
 from trainer.models.cifar_resnets import SMALL_NETWORKS
+from trainer.models.classifier import classifier_names
 from trainer.models.factory import create_model, import_timm, seeded_cpu
 from trainer.models.pretrained import base_name, describe_file
 
@@ -113,19 +114,13 @@ def _fit(state: Tensors, name: str, classes: int | None, options: Mapping[str, A
 
 def count_classes(state: Mapping[str, Tensor], network: nn.Module) -> int:
     """Return the number of classes that weights of this architecture were trained on; 0 without a classifier."""
-    outputs = [state[key] for name in _classifier_names(network) if (key := f"{name}.weight") in state]
+    outputs = [state[key] for name in classifier_names(network) if (key := f"{name}.weight") in state]
     return outputs[0].shape[0] if outputs and outputs[0].ndim else 0
 
 
 def _drop_classifier(tensors: Mapping[str, Tensor], network: nn.Module) -> Tensors:
-    classifier = tuple(f"{name}." for name in _classifier_names(network))
+    classifier = tuple(f"{name}." for name in classifier_names(network))
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(classifier)}
-
-
-def _classifier_names(network: nn.Module) -> tuple[str, ...]:
-    cfg = getattr(network, "pretrained_cfg", {"classifier": "fc"})  # our own networks have no pretrained_cfg
-    names = cfg.get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _refusal(path: Path, name: str, misfit: str) -> str:
