@@ -22,8 +22,8 @@ from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.models.factory import create_model
 from trainer.records.run_directory import RunDirectory
+from trainer.records.stored_labels import read_labels
 from trainer.records.unreadable import Location, UnreadableLog, parse_complete_lines
-from trainer.run.labels import read_labels
 from trainer.run.recipe import load_recipe
 from trainer.run.runner import run_recipe
 
@@ -58,10 +58,10 @@ def run_of(tmp_path: Path, *overrides: str) -> Path:
     return tmp_path / "run"
 
 
-def chosen(folder: Path, tmp_path: Path, count: int) -> list[int]:
+def chosen(tmp_path: Path, count: int) -> list[int]:
     """Training samples of the run; the stage `labels` checks the shards and notes that they are good."""
     assert run_recipe(load_recipe(TINY, BRIEF), "tiny", tmp_path / "run", only="labels") == 0
-    ids, _ = read_labels(tmp_path / "run" / "labels.parquet", len(SampleIndex.load(folder)))
+    ids = read_labels(tmp_path / "run" / "labels.parquet").ids
     return [int(sample) for sample in ids[10 : 10 + count]]
 
 
@@ -71,7 +71,7 @@ def lines_of(run: Path) -> list[dict]:
 
 @pytest.mark.parametrize("loader", ["resident", "cpu"])
 def test_a_run_goes_on_and_its_report_names_the_image(loader, digits, tmp_path):
-    (sample,) = chosen(digits / "digits-train", tmp_path, 1)
+    (sample,) = chosen(tmp_path, 1)
     test_sample = int(SampleIndex.load(digits / "digits-test").usable_ids()[0])
     key = broken(digits / "digits-train", sample)
     run = run_of(tmp_path, f"execution.loader={loader}", "data.eval.test.limit=null")
@@ -106,7 +106,7 @@ def test_a_run_without_broken_images_says_nothing_of_them(digits, tmp_path):
 
 
 def test_too_many_broken_images_end_the_training(digits, tmp_path):
-    samples = chosen(digits / "digits-train", tmp_path, 4)
+    samples = chosen(tmp_path, 4)
     for sample in samples:
         broken(digits / "digits-train", sample)
     with pytest.raises(DataError, match=r"4 of the 300 training samples.*data\.max_unreadable = 1\.0%"):
@@ -192,7 +192,7 @@ def test_of_two_ranks_one_meets_the_image_and_neither_loses_a_step(digits, tmp_p
 @pytest.mark.cluster
 def test_two_ranks_go_on_together_and_the_report_names_the_image(digits, tmp_path):
     """A step in which one rank has a row less: its loss is weighed by the rows of both, and nobody waits for ever."""
-    (sample,) = chosen(digits / "digits-train", tmp_path, 1)
+    (sample,) = chosen(tmp_path, 1)
     key = broken(digits / "digits-train", sample)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     launcher.append(f"--master-port={processes.free_ports(1)[0]}")

@@ -22,9 +22,7 @@ from trainer.run.labels import (
     build_transition,
     corrupt_labels,
     make_labels,
-    read_labels,
     require_every_class,
-    write_labels,
 )
 from trainer.theory import asymmetric_transition, symmetric_transition
 
@@ -347,17 +345,6 @@ def test_a_class_without_a_sample_is_named():
         require_every_class(np.array([0, 2, 3]), names)
     with pytest.raises(DataError, match=r"2 class.*2 \(cow\), 3 \(dog\)"):
         require_every_class(np.array([0, 1]), names)
-
-
-def test_labels_come_back_dense_with_minus_1_where_the_run_has_none(tmp_path):
-    ids, labels = np.array([1, 4, 5]), np.array([7, 0, 2])
-    write_labels(tmp_path / "labels.parquet", ids, labels)
-    found_ids, dense = read_labels(tmp_path / "labels.parquet", 7)
-    assert found_ids.tolist() == [1, 4, 5]
-    assert dense.tolist() == [-1, 7, -1, -1, 0, 2, -1]
-    (tmp_path / "labels.parquet").write_bytes(b"torn")
-    with pytest.raises(DataError, match=r"labels\.parquet"):
-        read_labels(tmp_path / "labels.parquet", 7)
 
 
 def test_a_mark_of_a_spreadsheet_and_blank_lines_are_passed_over(index, label_file):

@@ -11,8 +11,8 @@ from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex
 from trainer.records.run_directory import RunDirectory
+from trainer.records.stored_labels import Labels, read_labels
 from trainer.report.measured import last_selection
-from trainer.run.labels import Labels, read_checked, read_labels
 from trainer.run.recipe import load_recipe
 
 
@@ -57,6 +57,5 @@ def load_finished_run(root: Path) -> FinishedRun:
             f"{folder} has {len(index):,} samples, but {run.selection} has {len(selection.state):,}: the shards were "
             "packed again after the run"
         )
-    _, labels = read_labels(run.labels, len(index))
-    checked = read_checked(run.labels, len(index))
-    return FinishedRun(run, recipe, index, labels, checked, selection)
+    labels, samples = read_labels(run.labels), len(index)
+    return FinishedRun(run, recipe, index, labels.by_id(samples), labels.checked_by_id(samples), selection)

@@ -13,6 +13,7 @@ from trainer import theory
 from trainer.incv import measure
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
+from trainer.records.stored_labels import read_labels
 
 MATRIX_CLASSES = 50  # with more classes a matrix is too large to read: only its largest entries are kept
 WORST_PAIRS = 15
@@ -54,9 +55,9 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
     names: the class names; unnamed classes are numbered.
     """
     selection = last_selection(run)
-    ids, labels = read_columns(run.labels, "sample_id", "label")
-    size = max(int(ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
-    given = _dense(ids, labels, size)
+    labels = read_labels(run.labels)
+    size = max(int(labels.ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
+    given = _dense(labels.ids, labels.labels, size)
     truth = None
     if run.true_labels.exists():
         true_ids, true_labels = read_columns(run.true_labels, "sample_id", "label")
@@ -68,17 +69,8 @@ def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
         inside[len(selection.state) :] = False
     highest = max(int(given.max(initial=-1)), -1 if truth is None else int(truth.max(initial=-1)))
     names = names + [str(number) for number in range(len(names), highest + 1)]
-    return RunSamples(given, truth, inside, names, _read_checked(run, size))
-
-
-def _read_checked(run: RunDirectory, size: int) -> NDArray[np.bool_] | None:
-    """Return whether each label was checked by hand; None if none was."""
-    table = read_parquet(run.labels, "table of labels")
-    if "checked" not in table.column_names:
-        return None
-    checked = np.zeros(size, bool)
-    checked[table["sample_id"].to_numpy()[table["checked"].to_numpy()]] = True
-    return checked
+    checked = labels.checked_by_id(size) if labels.checked.any() else None
+    return RunSamples(given, truth, inside, names, checked)
 
 
 def last_selection(run: RunDirectory) -> SelectionIndex | None:

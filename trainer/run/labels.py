@@ -4,17 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
 from trainer.config.schema import LabelsConfig
 from trainer.loading.sample_order import Ids, derive_stream, draw_uniforms
+from trainer.records.stored_labels import Labels
 from trainer.run.label_file import EXCLUDED, Corrections, read_label_file
 from trainer.run.noise_kinds import build_transition
-
-Labels = npt.NDArray[np.int64]
 
 
 def corrupt_labels(labels: Labels, ids: Ids, transition: npt.NDArray[np.float64], stream: int) -> Labels:
@@ -65,29 +62,3 @@ def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
         raise DataError(
             f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one labelled sample"
         )
-
-
-def write_labels(path: Path, ids: Ids, labels: Labels, checked: Ids | None = None) -> None:
-    """Write the labels of a run. checked: the samples whose label was checked by hand, if there are any."""
-    columns = {"sample_id": ids, "label": labels.astype(np.int32)}
-    if checked is not None and len(checked):
-        columns["checked"] = np.isin(ids, checked)
-    write_parquet(path, pa.table(columns))
-
-
-def read_labels(path: Path, samples: int) -> tuple[Ids, Labels]:
-    """Return the run's sample_ids, and its labels as an array indexed by sample_id (-1 outside the run)."""
-    table = read_parquet(path, "table of labels")
-    ids = table["sample_id"].to_numpy().astype(np.int64)
-    dense = np.full(samples, -1, np.int64)
-    dense[ids] = table["label"].to_numpy()
-    return ids, dense
-
-
-def read_checked(path: Path, samples: int) -> npt.NDArray[np.bool_]:
-    """Return whether the label of each sample was checked by hand, indexed by sample_id."""
-    table = read_parquet(path, "table of labels")
-    checked = np.zeros(samples, bool)
-    if "checked" in table.column_names:
-        checked[table["sample_id"].to_numpy()] = table["checked"].to_numpy()
-    return checked

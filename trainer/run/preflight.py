@@ -19,10 +19,11 @@ from trainer.methods.registry import methods_of
 from trainer.models.weights import Weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
+from trainer.records.stored_labels import Labels
 from trainer.records.trackers import require_trackers
 from trainer.run.held_out import split_held_out
 from trainer.run.label_file import EXCLUDED, read_corrections
-from trainer.run.labels import Labels, make_labels, overlay_corrections, require_every_class
+from trainer.run.labels import make_labels, overlay_corrections, require_every_class
 from trainer.run.network_check import check_network
 from trainer.training.engines.deepspeed import deepspeed_stage
 

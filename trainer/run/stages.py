@@ -29,6 +29,7 @@ from trainer.methods.predict import predict
 from trainer.methods.registry import get_method, methods_of
 from trainer.methods.task import BaseTask, image_type
 from trainer.records.run_directory import RunDirectory
+from trainer.records.stored_labels import Labels, read_labels, write_labels
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
@@ -37,7 +38,6 @@ from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, reduce_counts, top1_share
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
-from trainer.run.labels import Labels, read_checked, read_labels, write_labels
 from trainer.run.preflight import RunData
 from trainer.training.interleave import Steps
 from trainer.training.loop import RunContext, TrainingJob, iterate_training
@@ -87,10 +87,10 @@ class StageRunner:
     def _training_set(self) -> ImageSet:
         if self._opened is None:
             index = self._data.train
-            ids, labels = read_labels(self._run.labels, len(index))
+            labels = read_labels(self._run.labels)  # with the held-out samples: INCV predicts them
             order = self._recipe.order
             window = order.window if order.kind == "windowed" else None
-            opened = self._image_set(index, ids, labels, window)  # with the held-out samples: INCV predicts them
+            opened = self._image_set(index, labels.ids, labels.by_id(len(index)), window)
             self._opened = replace(opened, ids=self._data.labels.trained)
         return self._opened
 
@@ -99,8 +99,9 @@ class StageRunner:
 
     def _evaluation_set(self, name: str) -> ImageSet:
         if name == HELD_OUT_SET:
-            _, labels = read_labels(self._run.labels, len(self._data.train))
-            return self._image_set(self._data.train, self._data.labels.held_out, labels)
+            index = self._data.train
+            labels = read_labels(self._run.labels).by_id(len(index))
+            return self._image_set(index, self._data.labels.held_out, labels)
         index = self._data.eval[name]
         ids = limit_ids(index, self._recipe.data.eval[name].limit)
         return self._image_set(index, ids, index.label.astype(np.int64))
@@ -129,13 +130,13 @@ class StageRunner:
         index, selection = self._data.train, last_selection(self._run)
         assert selection is not None
         rejected = index.verdict != 0
-        _, given = read_labels(self._run.labels, len(index))
+        labels = read_labels(self._run.labels)
         samples = ReviewedSamples(
             keys=index.read_table(["key"])["key"],
-            given=np.where(rejected, index.label, given),
+            given=np.where(rejected, index.label, labels.by_id(len(index))),
             rejected=rejected,
             excluded=np.isin(index.sample_id, self._data.labels.excluded),
-            checked=read_checked(self._run.labels, len(index)),
+            checked=labels.checked_by_id(len(index)),
             class_names=index.class_names,
             root=find_key_root(self._recipe.data.train),
         )
