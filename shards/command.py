@@ -58,7 +58,13 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     packing.add_argument("--split", default="train", help="the split to pack; default: train")
     packing.add_argument("--subset", help="the subset of the split to pack, if SOURCE has subsets")
-    _add_source_options(packing)
+    packing.add_argument(
+        "--csv",
+        metavar="FILE",
+        type=os.path.expanduser,
+        help="the list of paths and labels; default: the one in --root",
+    )
+    add_source_options(packing, "--root")
     packing.add_argument("--classes", type=int, metavar="K", help="pack only the first K classes; default: all")
     packing.add_argument(
         "--resize", type=int, metavar="PIXELS", help="resize the shorter side to PIXELS; default: keep the size"
@@ -98,21 +104,23 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may replace `stop`
 
 
-def _add_source_options(packing: argparse.ArgumentParser) -> None:
-    packing.add_argument(
-        "--csv",
-        metavar="FILE",
-        type=os.path.expanduser,
-        help="the list of paths and labels; default: the one in --root",
-    )
-    packing.add_argument("--path-column", metavar="NAME", help="the column of the paths; default: recognised by name")
-    packing.add_argument(
+def add_source_options(parser: argparse.ArgumentParser, root: str) -> None:
+    """Add the options of SourceOptions, except --csv. root: the argument that names the folder of the images."""
+    parser.add_argument("--path-column", metavar="NAME", help="the column of the paths; default: recognised by name")
+    parser.add_argument(
         "--label-column", metavar="NAME", help="the column, or JSON key, of the labels; default: recognised by name"
     )
-    packing.add_argument("--partial", action="store_true", help="ignore images without a label; default: refuse them")
-    packing.add_argument(
-        "--allow-outside", action="store_true", help="accept paths and links that leave --root; default: refuse them"
+    parser.add_argument("--partial", action="store_true", help="ignore images without a label; default: refuse them")
+    parser.add_argument(
+        "--allow-outside", action="store_true", help=f"accept paths and links that leave {root}; default: refuse them"
     )
+
+
+def read_source_options(arguments: argparse.Namespace) -> SourceOptions:
+    """Return the options of `add_source_options`, and --csv, from the parsed arguments."""
+    values = {option.name: getattr(arguments, option.name) for option in fields(SourceOptions)}
+    csv = None if arguments.csv is None else os.fspath(arguments.csv)
+    return SourceOptions(**values | {"csv": csv})
 
 
 class _PackHelp(argparse.Action):
@@ -145,7 +153,7 @@ def _cpus() -> int:
 
 def _pack(arguments: argparse.Namespace) -> int:
     task = None if arguments.task is None else ArrayTask.parse(arguments.task)
-    options = SourceOptions(**{option.name: getattr(arguments, option.name) for option in fields(SourceOptions)})
+    options = read_source_options(arguments)
     source = open_source(
         arguments.source, arguments.root, arguments.split, arguments.subset, arguments.classes, options
     )

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from shards.command import add_source_options, read_source_options
 from trainer.config.argument_types import path_argument
 
 
@@ -24,14 +25,7 @@ def add_command(
         metavar="FILE",
         help="paths and labels of images that are not in folders by class",
     )
-    audit.add_argument("--path-column", metavar="NAME", help="the column of the paths; default: recognised by name")
-    audit.add_argument(
-        "--label-column", metavar="NAME", help="the column, or JSON key, of the labels; default: recognised by name"
-    )
-    audit.add_argument("--partial", action="store_true", help="ignore images without a label; default: refuse them")
-    audit.add_argument(
-        "--allow-outside", action="store_true", help="accept paths and links that leave FOLDER; default: refuse them"
-    )
+    add_source_options(audit, "FOLDER")
     audit.add_argument(
         "--weights",
         type=path_argument,
@@ -52,13 +46,11 @@ def add_command(
 
 def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], None]) -> int:
     # Imported here: it imports torch, which takes seconds.
-    from shards.sources import SourceOptions
     from trainer.auditing.audit import AuditOptions, run_audit
 
-    csv = str(parsed.csv) if parsed.csv is not None else None
     options = AuditOptions(
         parsed.folder,
-        source=SourceOptions(csv, parsed.path_column, parsed.label_column, parsed.partial, parsed.allow_outside),
+        source=read_source_options(parsed),
         weights=parsed.weights,
         model=parsed.model,
         run_dir=parsed.run_dir,
