@@ -1,7 +1,7 @@
 """Errors that the user can correct, each with its exit code, and parts of their messages."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -34,6 +34,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return f"{hint}known: {shown or 'none'}"
+
+
+def list_some(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """Return the first items and the number of the others: `a, b, c and 4 more`."""
+    more = len(items) - most
+    return separator.join(items[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def describe_unreadable(what: str, path: Path, error: OSError) -> str:

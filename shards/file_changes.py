@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_NAMES_SHOWN = 3
+from shards.errors import list_some
 
 
 class PackedFile(NamedTuple):
@@ -57,7 +57,7 @@ class Changes:
             "changed": self.changed,
             "given another label": self.relabelled,
         }
-        texts = [f"{_count(names)} {kind} ({_list_first(names)})" for kind, names in kinds.items() if names]
+        texts = [f"{_count(names)} {kind} ({list_some(names)})" for kind, names in kinds.items() if names]
         return ", ".join(texts) or "no file differs"
 
 
@@ -116,8 +116,3 @@ def _match_moved(
 
 def _count(names: tuple[str, ...]) -> str:
     return "1 file" if len(names) == 1 else f"{len(names):,} files"
-
-
-def _list_first(names: tuple[str, ...]) -> str:
-    more = f", ... {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more

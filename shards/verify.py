@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from shards.dali_index import index_path, index_text
 from shards.durable import read_json, read_parquet, write_json
-from shards.errors import DataError
+from shards.errors import DataError, list_some
 from shards.image_check import VERDICTS
 from shards.progress import Progress
 from shards.sample_index import (
@@ -28,7 +28,6 @@ from shards.source_files import SOURCE_FILES, read_source_files
 from shards.tar_stream import Member, read_tar
 
 _PROBLEMS_PER_SHARD = 5
-_PROBLEMS_SHOWN = 3
 _NOTE = ".verified.json"
 
 
@@ -80,9 +79,8 @@ def require_verified(folder: Path, workers: int = 1) -> SampleIndex:
         problems = report.problems
         if problems:
             again = suggest_packing(folder, index.dataset, repair=report.tables_are_good)
-            shown = "; ".join(problem.removesuffix(f". {again}") for problem in problems[:_PROBLEMS_SHOWN])
-            more = f" and {len(problems) - _PROBLEMS_SHOWN} more" if len(problems) > _PROBLEMS_SHOWN else ""
-            raise DataError(f"{folder} is damaged: {shown}{more}. {again}")
+            shown = list_some([one.removesuffix(f". {again}") for one in problems], separator="; ")
+            raise DataError(f"{folder} is damaged: {shown}. {again}")
     return index
 
 

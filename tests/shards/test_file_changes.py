@@ -113,4 +113,4 @@ def test_another_class_and_another_path_under_the_same_key():
 
 def test_the_description_counts_all_and_names_a_few():
     changes = Changes(added=tuple("abcde"), removed=("f",), changed=("g", "h"))
-    assert changes.describe() == "5 files added (a, b, c, ... 2 more), 1 file removed (f), 2 files changed (g, h)"
+    assert changes.describe() == "5 files added (a, b, c and 2 more), 1 file removed (f), 2 files changed (g, h)"

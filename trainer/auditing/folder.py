@@ -2,12 +2,12 @@
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, list_some
 from shards.sources import SourceOptions, open_source
 from shards.sources.source import is_image
 
@@ -16,7 +16,6 @@ LAYOUT = "FOLDER/<class>/<image>, images with a CSV file of their paths and labe
 NO_OPTIONS = SourceOptions()
 _LISTS = (".csv", ".tsv")
 _ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z", ".rar")
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -135,12 +134,12 @@ def _require_class_folders(folder: Path, split: str) -> None:
         if len(inside[name].folders) > 1:
             raise DataError(
                 f"{place} contains only the folder {name}, and the classes seem to be in it "
-                f"({_some(inside[name].folders)}): run `incv audit {place / name}`"
+                f"({list_some(inside[name].folders)}): run `incv audit {place / name}`"
             )
     elif repeated := find_repeated(inside):
         raise DataError(
-            f"the folders of {place} ({_some(here.folders)}) seem to be parts of a data set, not classes: each "
-            f"contains {_some(repeated)}. Audit one of them: `incv audit {place / here.folders[0]}`"
+            f"the folders of {place} ({list_some(here.folders)}) seem to be parts of a data set, not classes: each "
+            f"contains {list_some(repeated)}. Audit one of them: `incv audit {place / here.folders[0]}`"
         )
 
 
@@ -159,7 +158,7 @@ def _explain_flat(place: Path, here: _Listing) -> str:
         if beside:
             return (
                 f"{place} contains {len(here.images):,} images, but no folders by class. If it is one of several "
-                f"classes, beside {_some(beside)}, audit the folder of them all: `incv audit {parent}`. "
+                f"classes, beside {list_some(beside)}, audit the folder of them all: `incv audit {parent}`. "
                 "Otherwise, name a list of paths and labels with --csv FILE"
             )
         return (
@@ -167,11 +166,6 @@ def _explain_flat(place: Path, here: _Listing) -> str:
             f"folder per class ({place}/<class>/<image>), or name a list of paths and labels with --csv FILE"
         )
     if archives := here.ending(*_ARCHIVES):
-        return f"{place} contains no images, but {_some(archives)}: unpack it first"
-    found = f"contains no images, only {_some(here.files)}" if here.files else "is empty"
+        return f"{place} contains no images, but {list_some(archives)}: unpack it first"
+    found = f"contains no images, only {list_some(here.files)}" if here.files else "is empty"
     return f"{place} {found}. Expected: {LAYOUT}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

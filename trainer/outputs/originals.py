@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from shards.errors import DataError
+from shards.errors import DataError, list_some
 from shards.source_files import hash_content, read_source_files
 from trainer.loading.sample_order import Ids
 from trainer.outputs.finished_run import FinishedRun
 from trainer.run.data_sets import find_key_root
-
-_SHOWN = 3
 
 
 def find_originals(run: FinishedRun, ids: Ids) -> list[Path] | None:
@@ -22,7 +20,7 @@ def find_originals(run: FinishedRun, ids: Ids) -> list[Path] | None:
     paths = [Path(root) / key for key in run.index.keys(ids)]
     problems = _find_problems(run, ids, paths)
     if problems:
-        shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > _SHOWN else "")
+        shown = list_some(problems, separator="; ")
         raise DataError(
             f"{len(problems):,} of the {len(paths):,} images in {root} are missing or have changed since they were "
             f"packed: {shown}. Restore them, run again with `--redo pack`, or add --from-shards to write the images "

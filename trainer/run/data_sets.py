@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from shards.durable import remove_on_error
-from shards.errors import ConfigError, DataError, InputError
+from shards.errors import ConfigError, DataError, InputError, list_some
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import SAMPLES_PER_SHARD, can_resume, find_plan_difference, pack
 from shards.plan import Plan, make_plan
@@ -283,15 +283,11 @@ def require_same_classes(name: str, train: Sequence[str], found: Sequence[str]) 
         "only in training": [one for one in train if one not in set(found)],
         f"only in {name}": [one for one in found if one not in set(train)],
     }
-    shown = "; ".join(f"{where}: {_first(names)}" for where, names in differences.items() if names)
+    shown = "; ".join(f"{where}: {list_some(names, _NAMES_SHOWN)}" for where, names in differences.items() if names)
     raise DataError(
         f"the evaluation set {name} has different classes than the training set ({shown or 'in another order'}): "
         f"give both the same class folders, or choose other data for data.eval.{name}"
     )
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN))
 
 
 def load_packed_splits(recipe: Recipe) -> tuple[SampleIndex, dict[str, SampleIndex]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, list_some
 from trainer.config.schema import Recipe
 from trainer.methods.registry import get_method, method_names
 from trainer.records.manifest import Manifest, now
@@ -144,7 +144,7 @@ class StageLedger:
             if not any(needed in {s.stage for s in changed} for needed in inputs_of(status.stage, self._recipe))
         ]
         flags = " ".join(f"--redo {stage}" for stage in first)
-        shown = "; ".join(changes[:6]) + (f"; and {len(changes) - 6} more" if len(changes) > 6 else "")
+        shown = list_some(changes, 6, "; ")
         raise ConfigError(
             f"{self._run.root} has stages that were run with other values: {shown}. To redo {stages}, "
             f"add `{flags}` (the old outputs move to {self._run.old}), or choose another --run-dir"
