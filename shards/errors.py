@@ -1,7 +1,7 @@
 """Errors that the user can correct, each with its exit code, and parts of their messages."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 
@@ -30,10 +30,17 @@ class DataError(InputError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: near matches, then all known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = suggest_near(word, names, cutoff=0.5)
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"{hint}known: {shown or 'none'}"
+    return f"{hint}{' ' if hint else ''}known: {shown or 'none'}"
+
+
+def suggest_near(
+    word: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6, show: Callable[[str], str] = str
+) -> str:
+    """Return a question that names the nearest matches, or "" if there are none. show: how to write a name."""
+    near = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(show, near))}?" if near else ""
 
 
 def list_some(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:

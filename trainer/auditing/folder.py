@@ -1,13 +1,12 @@
 """Finds the images and labels of a folder, and explains a folder that cannot be audited."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shards.errors import ConfigError, DataError, list_some
+from shards.errors import ConfigError, DataError, list_some, suggest_near
 from shards.sources import SourceOptions, open_source
 from shards.sources.source import is_image
 
@@ -108,9 +107,8 @@ def _require_folder(folder: Path) -> None:
     if not os.path.lexists(folder):
         parent = folder.parent
         known = _list(parent).folders if parent.is_dir() else []
-        near = difflib.get_close_matches(folder.name, known, n=1)
-        hint = f"did you mean {parent / near[0]}?" if near else "name the folder that contains the images"
-        raise ConfigError(f"there is no folder {folder}: {hint}")
+        hint = suggest_near(folder.name, known, most=1, show=lambda name: str(parent / name))
+        raise ConfigError(f"there is no folder {folder}: {hint or 'name the folder that contains the images'}")
     if name.endswith(_LISTS):
         advice = f"name the folder of the images, and the list with --csv {folder}"
     elif name.endswith(_ARCHIVES):

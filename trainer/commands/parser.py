@@ -1,9 +1,10 @@
 """The parser of the command line: mistakes in one line, with near matches for commands, choices and options."""
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+from shards.errors import suggest_near
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -34,8 +35,8 @@ class CommandParser(argparse.ArgumentParser):
 
 def _suggest(given: str, known: Iterable[str]) -> str:
     """Return the end of a sentence: near matches, if there are any."""
-    near = difflib.get_close_matches(given, list(known), n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else "."
+    hint = suggest_near(given, known, most=2)
+    return f"; {hint}" if hint else "."
 
 
 def _name(action: argparse.Action) -> str:

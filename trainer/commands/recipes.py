@@ -1,12 +1,11 @@
 """The commands about recipes: `incv validate`, `keys`, `ls` and `cp`."""
 
 import argparse
-import difflib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, suggest_near
 from trainer.config.argument_types import path_argument
 from trainer.config.key_reference import Section, describe_schema, find_key, format_page, format_text, select_section
 from trainer.config.schema import Recipe
@@ -89,9 +88,8 @@ def _near_names(given: str, sections: Sequence[Section]) -> str:
     """Return the end of an error message: near matches among sections and keys, then the outermost sections."""
     names = {name for section in sections for name in section.names if name}
     keys = {f"{name}.{key.name}".removeprefix(".") for each in sections for name in each.names for key in each.keys}
-    near = difflib.get_close_matches(given, sorted(names | keys), n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}sections: {', '.join(sorted(name for name in names if '.' not in name))}"
+    hint = suggest_near(given, sorted(names | keys))
+    return f"{hint}{' ' if hint else ''}sections: {', '.join(sorted(name for name in names if '.' not in name))}"
 
 
 def _list(_parsed: argparse.Namespace) -> int:

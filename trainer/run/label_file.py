@@ -1,6 +1,5 @@
 """Read labels from files: `labels.file` has a label for every sample, `labels.corrections` for some of them."""
 
-import difflib
 import hashlib
 import io
 import re
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.csv_file import DELIMITERS, BadCsv, column_name, read_csv_text, read_records, unescape_cell
-from shards.errors import DataError, describe_unreadable
+from shards.errors import DataError, describe_unreadable, suggest_near
 from shards.sample_index import SampleIndex
 from trainer.loading.sample_order import Ids
 
@@ -191,12 +190,10 @@ class _LabelFile:
             some = list(classes[:5])
         shown = ", ".join(some) + (", ..." if len(classes) > 5 else "")
         folded = {name.casefold(): name for name in classes}
-        near = difflib.get_close_matches(text.casefold(), folded, n=1)
-        hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
+        hint = suggest_near(text.casefold(), folded, most=1, show=lambda name: repr(folded[name]))
         exclude = "" if self._name == "labels.file" else ". To exclude a sample, leave all its labels empty"
-        return self._error(
-            line, f"{text[:40]!r}, the label of {key!r}, {problem}{hint or ';'} classes are {shown}{exclude}"
-        )
+        known = f"{hint}{' ' if hint else ''}classes are {shown}"
+        return self._error(line, f"{text[:40]!r}, the label of {key!r}, {problem}; {known}{exclude}")
 
 
 def _recognise(line: str) -> tuple[bool, str | None]:
