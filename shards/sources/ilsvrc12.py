@@ -1,7 +1,6 @@
 """The ILSVRC12 validation set, from class folders named by WordNet id, or from a flat folder or tar with a list."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from shards.sources.source import (
     RawSample,
     SourceType,
     is_image,
+    list_names,
     require_root,
     require_split,
     suffix_of,
@@ -86,7 +86,7 @@ SOURCE = SourceType(Ilsvrc12.name, Ilsvrc12, splits=_SPLITS, published={("val", 
 
 def _open_rows(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
     for base in _BASES:
-        folders, files = _scan_folder(root / base)
+        folders, files = list_names(root / base) if is_there(root / base) else ([], [])
         if any(is_wnid(name) for name in folders):
             return _rows_of_folders(root, base, sorted(filter(is_wnid, folders)), labels), FolderImages(root)
         images = {name for name in files if is_image(name)}
@@ -102,27 +102,13 @@ def _open_rows(root: Path, labels: dict[str, int]) -> tuple[list[_Row], Images]:
     raise DataError(f"the ILSVRC12 validation set was not found in {root}. Expected there: {_LAYOUT}")
 
 
-def _scan_folder(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the subfolders and of the files in `folder`; empty if it does not exist."""
-    folders: list[str] = []
-    files: list[str] = []
-    if is_there(folder):
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    (folders if entry.is_dir() else files).append(entry.name)
-        except OSError as error:
-            raise DataError(f"{folder} cannot be read: {error.strerror}") from error
-    return folders, files
-
-
 def _rows_of_folders(root: Path, base: str, wnids: list[str], labels: dict[str, int]) -> list[_Row]:
     rows: list[_Row] = []
     for name in wnids:
         folder = f"{base}/{name}" if base else name
         if name not in labels:
             raise DataError(f"the folder {root / folder} is not one of the {len(labels):,} classes; remove it")
-        images = [file for file in _scan_folder(root / folder)[1] if is_image(file)]
+        images = [file for file in list_names(root / folder)[1] if is_image(file)]
         if not images:
             raise DataError(f"the class folder {root / folder} contains no image (.JPEG, .jpg, .png, ...)")
         for file in images:

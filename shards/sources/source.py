@@ -1,8 +1,10 @@
 """The interface of a data set, its registry record, and checks shared by all data sets."""
 
 import io
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -170,10 +172,28 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
 
 def list_folder(folder: Path) -> list[Path]:
     """Return the entries of a folder by name; raises DataError if it cannot be read."""
-    try:
+    with _folder_errors(folder):
         return sorted(folder.iterdir(), key=lambda entry: entry.name)
+
+
+def list_names(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and those of the files in a folder; raises DataError if it cannot be read.
+
+    It needs no status of each file, which takes minutes on network storage with a million files.
+    """
+    with _folder_errors(folder), os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    return [name for name, is_folder in found if is_folder], [name for name, is_folder in found if not is_folder]
+
+
+@contextmanager
+def _folder_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}; allow it with chmod, or copy it") from error
+        raise DataError(
+            f"{folder} cannot be read: {error.strerror}. Give yourself the permission to read it, or copy it"
+        ) from error
 
 
 def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES, decode_rgb
 from shards.pack import pack
 from shards.sources import open_source
+from shards.sources.source import list_names
 from tests.support.pictures import FirstRows, image_tree, picture
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -277,3 +278,15 @@ def test_a_missing_root_says_what_is_expected(name, tmp_path):
         (tmp_path / "archive.tar.gz").touch()
         with pytest.raises(DataError, match="Expected there"):
             open_source(name, root, "train")
+
+
+def test_names_of_folders_and_files_are_listed_apart(tmp_path):
+    for name in ("b.jpg", "a.jpg", ".hidden"):
+        (tmp_path / name).touch()
+    (tmp_path / "zebra").mkdir()
+    (tmp_path / "ant").symlink_to(tmp_path / "zebra")
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    assert list_names(tmp_path) == (["ant", "zebra"], [".hidden", "a.jpg", "b.jpg", "gone.jpg"])
+    for place in (tmp_path / "nowhere", tmp_path / "a.jpg"):
+        with pytest.raises(DataError, match=rf"{place.name} cannot be read: .*Give yourself the permission"):
+            list_names(place)

@@ -8,7 +8,7 @@ from typing import Any
 
 from shards.errors import ConfigError, DataError, list_some, suggest_near
 from shards.sources import SourceOptions, open_source
-from shards.sources.source import is_image
+from shards.sources.source import is_image, list_names
 
 MIN_SAMPLES = 20
 LAYOUT = "FOLDER/<class>/<image>, images with a CSV file of their paths and labels (--csv FILE), or WebDataset tars"
@@ -82,16 +82,8 @@ def find_layout(root: Path, has_list: bool) -> dict[str, Any]:
 
 
 def _list(folder: Path) -> _Listing:
-    try:
-        with os.scandir(folder) as entries:
-            found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        raise DataError(
-            f"{folder} cannot be read: {error.strerror}. Give yourself the permission to read it, or copy the images"
-        ) from error
-    return _Listing(
-        [name for name, is_folder in found if is_folder], [name for name, is_folder in found if not is_folder]
-    )
+    folders, files = ([name for name in names if not name.startswith(".")] for names in list_names(folder))
+    return _Listing(folders, files)
 
 
 def _require_folder(folder: Path) -> None:
