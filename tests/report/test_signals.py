@@ -62,7 +62,7 @@ def test_held_out_samples_do_not_count(tmp_path):
     """Of 8 samples with known fate, 2 are contradicted twice; 4 more are held out and predicted in each round."""
     from trainer.incv.predictions import Predictions
     from trainer.records.run_directory import RunDirectory
-    from trainer.report.signals import confirmed_noise
+    from trainer.report.signals import confirmed_noise, read_repeated
 
     def table(rows: dict[int, int]) -> Predictions:
         ids, predicted = predictions(rows)
@@ -78,4 +78,4 @@ def test_held_out_samples_do_not_count(tmp_path):
         table(rows).write(run.round_predictions(number))
         index.write(run.round_selection(number))
     samples = RunSamples(np.zeros(12, np.int32), None, np.ones(12, bool), ["cat", "dog", "fox"])
-    assert confirmed_noise(run, samples) == 2 / 8
+    assert confirmed_noise(run, samples, read_repeated(run, samples)) == 2 / 8

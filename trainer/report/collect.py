@@ -25,7 +25,7 @@ from trainer.report.measured import (
     read_samples,
 )
 from trainer.report.profile import read_profile
-from trainer.report.signals import confirmed_noise, measure_signals, stated_estimate
+from trainer.report.signals import confirmed_noise, measure_signals, read_repeated, stated_estimate
 from trainer.report.suspects import find_suspects
 from trainer.report.trust import judge
 from trainer.report.unreadable import find_unreadable
@@ -37,6 +37,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
     manifest = read_json(run.manifest)
     incv = _optional(run.incv)
     samples = read_samples(run, _class_names(manifest))
+    repeated = read_repeated(run, samples)
     starts = manifest.get("starts") or []
     noise = (incv or {}).get("noise") or {}
     flagged, suspicious = find_suspects(run, samples)
@@ -52,7 +53,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "noise": {
             "paper": noise.get("paper"),
             "confident": noise.get("confident"),
-            "confirmed": confirmed_noise(run, samples),
+            "confirmed": confirmed_noise(run, samples, repeated),
             "true": samples.realised_noise(),
         },
         "rounds": measure_rounds(run, samples, (incv or {}).get("rounds") or []),
@@ -82,7 +83,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
     }
     estimate = stated_estimate(report["noise"], (config.get("incv") or {}).get("noise_estimate"))
     report["noise"]["stated"] = estimate[0] if estimate else None
-    signals = measure_signals(run, samples, incv, report)
+    signals = measure_signals(run, samples, repeated, incv, report)
     report["trust"] = None if signals is None else judge(signals).as_json() | {"signals": asdict(signals)}
     return strict(report)
 

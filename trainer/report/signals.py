@@ -17,6 +17,8 @@ from trainer.report.trust import Signals
 
 RoundPredictions = tuple[NDArray[np.int64], NDArray[np.int32]]
 """The usable predictions of a round: sample_ids, and the predicted class of each."""
+Repeated = NDArray[np.int8]
+"""Whether the rounds repeat a contradiction, by sample_id; see `repeated_predictions`."""
 LISTED = 24
 """How many of the most suspicious samples are checked for repeated suggestions."""
 _FEW_REPEATED = 10
@@ -25,7 +27,11 @@ _RARE_SHARE, _RARE_COUNT = 1 / 3, 5
 
 
 def measure_signals(
-    run: RunDirectory, samples: RunSamples, incv: dict[str, Any] | None, report: dict[str, Any]
+    run: RunDirectory,
+    samples: RunSamples,
+    repeated: Repeated,
+    incv: dict[str, Any] | None,
+    report: dict[str, Any],
 ) -> Signals | None:
     """Return the signals of a run whose INCV has finished; None for other runs. report: the report so far."""
     selection = last_selection(run)
@@ -37,7 +43,6 @@ def measure_signals(
     estimate = stated_estimate(noise, (report["config"].get("incv") or {}).get("noise_estimate"))
     assert estimate is not None
     name, value = estimate
-    repeated = repeated_predictions(_read_predictions(run), samples.given)
     listed = selection.ids_by_suspicion()
     if samples.checked is not None:
         listed = listed[~samples.checked[listed]]
@@ -74,7 +79,7 @@ def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float
     return None
 
 
-def confirmed_noise(run: RunDirectory, samples: RunSamples) -> float | None:
+def confirmed_noise(run: RunDirectory, samples: RunSamples, repeated: Repeated) -> float | None:
     """Return the share of labels that the first and the last round contradict by the same class.
 
     None unless every sample that is not selected was predicted in several rounds: removed samples are not.
@@ -87,11 +92,15 @@ def confirmed_noise(run: RunDirectory, samples: RunSamples) -> float | None:
     state = selection.state[inside]
     if (state == State.REMOVED).any():
         return None
-    repeated = repeated_predictions(_read_predictions(run), samples.given)
     open_ = inside[state == State.CANDIDATE]
     if (repeated[open_] < 0).any():
         return None
     return float((repeated[open_] == 1).sum() / len(inside))
+
+
+def read_repeated(run: RunDirectory, samples: RunSamples) -> Repeated:
+    """Read the predictions of all rounds, and compare those of each sample."""
+    return repeated_predictions(_read_predictions(run), samples.given)
 
 
 def _read_predictions(run: RunDirectory) -> Iterator[RoundPredictions]:
@@ -100,7 +109,7 @@ def _read_predictions(run: RunDirectory) -> Iterator[RoundPredictions]:
         yield ids[status == Status.OK], predicted[status == Status.OK]
 
 
-def repeated_predictions(rounds: Iterable[RoundPredictions], given: NDArray[np.int32]) -> NDArray[np.int8]:
+def repeated_predictions(rounds: Iterable[RoundPredictions], given: NDArray[np.int32]) -> Repeated:
     """Compare the first and the last prediction of each sample, by sample_id: int8 [samples].
 
     1: both contradict the given label with the same class; 0: the last contradicts it with another class than the
@@ -135,7 +144,7 @@ def _trained(samples: RunSamples, selection: SelectionIndex) -> NDArray[np.int64
     return np.flatnonzero(samples.inside[: len(judged)] & judged)
 
 
-def _share(repeated: NDArray[np.int8], ids: NDArray[np.int64]) -> float | None:
+def _share(repeated: Repeated, ids: NDArray[np.int64]) -> float | None:
     judged = repeated[ids][repeated[ids] >= 0]
     return float(judged.mean()) if len(judged) >= _FEW_REPEATED else None
 
