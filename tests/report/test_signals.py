@@ -78,4 +78,4 @@ def test_held_out_samples_do_not_count(tmp_path):
         table(rows).write(run.round_predictions(number))
         index.write(run.round_selection(number))
     samples = RunSamples(np.zeros(12, np.int32), None, np.ones(12, bool), ["cat", "dog", "fox"])
-    assert confirmed_noise(run, samples, read_repeated(run, samples)) == 2 / 8
+    assert confirmed_noise(run, samples, index, read_repeated(run, samples)) == 2 / 8

@@ -19,7 +19,8 @@ from trainer.report.left_out import read_left_out
 from trainer.report.measured import (
     MATRIX_CLASSES,
     RunSamples,
-    final_selection,
+    describe_selection,
+    last_selection,
     measure_confusion,
     measure_rounds,
     read_samples,
@@ -36,11 +37,12 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
     config = yaml.safe_load(run.config.read_text()) or {}
     manifest = read_json(run.manifest)
     incv = _optional(run.incv)
-    samples = read_samples(run, _class_names(manifest))
+    selection = last_selection(run)
+    samples = read_samples(run, _class_names(manifest), selection)
     repeated = read_repeated(run, samples)
     starts = manifest.get("starts") or []
     noise = (incv or {}).get("noise") or {}
-    flagged, suspicious = find_suspects(run, samples)
+    flagged, suspicious = find_suspects(selection, samples)
     report = {
         "recipe": manifest.get("recipe"),
         "seed": config.get("seed"),
@@ -53,11 +55,11 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "noise": {
             "paper": noise.get("paper"),
             "confident": noise.get("confident"),
-            "confirmed": confirmed_noise(run, samples, repeated),
+            "confirmed": confirmed_noise(run, samples, selection, repeated),
             "true": samples.realised_noise(),
         },
         "rounds": measure_rounds(run, samples, (incv or {}).get("rounds") or []),
-        "selection": final_selection(run, samples),
+        "selection": describe_selection(selection, samples),
         "filled_classes": (incv or {}).get("filled_classes"),
         "ended_early": (incv or {}).get("ended_early"),
         "confusion": measure_confusion(run, samples, noise.get("transition")),
@@ -83,7 +85,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
     }
     estimate = stated_estimate(report["noise"], (config.get("incv") or {}).get("noise_estimate"))
     report["noise"]["stated"] = estimate[0] if estimate else None
-    signals = measure_signals(run, samples, repeated, incv, report)
+    signals = measure_signals(run, samples, selection, repeated, incv, report)
     report["trust"] = None if signals is None else judge(signals).as_json() | {"signals": asdict(signals)}
     return strict(report)
 

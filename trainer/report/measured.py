@@ -49,12 +49,11 @@ class RunSamples:
         return None if self.known is None else measure.or_none(measure.realised_noise(*self.known))
 
 
-def read_samples(run: RunDirectory, names: list[str]) -> RunSamples:
+def read_samples(run: RunDirectory, names: list[str], selection: SelectionIndex | None) -> RunSamples:
     """Read the given labels and, if known, the true ones. The inside has no samples that INCV did not select from.
 
-    names: the class names; unnamed classes are numbered.
+    names: the class names; unnamed classes are numbered. selection: the last one.
     """
-    selection = last_selection(run)
     labels = read_labels(run.labels)
     size = max(int(labels.ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
     given = _dense(labels.ids, labels.labels, size)
@@ -106,9 +105,8 @@ def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str,
     return rounds
 
 
-def final_selection(run: RunDirectory, samples: RunSamples) -> dict[str, Any] | None:
+def describe_selection(selection: SelectionIndex | None, samples: RunSamples) -> dict[str, Any] | None:
     """Describe the last selection: counts (total, by given label), precision and recall (total, by true class)."""
-    selection = last_selection(run)
     if selection is None:
         return None
     state = _states(selection, len(samples.given))

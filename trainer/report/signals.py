@@ -11,7 +11,7 @@ from trainer.incv.prediction_status import Status
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_metrics
-from trainer.report.measured import RunSamples, last_selection, read_columns
+from trainer.report.measured import RunSamples, read_columns
 from trainer.report.summary import first_set, gain, method_with
 from trainer.report.trust import Signals
 
@@ -29,12 +29,12 @@ _RARE_SHARE, _RARE_COUNT = 1 / 3, 5
 def measure_signals(
     run: RunDirectory,
     samples: RunSamples,
+    selection: SelectionIndex | None,
     repeated: Repeated,
     incv: dict[str, Any] | None,
     report: dict[str, Any],
 ) -> Signals | None:
     """Return the signals of a run whose INCV has finished; None for other runs. report: the report so far."""
-    selection = last_selection(run)
     if incv is None or selection is None or not incv.get("rounds"):
         return None
     first = incv["rounds"][0]
@@ -79,12 +79,13 @@ def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float
     return None
 
 
-def confirmed_noise(run: RunDirectory, samples: RunSamples, repeated: Repeated) -> float | None:
+def confirmed_noise(
+    run: RunDirectory, samples: RunSamples, selection: SelectionIndex | None, repeated: Repeated
+) -> float | None:
     """Return the share of labels that the first and the last round contradict by the same class.
 
     None unless every sample that is not selected was predicted in several rounds: removed samples are not.
     """
-    selection = last_selection(run)
     rounds = len(run.round_files("predictions.parquet"))
     if selection is None or rounds < 2 or not samples.inside.any():
         return None

@@ -10,10 +10,9 @@ from PIL import Image
 
 from shards.errors import InputError
 from shards.image_check import UndecodableImage
-from trainer.incv.selection_index import State
+from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.shard_reader import CorruptSample
-from trainer.records.run_directory import RunDirectory
-from trainer.report.measured import RunSamples, last_selection
+from trainer.report.measured import RunSamples
 
 MOST = 240  # maximum in report.json and on the page; labels_review.csv lists all
 OPEN = 24  # shown without a click
@@ -22,14 +21,13 @@ SMALL = 64  # pixels; images up to this size are stored losslessly and shown pix
 
 
 def find_suspects(
-    run: RunDirectory, samples: RunSamples, most: int = MOST
+    selection: SelectionIndex | None, samples: RunSamples, most: int = MOST
 ) -> tuple[int | None, list[dict[str, Any]] | None]:
     """Return the number of flagged samples and the most suspicious of them; None if there is no selection.
 
     A sample is flagged if it is not selected, its last held-out prediction contradicts the label, and nobody has
     checked the label by hand.
     """
-    selection = last_selection(run)
     if selection is None:
         return None, None
     size = len(selection.state)
