@@ -4,19 +4,18 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shards.durable import read_json, write_bytes, write_json
+from shards.durable import read_json, write_bytes
 from shards.errors import CommandStopped, ConfigError, InputError
 from shards.sample_index import SampleIndex
 from trainer.config.recipe_file import recipe_yaml
 from trainer.config.schema import Recipe
 from trainer.distributed.launch import check_launcher_options, check_world_size, detect_launch, get_launch_id
 from trainer.distributed.process_group import abort, is_peer_failure, join_world, leave_world
-from trainer.distributed.stop import EXIT_STOPPED, Stopped, StopRequest
+from trainer.distributed.stop import EXIT_STOPPED, StopRequest
 from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
 from trainer.incv.rounds import folds_side_by_side
@@ -24,8 +23,8 @@ from trainer.methods.micro_batches import batchnorm_rows
 from trainer.models.weights import Weights
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.logs import ANY_RANK, log_to_file
-from trainer.records.manifest import Manifest, StartLog, now
-from trainer.records.profile import Profile, merge_profiles
+from trainer.records.manifest import Manifest, StartLog
+from trainer.records.profile import Profile
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.records.trackers import tracker_settings
@@ -37,7 +36,8 @@ from trainer.run.label_file import file_checksum
 from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_other_recipe, refuse_own_list
 from trainer.run.recipe_check import check_before_packing
 from trainer.run.result_keys import Keys
-from trainer.run.stage_graph import StageLedger, require_stages, stages_of
+from trainer.run.stage_graph import StageLedger, require_stages
+from trainer.run.stage_loop import Claim, iterate_stages
 from trainer.run.stages import StageRunner
 from trainer.run.start_checks import code_hash, require_common_directory, require_same_start
 from trainer.training.interleave import Steps, run_to_end
@@ -152,15 +152,15 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
     options = replace(options, recipe=(recipe := fit_recipe(recipe, data.train)))
     require_same_start(world, recipe, {"train": data.train, **data.eval}, weights)
     try:
-        claimed = world.run_on_rank0(
+        claim = world.run_on_rank0(
             lambda: _claim_directory(options, world, stop, data, opened.packing_seconds if opened else 0.0)
         )
-        shared = world.broadcast_from_rank0(lambda: claimed.shared() if claimed is not None else None)
+        shared = world.broadcast_from_rank0(lambda: claim.shared() if claim is not None else None)
         require_common_directory(world, run)
         with log_to_file(run.rank_log(world.rank), world.rank, world.size):
             ctx = _build_context(options, world, stop, shared["start"])
             stages = StageRunner(recipe, run, ctx, data, shared["identities"])
-            return (yield from _run_to_end(options, ctx, stages, claimed))
+            return (yield from iterate_stages(run, recipe, ctx, stages, claim, options.only))
     finally:
         run.release()
 
@@ -212,22 +212,9 @@ def _check_data(
     return RunData(train, eval_sets, labels, weights)
 
 
-@dataclass(frozen=True)
-class _Claimed:
-    """What rank 0 holds after it has claimed the run directory."""
-
-    manifest: Manifest
-    ledger: StageLedger
-    start: int
-
-    def shared(self) -> dict[str, Any]:
-        """Return the part that every rank needs."""
-        return {"start": self.start, "identities": self.ledger.identities()}
-
-
 def _claim_directory(
     options: RunOptions, world: World, stop: StopRequest, data: RunData, packing_seconds: float
-) -> _Claimed:
+) -> Claim:
     """On rank 0: lock the directory, refuse or redo changed stages, and record this start."""
     recipe, run = options.recipe, options.run
     run.acquire()
@@ -245,7 +232,7 @@ def _claim_directory(
     start = manifest.begin(options.name, world, _batchnorm_rows(recipe, world), code_hash())
     ledger.begin("pack")
     ledger.finish("pack", packing_seconds, done=True)
-    return _Claimed(manifest, ledger, start.number)
+    return Claim(manifest, ledger, start.number)
 
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
@@ -255,79 +242,6 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
         stage: batchnorm_rows(recipe.batch.rows, ranks, recipe.batch.micro)
         for stage, ranks in (("incv", world.size // halves), ("methods", world.size))
     }
-
-
-def _run_to_end(options: RunOptions, ctx: RunContext, stages: StageRunner, claimed: _Claimed | None) -> Steps[int]:
-    """Run the stages, record how this start ended, and return the exit code. claimed: None except on rank 0."""
-    ended = "failed"
-    try:
-        stopped_in = yield from _run_stages(options, ctx, stages, claimed.ledger if claimed is not None else None)
-        ended = "finished" if stopped_in is None else "stopped"
-    except Exception:
-        if claimed is not None:
-            with suppress(InputError):  # the disk may be full
-                claimed.manifest.end("failed")
-        raise
-    finally:
-        stages.close()
-        ctx.heartbeat.close(ended)
-    if claimed is not None:
-        claimed.manifest.end(ended)
-    if stopped_in is None:
-        ctx.world.barrier()  # no rank exits before rank 0 has written its files
-        return 0
-    stage, why = stopped_in
-    if ctx.world.is_rank0:
-        record = {"stage": stage, "where": why.where, "step": why.step, "reason": why.reason, "time": now()}
-        write_json(options.run.stopped, record | {"launch": get_launch_id()})
-        ctx.stop.mark_obeyed()
-        _log.info("incv: %s; run the same command again to resume", why)
-    with suppress(WorldError, RuntimeError):  # a rank that fails from here on has stopped anyway
-        ctx.world.barrier()  # no rank exits before stopped.json is written: its agent may kill the others
-    return 0 if ctx.world.stop_exits_zero else EXIT_STOPPED
-
-
-def _run_stages(
-    options: RunOptions, ctx: RunContext, stages: StageRunner, ledger: StageLedger | None
-) -> Steps[tuple[str, Stopped] | None]:
-    """Run the stages; returns where and why the run was stopped, or None if it finished. ledger: rank 0 only."""
-    world = ctx.world
-    names = stages_of(options.recipe)
-    for stage in names:
-        if stage == "pack" or options.only not in (None, stage):
-            continue
-        if not world.broadcast_from_rank0(lambda: _begins(stage, ledger)):  # noqa: B023 - called at once
-            continue
-        began = time.monotonic()
-        done, stopped = False, None
-        try:
-            yield from stages.iterate(stage)
-            done = True
-        except Stopped as stop:
-            stopped = stop
-        finally:
-            seconds = time.monotonic() - began
-            if ledger is not None:
-                ledger.finish(stage, seconds, done)
-        ctx.heartbeat.update(f"waiting after {stage}", 0, 0)
-        stops = world.barrier(stopped is not None)
-        if world.is_rank0:
-            merge_profiles(options.run.root, names)
-        if stops:
-            return stage, stopped or Stopped(stage, 0, ctx.stop.wait_for_reason())
-        _log.info("%s: done in %.1f s", stage, seconds)
-    return None
-
-
-def _begins(stage: str, ledger: StageLedger | None) -> bool:
-    """On rank 0: return whether the stage has to run; if so, record it as begun."""
-    assert ledger is not None
-    if ledger.status(stage).state == "done":
-        ledger.require_outputs(stage)
-        _log.info("%s: already done", stage)
-        return False
-    ledger.begin(stage)
-    return True
 
 
 def checksum_keys(
