@@ -1,6 +1,5 @@
 """Images in a folder of any shape, with a CSV file of their paths and labels, such as Hugging Face's metadata.csv."""
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from shards.sources.source import (
     require_root,
     sort_class_names,
     suffix_of,
+    warn_of_ignored,
 )
 
 _LAYOUT = "images in any folders, and a CSV file with a column of paths and one of labels (--csv)"
@@ -69,10 +69,7 @@ class ImageCsv:
         self._keys = [key for key, _ in found]
         self._labels = np.array([label_of[row.label] for _, row in found], np.int32)
         self._lines = np.array([row.line for _, row in found], np.int64)
-        if self.ignored:
-            logging.getLogger(__name__).warning(
-                "%s: %d files were ignored, for example %s (%s)", self.root, len(self.ignored), *self.ignored[0]
-            )
+        warn_of_ignored(self.root, self.ignored)
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -1,6 +1,5 @@
 """Your own images in class folders: ROOT/<split>/<class>/.../<image>."""
 
-import logging
 import os
 from pathlib import Path
 
@@ -8,7 +7,16 @@ from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_check import MAX_BYTES
 from shards.image_formats import SUFFIXES, explain_ignored
 from shards.sources.folder_walk import walk_files
-from shards.sources.source import IgnoredFile, RawSample, SourceType, is_image, list_folder, require_root, suffix_of
+from shards.sources.source import (
+    IgnoredFile,
+    RawSample,
+    SourceType,
+    is_image,
+    list_folder,
+    require_root,
+    suffix_of,
+    warn_of_ignored,
+)
 
 _LAYOUT = "<split>/<class>/<image>.jpg, .png, .webp, ... (with --split '': <class>/<image>)"
 
@@ -42,15 +50,7 @@ class ImageFolder:
             self.ignored += ignored
             self._paths += images
             self._labels += [label] * len(images)
-        if self.ignored:
-            first = self.ignored[0]
-            logging.getLogger(__name__).warning(
-                "%s: %d files were ignored, for example %s (%s)",
-                self.root / split,
-                len(self.ignored),
-                first.path,
-                first.reason,
-            )
+        warn_of_ignored(self.root / split, self.ignored)
 
     def __len__(self) -> int:
         return len(self._paths)

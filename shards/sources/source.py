@@ -1,6 +1,7 @@
 """The interface of a data set, its registry record, and checks shared by all data sets."""
 
 import io
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from PIL import Image
 from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_formats import SUFFIXES
 
+_log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"-?[0-9]{1,9}")  # stricter than int(), which accepts 0_1 and non-ASCII digits
 
 
@@ -112,6 +114,12 @@ class IgnoredFile(NamedTuple):
 def ignored_files(source: Source) -> Sequence[IgnoredFile]:
     """Return the files that a source left out, if it lists them in its attribute `ignored`."""
     return getattr(source, "ignored", ())
+
+
+def warn_of_ignored(place: Path, ignored: Sequence[IgnoredFile], what: str = "files") -> None:
+    """Log how many files of `place` a source leaves out, and an example, if there are any."""
+    if ignored:
+        _log.warning("%s: %d %s were ignored, for example %s (%s)", place, len(ignored), what, *ignored[0])
 
 
 @dataclass(frozen=True)

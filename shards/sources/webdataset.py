@@ -1,7 +1,6 @@
 """Existing WebDataset tars: <key>.jpg (or .png, .webp, ...) with its label in <key>.cls or <key>.json."""
 
 import json
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,15 @@ import numpy as np
 from shards.errors import ConfigError, DataError
 from shards.image_formats import SUFFIXES
 from shards.sources.inside import is_there
-from shards.sources.source import IgnoredFile, RawSample, SourceType, list_folder, require_root, sort_class_names
+from shards.sources.source import (
+    IgnoredFile,
+    RawSample,
+    SourceType,
+    list_folder,
+    require_root,
+    sort_class_names,
+    warn_of_ignored,
+)
 from shards.sources.tar_members import FileState, Member, TarImages, list_members, open_tar
 from shards.sources.text_file import find_text, read_lines
 
@@ -67,10 +74,7 @@ class WebDataset:
         self._first_rows = np.array(first_rows, np.int64)
         self.class_names, self._labels = self._number_labels(texts, tars[0].parent)
         self._open: OrderedDict[int, None] = OrderedDict()
-        if self.ignored:
-            logging.getLogger(__name__).warning(
-                "%s: %d members were ignored, for example %s (%s)", self._root, len(self.ignored), *self.ignored[0]
-            )
+        warn_of_ignored(self._root, self.ignored, "members")
 
     def __len__(self) -> int:
         return len(self._keys)
