@@ -27,7 +27,7 @@ from trainer.config.argument_types import (
     profile_argument,
 )
 from trainer.config.schema import Recipe
-from trainer.config.shipped import recipe_name, recipe_path
+from trainer.config.shipped import recipe_name, recipe_path, run_name
 from trainer.config.sweep import Variant, combinations, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
@@ -279,7 +279,7 @@ def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.N
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage, advise=False)
     if parsed.stage in (None, "report"):
-        _tell_together(variants, codes, name)
+        _tell_together(variants, codes, run_name(recipe_path(parsed.recipe)))
     return next((code for code in codes if code), 0)
 
 

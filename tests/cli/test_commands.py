@@ -111,12 +111,31 @@ def test_a_redo_means_the_run_of_its_keys_or_else_the_one_they_change(incv: Incv
     assert incv(*asked, "--redo", "standard").out.strip() == str(own)
 
 
-def test_the_resolved_recipe_of_a_run_is_named_after_the_run(finished: Path, incv: Incv, tmp_path: Path) -> None:
+def test_the_resolved_recipe_of_a_run_is_its_recipe(finished: Path, incv: Incv) -> None:
+    """Its runs are runs of the same recipe, and each can be continued from its own resolved recipe."""
     resolved = finished / "config.resolved.yaml"
     assert incv("run", "-c", resolved, "--print-run-dir").out.strip() == f"runs/{finished.name}"
     assert incv("run", "-c", resolved, "seed=9", "--print-run-dir").out.startswith(f"runs/{finished.name}-")
-    assert incv("labels", "-c", resolved, "seed=9", "--run-dir", tmp_path / "other").code == 0
-    assert read_json(tmp_path / "other/manifest.json")["recipe"] == finished.name
+    again = incv("run", "-c", resolved, "--run-dir", finished)
+    assert again.code == 0, again.err
+    assert "standard: already done" in again.err
+    for origin, run in ((finished, "second"), (Path("second"), "third")):
+        for recipe, more in ((origin, ["seed=9"]), (Path(run), [])):
+            answer = incv("labels", "-c", recipe / "config.resolved.yaml", *more, "--run-dir", run)
+            assert answer.code == 0, answer.err
+            assert read_json(Path(run, "manifest.json"))["recipe"] == "tiny"
+        assert "labels: already done" in answer.err
+
+
+def test_a_copied_resolved_recipe_is_named_after_its_folder(finished: Path, incv: Incv) -> None:
+    for number, manifest in enumerate((None, "", "[]", '{"recipe": null}')):
+        folder = Path(f"mine{number}")
+        folder.mkdir()
+        shutil.copyfile(finished / "config.resolved.yaml", folder / "config.resolved.yaml")
+        if manifest is not None:
+            (folder / "manifest.json").write_text(manifest)
+        assert incv("labels", "-c", folder / "config.resolved.yaml", "--run-dir", f"run{number}").code == 0
+        assert read_json(Path(f"run{number}/manifest.json"))["recipe"] == folder.name
 
 
 def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:

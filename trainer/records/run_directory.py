@@ -11,7 +11,7 @@ from typing import IO
 
 from shards.durable import is_temporary, remove_leftovers
 from shards.errors import ConfigError
-from trainer.config.shipped import RESOLVED
+from trainer.config.shipped import MANIFEST, RESOLVED
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class RunDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.config = root / RESOLVED
-        self.manifest = root / "manifest.json"
+        self.manifest = root / MANIFEST
         self.stopped = root / "stopped.json"
         self.labels = root / "labels.parquet"
         self.true_labels = root / "true_labels.parquet"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.config.schema import Recipe
-from trainer.config.shipped import RESOLVED, recipe_name
+from trainer.config.shipped import RESOLVED, run_name
 from trainer.run.recipe import load_recipe
 from trainer.run.result_keys import Keys, hash_keys, result_keys
 
@@ -15,7 +15,7 @@ def default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
 
     With --redo and changed keys, return the existing run with these keys, or else runs/<recipe>, to redo its stages.
     """
-    name = recipe_name(path)
+    name = run_name(path)
     keys, plain = _naming_keys(recipe), Path("runs") / name
     try:
         if keys == _naming_keys(load_recipe(path)):
