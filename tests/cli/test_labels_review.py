@@ -131,12 +131,21 @@ def test_an_edited_list_changes_and_excludes_samples(folder: Path, incv: Incv) -
     assert read_json(Path("second/report.json"))["samples"] == 3 * PER_CLASS - 1
     (row,) = (row for row in read_rows(Path("second/labels_review.csv")) if row["sample_id"] == str(gone))
     assert (row["state"], row["given_label"], row["loss"], row["is_label_issue"]) == ("excluded", "", "", "false")
+    assert row["checked"] == "true", "decided by hand: not to be looked at again"
+    assert read_rows(Path("second/labels_review.csv"))[-1] == row
     # The new list says the same, so it can be edited and used in turn.
     shutil.copyfile("second/labels_review.csv", "again.csv")
     answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=again.csv", "--run-dir", "third")
     assert answer.code == 0, answer.err
     assert labels_of("third") == after
     assert "1 corrected, 0 confirmed, 1 excluded" in answer.err
+    # A corrected label takes the sample in again.
+    rows = read_rows(Path("again.csv"))
+    rows[-1]["corrected_label"] = "7"
+    write_rows(Path("back.csv"), rows)
+    answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=back.csv", "--run-dir", "fourth")
+    assert "2 corrected, 0 confirmed, 0 excluded" in answer.err
+    assert labels_of("fourth") == {**after, gone: 0}
 
 
 def test_a_label_checked_by_hand_is_never_overruled(folder: Path, incv: Incv) -> None:

@@ -77,7 +77,7 @@ def test_a_row_says_what_the_selection_says(seed):
         contradicted = selection.predicted[number] != given_label
         issue = state in (State.CANDIDATE, State.REMOVED) or (state == State.HELD_OUT and contradicted)
         assert row["is_label_issue"] == (issue and not samples.checked[number])
-        assert row["checked"] == samples.checked[number]
+        assert row["checked"] == (samples.checked[number] or samples.excluded[number])
         assert row["corrected_label"] is None
         assert row["round"] == (None if state == State.OUTSIDE else selection.round[number] + 1)
         if np.isnan(selection.loss[number]):

@@ -38,19 +38,20 @@ class ReviewedSamples:
 def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Table:
     """Return the list: the samples of the run by suspicion, then those without a prediction, then the checked ones.
 
-    Samples outside the run are left out, unless they were rejected or excluded.
+    An excluded sample counts as checked. Samples outside the run are left out, unless they were rejected or excluded.
     """
     state = selection.state.astype(np.int64)
     state[samples.excluded] = _EXCLUDED
     state[samples.rejected] = _REJECTED
+    checked = samples.checked | (state == _EXCLUDED)
     ids = selection.ids_by_suspicion()
-    ids = ids[np.argsort(samples.checked[ids], kind="stable")]
+    ids = ids[np.argsort(checked[ids], kind="stable")]
     ids = ids[state[ids] != State.OUTSIDE]
-    state = state[ids]
+    state, checked = state[ids], checked[ids]
     issue = (state == State.CANDIDATE) | (state == State.REMOVED)
     predicted = selection.predicted[ids]
     issue |= (state == State.HELD_OUT) & (predicted >= 0) & (predicted != samples.given[ids])
-    issue &= ~samples.checked[ids]
+    issue &= ~checked
     keys = samples.keys.take(pa.array(ids))
     return pa.table(
         {
@@ -65,7 +66,7 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
             "state": _names(STATE_NAMES, state),
             "round": pa.array(selection.round[ids] + 1, pa.int16(), mask=selection.round[ids] < 0),
             "is_label_issue": issue,
-            "checked": samples.checked[ids],
+            "checked": checked,
             "sample_id": ids,
         }
     )
