@@ -1,6 +1,6 @@
 """The folders of a split that was packed more than once: FOLDER, FOLDER-2, ..., and which of them is the latest.
 
-An earlier folder is kept, because other runs may use it. FOLDER.latest.json names the latest.
+The others are kept, because other runs may use them. FOLDER.latest.json names the latest, unless it is FOLDER.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from shards.durable import read_json, write_json
+from shards.durable import disk_errors, read_json, write_json
 from shards.errors import DataError
 
 
@@ -28,7 +28,11 @@ def latest_folder(folder: Path) -> Path:
 
 
 def set_latest_folder(folder: Path, latest: Path) -> None:
-    """Record that `latest`, one of `next_folders(folder)`, replaces `folder`."""
+    """Record that new runs use `latest`: FOLDER-2, FOLDER-3, ..., or `folder` itself again."""
+    if latest == folder:
+        with disk_errors(_note_of(folder)):
+            _note_of(folder).unlink(missing_ok=True)
+        return
     assert is_packed_again(folder, latest), latest
     write_json(_note_of(folder), {"folder": latest.name})
 
@@ -36,15 +40,27 @@ def set_latest_folder(folder: Path, latest: Path) -> None:
 def next_folders(folder: Path) -> Iterator[Path]:
     """Yield FOLDER-2, FOLDER-3, ..., from the one after the latest."""
     latest = latest_folder(folder)
-    first = 2 if latest == folder else int(latest.name.rpartition("-")[2]) + 1
-    for number in count(first):
+    for number in count(_number_of(folder, latest) + 1):
         yield folder.with_name(f"{folder.name}-{number}")
+
+
+def earlier_folders(folder: Path) -> list[Path]:
+    """Return the existing folders that precede the latest: FOLDER-3, FOLDER-2, FOLDER."""
+    latest = _number_of(folder, latest_folder(folder))
+    known = [other for other in folder.parent.glob("*") if other == folder or is_packed_again(folder, other)]
+    numbers = {_number_of(folder, other): other for other in known}
+    return [numbers[number] for number in sorted(numbers, reverse=True) if number < latest]
 
 
 def is_packed_again(folder: Path, other: Path) -> bool:
     """Whether `other` is one of FOLDER-2, FOLDER-3, ..."""
     number = other.name.removeprefix(f"{folder.name}-")
     return other.parent == folder.parent and other.name != number and bool(re.fullmatch("[2-9]|[1-9][0-9]+", number))
+
+
+def _number_of(folder: Path, other: Path) -> int:
+    """Return N of FOLDER-N; 1 for FOLDER itself."""
+    return 1 if other == folder else int(other.name.rpartition("-")[2])
 
 
 def _note_of(folder: Path) -> Path:

@@ -186,6 +186,29 @@ def test_an_interrupted_redo_resumes_in_its_folder(finished: Path, incv: Incv) -
     assert read_json(Path("packed/train.latest.json")) == {"folder": "train-3"}
 
 
+def test_restored_images_are_not_packed_a_third_time(finished: Path, incv: Incv) -> None:
+    """The run is moved to the folder that was packed from them, whichever it is, and so are new runs."""
+    _edit("added", finished)
+    assert incv(*command(), "--redo", "pack").code == 0
+    new = finished / "train" / "cat" / "new.png"
+    kept = new.read_bytes()
+    for edit, latest, samples in (("remove", "train", 8), ("restore", "train-2", 9), ("remove", "train", 8)):
+        new.unlink() if edit == "remove" else new.write_bytes(kept)
+        refused(incv, f"1 file {'removed' if edit == 'remove' else 'added'} (train/cat/new.png)")
+        plan = incv(*command(), "--redo", "pack", "--dry-run")
+        assert "refused" not in plan.out
+        answer = incv(*command(), "--redo", "pack")
+        assert answer.code == 0, answer.err
+        assert f"packed/{latest} is up to date and is not packed again" in answer.err
+        assert read_json(Path("run/manifest.json"))["dataset"]["samples"] == samples
+        assert "standard: already done" in incv(*command()).err
+        other = [word if word != "run" or not place else "other" for place, word in enumerate(command(verb="labels"))]
+        assert incv(*other).code == 0
+        assert read_json(Path("other/manifest.json"))["dataset"]["samples"] == samples
+        shutil.rmtree("other")
+    assert sorted(path.name for path in Path("packed").iterdir()) == ["train", "train-2", "val"]
+
+
 def test_other_settings_for_the_same_folder_are_refused_or_packed_anew(finished: Path, incv: Incv) -> None:
     resized = [one.replace("split: train,", "split: train, resize: 6,") for one in command()]
     refused(incv, "packed with resize null; the recipe asks for 6", "--redo pack", arguments=resized)

@@ -12,7 +12,7 @@ from shards.errors import ConfigError, DataError, InputError, list_some
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import SAMPLES_PER_SHARD, can_resume, find_plan_difference, pack
 from shards.plan import Plan, make_plan
-from shards.repacked import is_packed_again, latest_folder, next_folders, set_latest_folder
+from shards.repacked import earlier_folders, is_packed_again, latest_folder, next_folders, set_latest_folder
 from shards.sample_index import SampleIndex
 from shards.source_files import find_changes, read_source_files
 from shards.sources import Source, SourceOptions, find_source, open_source
@@ -43,8 +43,8 @@ def open_split(
     """Verify a packed split, or pack it if it does not exist; returns its index, which may be in FOLDER-2, ...
 
     key: the split's recipe key, `data.train` or `data.eval.NAME`, for error messages; folder: where it is packed, if
-    not in the latest folder; redo: pack it into a new folder unless the latest is up to date; check_source: compare
-    a large source too.
+    not in the latest folder; redo: pack it into a new folder unless one is up to date; check_source: compare a large
+    source too.
     """
     base = Path(config.shards)
     if base.exists() and not base.is_dir():
@@ -58,7 +58,7 @@ def open_split(
         _log.info("packing %s into %s", " ".join(filter(None, (config.source, config.split))), folder)
         index = _packed(key, config, folder, workers, stop, max_rejected)
         check_matches_recipe(key, config, index)
-    if folder not in (base, latest_folder(base)) and redo:
+    if redo and folder != latest_folder(base):
         set_latest_folder(base, folder)
     return index
 
@@ -68,23 +68,27 @@ def is_packed(folder: Path) -> bool:
 
 
 def find_folder_to_redo(key: str, config: DataConfig) -> Path:
-    """Return the folder for `--redo pack`: the latest if it is up to date or unfinished, else the next free one."""
+    """Return the folder for `--redo pack`: one that is up to date, the latest if it is unfinished, or a free one."""
     base = Path(config.shards)
     latest = latest_folder(base)
-    if not is_packed(latest):
+    packed = [folder for folder in (latest, *earlier_folders(base)) if is_packed(folder)]
+    if not packed:
         return latest
     source = source_of(key, config)
     with _words_of_a_recipe(key):
-        if _is_current(config, source, latest):
-            _log.info("%s: %s is up to date and is not packed again", key, latest)
+        found = next((folder for folder in packed if _is_current(config, source, folder)), None)
+        if found is None and latest not in packed:
             return latest
         plan = _plan_like(source, config)
-    return next(
+    found = found or next(
         folder
         for folder in next_folders(base)
         if not folder.exists()
         or (_is_current(config, source, folder) if is_packed(folder) else can_resume(folder, plan))
     )
+    if is_packed(found):
+        _log.info("%s: %s is up to date and is not packed again", key, found)
+    return found
 
 
 def _plan_like(source: Source, config: DataConfig) -> Plan:
