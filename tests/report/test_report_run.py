@@ -20,7 +20,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 from trainer.report.measured import last_selection
 from trainer.report.page import start_rows
-from trainer.report.summary import summary_table, verdict
+from trainer.report.summary import correction_words, summary_table, verdict
 
 Make = Callable[..., Path]
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -263,8 +263,72 @@ def test_labels_checked_by_hand_are_counted_and_not_flagged(make_run: Make) -> N
     assert report["flagged"] == before["flagged"] - 1
     assert doubted not in [suspect["sample_id"] for suspect in report["suspicious"]]
     words = "Labels checked by hand: 1 corrected, 3 excluded."
-    assert words in summary_table(report).splitlines()
+    assert words in summary_table(report)
     assert words in parsed(run_dir)[0]
+
+
+def check_labels(run_dir: Path, checked: np.ndarray) -> None:
+    """Mark the labels of these samples as checked by hand."""
+    labels = pq.read_table(run_dir / "labels.parquet")
+    labels = labels.append_column("checked", [np.isin(labels["sample_id"].to_numpy(), checked)])
+    write_parquet(run_dir / "labels.parquet", labels)
+    write_json(run_dir / "corrections.json", {"corrected": len(checked), "confirmed": 0, "excluded": 0})
+
+
+def test_strongly_contradicted_checks_are_worth_a_second_look_and_not_flagged(make_run: Make) -> None:
+    run_dir = make_run()
+    checked = np.arange(0, 600, 7)
+    check_labels(run_dir, checked)
+    report = write_report(RunDirectory(run_dir), digit, lambda ids: [f"key{number}" for number in ids])
+    selection, given = last_selection(RunDirectory(run_dir)), column(run_dir / "labels.parquet", "label")
+    assert selection is not None
+    expected = {
+        number: selection.predicted_probability[number]
+        for number in checked
+        if selection.predicted[number] not in (-1, given[number]) and selection.predicted_probability[number] >= 0.8
+    }
+    shown = report["corrections"]["second_look"]
+    assert report["corrections"]["contradicted"] == len(expected) > len(shown) == 12
+    assert [one["sample_id"] for one in shown] == sorted(expected, key=lambda number: -expected[number])[:12]
+    for one in shown:
+        number = one["sample_id"]
+        assert (one["key"], one["given"]) == (f"key{number}", given[number])
+        assert one["predicted"] == selection.predicted[number] != one["given"]
+        assert one["predicted_probability"] == pytest.approx(expected[number], abs=1e-6)
+    assert not {one["sample_id"] for one in shown} & {one["sample_id"] for one in report["suspicious"]}
+    page, _ = parsed(run_dir)
+    section = page.partition('id="second-look"')[2].partition("</section>")[0]
+    assert section.count("data:image/png") == 12
+    assert f"{len(expected)} labels that were checked by hand are contradicted" in section
+    assert "The 12 strongest are shown." in section
+    for one in shown:
+        assert one["key"] in section
+    assert f"{len(expected)} of them are worth a second look" in " ".join(summary_table(report).split())
+    strict_json(run_dir / "report.json")
+
+
+def test_a_second_look_is_not_asked_for_without_reason(make_run: Make) -> None:
+    run_dir = make_run()
+    selection, given = last_selection(RunDirectory(run_dir)), column(run_dir / "labels.parquet", "label")
+    assert selection is not None
+    check_labels(run_dir, np.flatnonzero((selection.predicted == given) | (selection.predicted_probability < 0.8)))
+    report = write_report(RunDirectory(run_dir))
+    assert (report["corrections"]["contradicted"], report["corrections"]["second_look"]) == (0, [])
+    assert "second look" not in summary_table(report) + parsed(run_dir)[0]
+    # Predictions that cannot be trusted are no reason, either.
+    doubted = report | {"corrections": {"corrected": 1, "contradicted": 1, "second_look": [{"sample_id": 1}]}}
+    assert "1 of them is worth a second look" in correction_words(doubted | {"trust": {"level": "with care"}})
+    assert "second look" not in correction_words(doubted | {"trust": {"level": "do not use"}})
+
+
+def test_an_unfinished_run_has_no_second_look(make_run: Make) -> None:
+    run_dir = make_run()
+    check_labels(run_dir, np.arange(50))
+    (run_dir / "selection.parquet").unlink()
+    shutil.rmtree(run_dir / "rounds")
+    report = write_report(RunDirectory(run_dir))
+    assert (report["corrections"]["contradicted"], report["corrections"]["second_look"]) == (None, None)
+    assert "second look" not in summary_table(report) + parsed(run_dir)[0]
 
 
 def test_without_evaluation(make_run: Make) -> None:

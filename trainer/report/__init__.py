@@ -25,11 +25,13 @@ def write_report(
     image_of, keys_of: functions from sample_ids to images and source keys.
     """
     report = collect_report(run)
-    suspects = report["suspicious"] or []
-    ids = [suspect["sample_id"] for suspect in suspects]
-    for suspect, key in zip(suspects, keys_of(ids) if keys_of else [None] * len(ids), strict=True):
-        suspect["key"] = key
-    page = render_page(report, thumbnails(suspects, image_of), next_steps(report, run))
+    suspects, checked = report["suspicious"] or [], (report["corrections"] or {}).get("second_look") or []
+    shown = [*suspects, *checked]
+    ids = [sample["sample_id"] for sample in shown]
+    for sample, key in zip(shown, keys_of(ids) if keys_of else [None] * len(ids), strict=True):
+        sample["key"] = key
+    pictures = thumbnails(suspects, image_of) | thumbnails(checked, image_of)
+    page = render_page(report, pictures, next_steps(report, run))
     write_json(run.report_json, report)
     write_bytes(run.report_html, page.encode())
     return report

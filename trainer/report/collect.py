@@ -12,6 +12,7 @@ import yaml
 
 from shards.durable import read_json
 from shards.errors import ConfigError
+from trainer.incv.selection_index import SelectionIndex
 from trainer.methods.registry import get_method, method_names, title_of
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_curves
@@ -27,7 +28,7 @@ from trainer.report.measured import (
 )
 from trainer.report.profile import read_profile
 from trainer.report.signals import confirmed_noise, measure_signals, read_repeated, stated_estimate
-from trainer.report.suspects import find_suspects
+from trainer.report.suspects import find_contradicted_checks, find_suspects
 from trainer.report.trust import judge
 from trainer.report.unreadable import find_unreadable
 
@@ -66,7 +67,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "methods": describe_methods(config.get("methods") or []),
         "accuracy": accuracy(_optional(run.evaluation)),
         "left_out": read_left_out(run),
-        "corrections": _optional(run.corrections),
+        "corrections": _corrections(run, selection, samples),
         "chosen_on": (config.get("evaluation") or {}).get("choose_on"),
         "unreadable": find_unreadable(run),
         "flagged": flagged,
@@ -176,6 +177,15 @@ def strict(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _corrections(run: RunDirectory, selection: SelectionIndex | None, samples: RunSamples) -> dict[str, Any] | None:
+    """Return what `labels.corrections` did, and which of the checked labels are worth a second look."""
+    counts = _optional(run.corrections)
+    if counts is None:
+        return None
+    contradicted, shown = find_contradicted_checks(selection, samples)
+    return counts | {"contradicted": contradicted, "second_look": shown}
 
 
 def _class_names(manifest: dict[str, Any]) -> list[str]:

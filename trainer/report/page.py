@@ -23,11 +23,12 @@ from trainer.report.summary import (
     gain,
     method_title,
     points,
+    second_look,
     share,
     shows_removed,
     verdict,
 )
-from trainer.report.suspects import OPEN
+from trainer.report.suspects import OPEN, STRONG
 from trainer.report.text import format_duration
 from trainer.report.trust import explain_level
 
@@ -56,6 +57,8 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]], s
         report=report,
         verdict=verdict(report),
         correction_words=correction_words(report),
+        second_look=second_look(report),
+        second_look_words=second_look_words(report),
         trust_words=explain_level(report["trust"]["level"]) if report["trust"] else "",
         own_data=report["noise"]["true"] is None,  # then the images to look at come first
         steps=steps,
@@ -190,6 +193,21 @@ def suspect_words(report: dict[str, Any]) -> str:
     right = sum(suspect["true"] == suspect["predicted"] for suspect in judged)
     judgement = f"{wrong} are mislabelled; for {right} the prediction is the true class."
     return f"{words} Of the {len(judged)} shown here, {judgement}"
+
+
+def second_look_words(report: dict[str, Any]) -> str:
+    """Explain the checked labels on the page that are worth a second look; empty if there are none."""
+    shown = second_look(report)
+    if not shown:
+        return ""
+    count = report["corrections"]["contradicted"]
+    words = (
+        f"{'One label that was' if count == 1 else f'{count:,} labels that were'} checked by hand "
+        f"{'is' if count == 1 else 'are'} contradicted by a network that did not train on the image, with a "
+        f"probability of at least {share(STRONG, 0)}. You may well be right: the label counts as checked and is not "
+        "flagged. Below each image: checked label → predicted label."
+    )
+    return words if count == len(shown) else f"{words} The {len(shown)} strongest are shown."
 
 
 def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:

@@ -85,10 +85,23 @@ def _noise_words(report: dict[str, Any]) -> str:
 
 
 def correction_words(report: dict[str, Any]) -> str:
-    """Say how many labels were checked by hand (labels.corrections); empty if none were."""
+    """Say how many labels were checked by hand (labels.corrections), and how many are doubted; empty if none were."""
     counts = report.get("corrections") or {}
     known = [f"{counts[what]:,} {what}" for what in ("corrected", "confirmed", "excluded") if counts.get(what)]
-    return f"Labels checked by hand: {', '.join(known)}." if known else ""
+    if not known:
+        return ""
+    words = f"Labels checked by hand: {', '.join(known)}."
+    if second_look(report):
+        count = counts["contradicted"]
+        words += f" {count:,} of them {'is' if count == 1 else 'are'} worth a second look (named in the report)."
+    return words
+
+
+def second_look(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the checked labels that are strongly contradicted; none if the predictions cannot be trusted."""
+    if (report.get("trust") or {}).get("level") == "do not use":
+        return []
+    return (report.get("corrections") or {}).get("second_look") or []
 
 
 def claimed_noise(report: dict[str, Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""Finds the flagged samples, whose labels the held-out predictions contradict, and makes their thumbnails."""
+"""Finds samples whose labels the held-out predictions contradict, flagged or checked, and makes their thumbnails."""
 
 import base64
 import io
@@ -16,6 +16,8 @@ from trainer.report.measured import RunSamples
 
 MOST = 240  # maximum in report.json and on the page; labels_review.csv lists all
 OPEN = 24  # shown without a click
+STRONG = 0.8  # held-out probability of another class from which on a checked label is worth a second look
+MOST_CHECKED = 12  # maximum of these in report.json and on the page
 THUMBNAIL, FOLDED_THUMBNAIL = 176, 132  # pixels; larger images are scaled down to this
 SMALL = 64  # pixels; images up to this size are stored losslessly and shown pixelated
 
@@ -38,18 +40,38 @@ def find_suspects(
         doubted &= ~samples.checked[:size]
     ids = selection.ids_by_suspicion()
     ids = ids[doubted[ids]]
-    return len(ids), [
-        {
-            "sample_id": int(number),
-            "given": int(samples.given[number]),
-            "predicted": int(selection.predicted[number]),
-            "true": int(samples.truth[number]) if samples.truth is not None and samples.truth[number] >= 0 else None,
-            "loss": round(float(selection.loss[number]), 5),
-            "given_probability": round(float(selection.given_probability[number]), 6),
-            "predicted_probability": round(float(selection.predicted_probability[number]), 6),
-        }
-        for number in ids[:most]
-    ]
+    return len(ids), [_describe(int(number), selection, samples) for number in ids[:most]]
+
+
+def find_contradicted_checks(
+    selection: SelectionIndex | None, samples: RunSamples, most: int = MOST_CHECKED
+) -> tuple[int | None, list[dict[str, Any]] | None]:
+    """Return how many labels were checked by hand but are strongly contradicted, and the strongest contradictions.
+
+    They are never flagged: the person may be right. Both are None if there is no selection.
+    """
+    if selection is None:
+        return None, None
+    checked = np.zeros(0, bool) if samples.checked is None else samples.checked
+    ids = np.flatnonzero(checked[: len(selection.state)])
+    probability = selection.predicted_probability[ids]
+    contradicted = (selection.predicted[ids] >= 0) & (selection.predicted[ids] != samples.given[ids])
+    contradicted &= probability >= STRONG  # false for NaN
+    ids = ids[contradicted][np.argsort(-probability[contradicted], kind="stable")]
+    return len(ids), [_describe(int(number), selection, samples) for number in ids[:most]]
+
+
+def _describe(number: int, selection: SelectionIndex, samples: RunSamples) -> dict[str, Any]:
+    """Return labels, loss and probabilities of the sample with this number; labels are class numbers."""
+    return {
+        "sample_id": number,
+        "given": int(samples.given[number]),
+        "predicted": int(selection.predicted[number]),
+        "true": int(samples.truth[number]) if samples.truth is not None and samples.truth[number] >= 0 else None,
+        "loss": round(float(selection.loss[number]), 5),
+        "given_probability": round(float(selection.given_probability[number]), 6),
+        "predicted_probability": round(float(selection.predicted_probability[number]), 6),
+    }
 
 
 def thumbnails(
