@@ -1,6 +1,7 @@
 """The command `incv`: run, single stages and doctor; other folders add their own commands."""
 
 import argparse
+import logging
 import os
 import select
 import shlex
@@ -43,6 +44,8 @@ from trainer.report.summary import summary_table
 from trainer.report.sweep_table import SweepRun, format_sweep, summarise_sweep, write_sweep
 from trainer.run.exit_code import report_error
 from trainer.run.stage_graph import all_stages, stages_of
+
+_log = logging.getLogger(__name__)
 
 _PRINTED = {
     "run-dir": "the run directory that these arguments would use",
@@ -225,6 +228,8 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.vary:
         return _run_side_by_side(variants, recipe_name(path), parsed)
     (one,) = variants
+    if parsed.run_dir is None and detect_launch().rank == 0:
+        _note_same_run(path, one)
     code = run_recipe(
         one.recipe, recipe_name(path), one.root, parsed.redo, parsed.stage, parsed.profile, parsed.check_source
     )
@@ -251,6 +256,20 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
         root = parsed.run_dir or default_directory(path, recipe, () if parsed.vary else parsed.redo)
         variants.append(Variant(varied, recipe, root))
     return variants
+
+
+def _note_same_run(path: Path, one: Variant) -> None:
+    """Warn if another directory already holds the run that is about to start: --run-dir may have been forgotten."""
+    from trainer.run.default_directory import find_same_run
+
+    if (same := find_same_run(path, one.recipe, one.root)) is not None:
+        _log.warning(
+            "%s already holds a run of this recipe with the same keys and data, and this command starts another in "
+            "%s: to resume that one, add %s",
+            same,
+            one.root,
+            shlex.join(["--run-dir", str(same)]),
+        )
 
 
 def _tell(root: Path, code: int, stage: str | None, recipe: Path | None = None, advise: bool = True) -> None:
