@@ -44,6 +44,13 @@ def test_a_second_correction_overwrites_neither_file_nor_run():
     assert again[-1] == "runs/mine-corrected-2"
 
 
+def test_earlier_decisions_are_to_be_kept():
+    words = "Keep the rows with checked = true"
+    assert words not in format_steps(next_steps(report_of(), RUN))
+    report = report_of(config={"labels": {"corrections": "corrections.csv"}})
+    assert words in format_steps(next_steps(report, RUN))
+
+
 @pytest.mark.parametrize("level", ["trusted", "with care", "do not use"])
 def test_nothing_is_suggested_without_trust(level):
     assert bool(next_steps(report_of(trust={"level": level}), RUN)) == (level != "do not use")

@@ -40,6 +40,7 @@ def _correct(report: dict[str, Any], run: RunDirectory) -> Step:
         file, root = file.with_name(count_on(file.stem) + ".csv"), root.with_name(count_on(root.name))
     else:
         file, root = Path("corrections.csv"), run.root.with_name(f"{run.root.name}-corrected")
+    kept = ("# Keep the rows with checked = true: they are your earlier decisions.",) if earlier else ()
     again = ["incv", "run", "-c", str(run.config), f"labels.corrections={file}", "--run-dir", str(root)]
     return Step(
         "Correct labels in a copy of the list, and run again",
@@ -47,6 +48,7 @@ def _correct(report: dict[str, Any], run: RunDirectory) -> Step:
             shlex.join(["cp", str(run.labels_review_csv), str(file)]),
             "# In the copy, fill in corrected_label: another label corrects the given one, the",
             "# same label confirms it. To exclude an image, empty its given_label.",
+            *kept,
             shlex.join(again),
         ),
     )
