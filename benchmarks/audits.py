@@ -1,13 +1,13 @@
 """Audits of made-up and CIFAR-10 image folders with known wrong labels.
 
     PYTHONPATH=. python benchmarks/audits.py weights OUT [--cifar FOLDER]   pre-train the starting weights
-    PYTHONPATH=. python benchmarks/audits.py cases OUT --set choose|check|plain [--cifar FOLDER] [--jobs N]
+    PYTHONPATH=. python benchmarks/audits.py cases OUT --set choose|check|plain|compare [--cifar FOLDER] [--jobs N]
 
 Each case is a folder of images (shapes or CIFAR-10) of some size and noise, audited with good, poor or no weights and
 a long or short schedule. `cases` writes one JSON line per case with what trust reads from the run and the measured
 quality of the result. The thresholds of `trainer/report/trust.py` were chosen on the set `choose`; the set `check`
 shows how good they are. The set `plain` has three ordinary audits: good weights, and the schedule that the audit
-chooses.
+chooses. The set `compare` has ten such audits, each also with networks that are trained as a whole, at two rates.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,17 +49,24 @@ class Case:
     share: float
     """Share of the steps that the audit would choose."""
     seed: int
+    whole_rate: float | None = None
+    """Learning rate with which the whole network is trained; None: as the audit chooses."""
 
     @property
     def name(self) -> str:
         return (
             f"{self.data}-{self.classes}x{self.each}-wrong{self.wrong:g}-{self.weights}-steps{self.share:g}"
-            f"-seed{self.seed}"
+            f"-seed{self.seed}" + (f"-whole{self.whole_rate:g}" if self.whole_rate is not None else "")
         )
 
 
 def list_cases(which: str) -> list[Case]:
-    """The cases of the set `choose` or `check`, drawn at random with different seeds, or of the set `plain`."""
+    """The cases of the set `choose` or `check`, drawn at random with different seeds, or of another set."""
+    if which == "compare":
+        sizes = [("cifar", 4, 80, 0.2)] * 4 + [("shapes", 4, 80, 0.18)] * 2 + [("cifar", 10, 80, 0.1)] * 2
+        sizes += [("cifar", 4, 50, 0.3)] * 2
+        rates = (None, 0.003, 0.01)
+        return [Case(*size, "good", 1.0, 4000 + n, rate) for n, size in enumerate(sizes) for rate in rates]
     if which == "plain":
         sizes = (("shapes", 4, 80, 0.18), ("cifar", 4, 80, 0.2), ("cifar", 10, 300, 0.2))
         return [Case(*size, "good", 1.0, 2000 + number) for number, size in enumerate(sizes)]
@@ -184,21 +191,23 @@ def run_case(case: Case, out: Path, cifar: Path | None, threads: int = 1) -> dic
 
 
 def _shorten(case: Case) -> list[str]:
-    """Overrides that cut the schedule of the audit to the case's share of the steps."""
-    from trainer.auditing.settings import FINE_TUNING, FROM_SCRATCH, choose_batch, choose_epochs, choose_optimizer
+    """Overrides that cut the schedule of the audit to the case's share of the steps, and set what is trained."""
+    from trainer.auditing.settings import FROM_SCRATCH, FROM_WEIGHTS, choose_batch, choose_epochs, choose_optimizer
 
-    schedule = FROM_SCRATCH if case.weights == "none" else FINE_TUNING
+    schedule = FROM_SCRATCH if case.weights == "none" else FROM_WEIGHTS
     samples = case.classes * case.each
     epochs = max(1, round(choose_epochs(samples, choose_batch(samples), schedule) * case.share))
-    milestones = choose_optimizer(epochs, schedule.learning_rate)["milestones"]
-    return [f"incv.epochs={epochs}", f"incv.optimizer.milestones={json.dumps(milestones)}"]
+    rate = schedule.learning_rate if case.whole_rate is None else case.whole_rate
+    milestones = choose_optimizer(epochs, rate)["milestones"]
+    whole = [] if case.whole_rate is None else ["model.trainable=all", f"incv.optimizer.learning_rate={rate:g}"]
+    return [f"incv.epochs={epochs}", f"incv.optimizer.milestones={json.dumps(milestones)}", *whole]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("weights", "cases"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--set", dest="which", choices=("choose", "check", "plain"), default="check")
+    parser.add_argument("--set", dest="which", choices=("choose", "check", "plain", "compare"), default="check")
     parser.add_argument("--cifar", type=Path, help="cifar-10-batches-bin")
     parser.add_argument("--jobs", type=int, default=1, help="audits at once")
     parser.add_argument("--threads", type=int, default=1, help="threads of each audit")
@@ -211,8 +220,9 @@ def main() -> None:
     results = given.out / f"{given.which}.jsonl"
     seen = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
     with ThreadPoolExecutor(given.jobs) as pool, results.open("a") as file:
-        waiting = [case for case in cases if case.name not in seen]
-        for line in pool.map(lambda case: run_case(case, given.out, given.cifar, given.threads), waiting):
+        waiting = {case.name: case for case in cases if case.name not in seen}
+        running = [pool.submit(run_case, case, given.out, given.cifar, given.threads) for case in waiting.values()]
+        for line in (audit.result() for audit in as_completed(running)):
             print(json.dumps({"set": given.which} | line), file=file, flush=True)
             print(f"{line['case']}: precision {line['precision']:.2f}, error {line['error']:.3f}", flush=True)
 

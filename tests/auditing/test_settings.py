@@ -5,11 +5,11 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.auditing.settings import FINE_TUNING, FROM_SCRATCH, Start, choose_batch, choose_epochs, choose_recipe
+from trainer.auditing.settings import FROM_SCRATCH, FROM_WEIGHTS, Start, choose_batch, choose_epochs, choose_recipe
 from trainer.run.recipe import check_recipe
 
 DATA = {"source": "image_folder", "split": "", "root": "photos", "shards": "shards"}
-schedules = st.sampled_from([FINE_TUNING, FROM_SCRATCH])
+schedules = st.sampled_from([FROM_WEIGHTS, FROM_SCRATCH])
 
 
 @given(st.integers(20, 3_000_000), schedules)

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 _STEPS_PER_EPOCH = {16: 0, 32: 10, 64: 10, 128: 25}
 """For each batch size, the minimum steps per epoch of a fold. With 25, six epochs have the minimum steps of
-fine-tuning, so the largest batch never costs additional epochs."""
+FROM_WEIGHTS, so the largest batch never costs additional epochs."""
 _SCRATCH_SIZE = {"cpu": 64, "cuda": 128}
 _MARGIN = 1.125
 """Images are resized to this many times the side of the network's input, so that crops vary."""
@@ -40,10 +40,14 @@ class Schedule:
     epochs: int
     """Minimum number of epochs of a fold."""
     learning_rate: float
+    rounds: int
+    trainable: Literal["all", "classifier"]
 
 
-FINE_TUNING = Schedule(steps=150, epochs=6, learning_rate=0.01)
-FROM_SCRATCH = Schedule(steps=800, epochs=20, learning_rate=0.05)
+FROM_WEIGHTS = Schedule(steps=150, epochs=6, learning_rate=0.03, rounds=3, trainable="classifier")
+"""Only the classifier is trained: a network that is fine-tuned as a whole on a few hundred images memorises wrong
+labels, and on a CPU takes five times as long (benchmarks/results/audit_variants.jsonl)."""
+FROM_SCRATCH = Schedule(steps=800, epochs=20, learning_rate=0.05, rounds=2, trainable="all")
 
 
 def choose_batch(samples: int) -> int:
@@ -60,12 +64,12 @@ def choose_epochs(samples: int, batch: int, schedule: Schedule) -> int:
 
 def choose_recipe(data: dict[str, Any], samples: int, start: Start, device: str, workers: int) -> dict[str, Any]:
     """Return the content of the recipe. data: the section `data.train`. device: `cpu` or `cuda`."""
-    schedule = FINE_TUNING if start.has_weights else FROM_SCRATCH
+    schedule = FROM_WEIGHTS if start.has_weights else FROM_SCRATCH
     batch = choose_batch(samples)
     epochs = choose_epochs(samples, batch, schedule)
     image = {"size": _SCRATCH_SIZE[device]} | start.image
     resize = math.ceil(image["size"] * _MARGIN)
-    model: dict[str, Any] = {"name": start.model}
+    model: dict[str, Any] = {"name": start.model, "trainable": schedule.trainable}
     if start.pretrained:
         model["pretrained"] = True
     if start.weights is not None:
@@ -80,7 +84,7 @@ def choose_recipe(data: dict[str, Any], samples: int, start: Start, device: str,
         "precision": "bf16" if device == "cuda" else "fp32",
         "methods": [],
         "incv": {
-            "rounds": 2,
+            "rounds": schedule.rounds,
             "epochs": epochs,
             "init": "fresh",
             "noise_estimate": "confident",

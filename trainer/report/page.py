@@ -142,10 +142,10 @@ def noise_words(report: dict[str, Any]) -> str:
     if report["noise"]["confirmed"] is not None:
         words += (
             " The third estimate is the share of labels that networks of two rounds, trained on different samples, "
-            "contradict by the same class; it is the one that this report states."
+            "contradict by the same class, the last one confidently."
         )
-    elif true is None and claimed_noise(report) is not None:
-        name = {"paper": "paper's", "confident": "confident"}[report["noise"]["stated"]]
+    if true is None and claimed_noise(report) is not None:
+        name = {"paper": "paper's", "confident": "confident", "confirmed": "third"}[report["noise"]["stated"]]
         words += f" This report states the {name} estimate."
     if true is None or paper is None or confident is None:
         return words

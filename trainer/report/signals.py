@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.incv.noise_estimates import are_confident
 from trainer.incv.prediction_status import Status
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
@@ -70,10 +71,11 @@ def measure_signals(
 def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float] | None:
     """Return name and value of the noise estimate that a report states; None if there is none.
 
-    The share of labels that two rounds contradict in the same way is the most reliable; without it, it is the
-    estimate that the recipe's rules use.
+    It is the estimate that the recipe's rules use. In place of the confident one it is the confirmed one, which two
+    rounds support, if it is known.
     """
-    for name in ("confirmed", rule or "confident", "confident", "paper"):
+    names = ("paper", "confident") if rule == "paper" else ("confirmed", "confident", "paper")
+    for name in names:
         if noise.get(name) is not None:
             return name, float(noise[name])
     return None
@@ -82,9 +84,10 @@ def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float
 def confirmed_noise(
     run: RunDirectory, samples: RunSamples, selection: SelectionIndex | None, repeated: Repeated
 ) -> float | None:
-    """Return the share of labels that the first and the last round contradict by the same class.
+    """Return the share of labels that first and last round contradict by the same class, the last one confidently.
 
-    None unless every sample that is not selected was predicted in several rounds: removed samples are not.
+    Networks that do not memorise also contradict difficult images twice, but rarely with confidence. None unless
+    every sample that is not selected was predicted in several rounds: removed samples are not.
     """
     rounds = len(run.round_files("predictions.parquet"))
     if selection is None or rounds < 2 or not samples.inside.any():
@@ -94,9 +97,18 @@ def confirmed_noise(
     if (state == State.REMOVED).any():
         return None
     open_ = inside[state == State.CANDIDATE]
-    if (repeated[open_] < 0).any():
+    if (repeated[open_] < 0).any() or np.isnan(selection.predicted_probability[open_]).any():
         return None
-    return float((repeated[open_] == 1).sum() / len(inside))
+    known = inside[np.isfinite(selection.given_probability[inside])]
+    confident = np.zeros(len(selection.state), np.bool_)
+    confident[known] = are_confident(
+        samples.given[known],
+        selection.predicted[known],
+        selection.given_probability[known],
+        selection.predicted_probability[known],
+        samples.classes,
+    )
+    return float(((repeated[open_] == 1) & confident[open_]).sum() / len(inside))
 
 
 def read_repeated(run: RunDirectory, samples: RunSamples) -> Repeated:
