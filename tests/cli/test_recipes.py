@@ -100,7 +100,15 @@ THE_PAPERS: dict[str, tuple[object, str]] = {
     "coteaching.ramp_epochs": (10, "section 5.3: n(e) = |B_S| (1 - noise of S * min(e / 10, 1))"),
 }
 LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not written
-    *("data.*.limit", "data.*.classes", "data.*.subset", "image.pad", "image.fill", "model.options"),
+    *(
+        "data.*.limit",
+        "data.*.classes",
+        "data.*.subset",
+        "image.pad",
+        "image.fill",
+        "model.options",
+        "model.trainable",
+    ),
     *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
     "*.optimizer.schedule",
     "*.min_steps",

@@ -45,8 +45,8 @@ class Schedule:
 
 
 FROM_WEIGHTS = Schedule(steps=150, epochs=6, learning_rate=0.03, rounds=3, trainable="classifier")
-"""Only the classifier is trained: a network that is fine-tuned as a whole on a few hundred images memorises wrong
-labels, and on a CPU takes five times as long (benchmarks/results/audit_variants.jsonl)."""
+"""Only the classifier is trained: a network that is trained as a whole on a few hundred images memorises wrong
+labels, and takes twice as long (set `compare` of benchmarks/results/audits.jsonl)."""
 FROM_SCRATCH = Schedule(steps=800, epochs=20, learning_rate=0.05, rounds=2, trainable="all")
 
 

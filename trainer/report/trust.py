@@ -149,13 +149,13 @@ def _learn_more(signals: Signals) -> str:
     if signals.train_accuracy is not None and signals.train_accuracy >= FITTED:
         return (
             f"The folds fit {_percent(signals.train_accuracy)} of their own labels, so more epochs will not help: "
-            "start from pretrained weights (model.pretrained or model.weights), or add images."
+            "start from pretrained weights, or better ones (model.pretrained or model.weights), or add images."
         )
     steps = f" ({signals.steps:,} steps per fold)" if signals.steps is not None else ""
     longer = f"Train longer{steps}: raise incv.epochs. " if signals.steps is None or signals.steps < FEW_STEPS else ""
     return longer + (
-        "Start from pretrained weights (model.pretrained or model.weights), check that image.size shows what tells "
-        "the classes apart, or add images."
+        "Start from pretrained weights, or better ones (model.pretrained or model.weights), check that image.size "
+        "shows what tells the classes apart, or add images."
     )
 
 
