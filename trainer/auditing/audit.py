@@ -183,7 +183,8 @@ def describe_choice(start: Start, samples: int, classes: int, recipe: Recipe) ->
     """Return the chosen settings in one line."""
     assert recipe.incv is not None
     origin = f"from {start.weights}" if start.weights else "pretrained" if start.pretrained else "from scratch"
+    trained = ", only its classifier is trained" if recipe.model.trainable == "classifier" else ""
     return (
-        f"{samples:,} images, {classes:,} classes; {start.model} {origin} at {recipe.image.size} pixels, batch "
-        f"{recipe.batch.global_}, {recipe.incv.epochs} epochs per fold"
+        f"{samples:,} images, {classes:,} classes; {start.model} {origin} at {recipe.image.size} pixels{trained}; "
+        f"batch {recipe.batch.global_}, {recipe.incv.epochs} epochs per fold"
     )

@@ -18,7 +18,7 @@ _CPU_SIZE = 128
 
 
 def choose_network(model: str | None, weights: Path | None, device: str, download: bool = True) -> Start:
-    """Return the network to fine-tune, or one to train from scratch if no pretrained weights can be had.
+    """Return the pretrained network to start from, or one to train from scratch if no pretrained weights can be had.
 
     model, weights: the user's choice, if any. download: whether weights may be fetched from the hub.
     """
