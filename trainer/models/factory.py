@@ -127,7 +127,8 @@ def _split_by_decay(model: nn.Module, decayed: set[int], weight_decay: float) ->
     """Group the parameters into those whose id is in `decayed`, and the others."""
     with_decay = [parameter for parameter in _trainable(model) if id(parameter) in decayed]
     without_decay = [parameter for parameter in _trainable(model) if id(parameter) not in decayed]
-    return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
+    groups = [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]  # ZeRO fails on an empty group
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
