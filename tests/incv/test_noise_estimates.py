@@ -14,9 +14,9 @@ from tests.support import RECIPES
 from tests.support.prediction_rows import rows
 from trainer import theory
 from trainer.config.schema import IncvConfig
+from trainer.incv.confident import confident_joint
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
-    confident_joint,
     estimate_noise,
     remove_ratio,
     uses_best_epoch,

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from trainer import theory
 from trainer.config.schema import IncvConfig
+from trainer.incv.confident import confident_joint
 from trainer.incv.predictions import Predictions
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
@@ -80,46 +81,6 @@ def estimate_noise(
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,
     )
-
-
-def confident_joint(
-    given: npt.NDArray[np.int64],
-    predicted: npt.NDArray[np.int32],
-    given_probability: npt.NDArray[np.float32],
-    predicted_probability: npt.NDArray[np.float32],
-    classes: int,
-) -> npt.NDArray[np.float64]:
-    """Estimate the joint distribution of given and true labels, [classes, classes], by confident learning.
-
-    Only confident predictions are counted. Each row is then scaled to the number of samples with that given label
-    (Northcutt et al. 2021).
-    """
-    held = np.bincount(given, minlength=classes)
-    sure = are_confident(given, predicted, given_probability, predicted_probability, classes)
-    counts = np.zeros((classes, classes))
-    np.add.at(counts, (given[sure], predicted[sure]), 1.0)
-    empty = counts.sum(axis=1) == 0
-    counts[empty] = np.eye(classes)[empty]  # no evidence against these labels
-    counts *= (held / counts.sum(axis=1))[:, None]
-    return np.asarray(counts / max(int(held.sum()), 1))
-
-
-def are_confident(
-    given: npt.NDArray[np.integer],
-    predicted: npt.NDArray[np.int32],
-    given_probability: npt.NDArray[np.float32],
-    predicted_probability: npt.NDArray[np.float32],
-    classes: int,
-) -> npt.NDArray[np.bool_]:
-    """Return which predictions are confident, bool [rows].
-
-    A prediction of class j is, if its probability is at least the mean probability of j over the samples with given
-    label j.
-    """
-    held = np.bincount(given, minlength=classes)
-    total = np.bincount(given, weights=given_probability, minlength=classes)
-    threshold = np.divide(total, held, out=np.full(classes, np.inf), where=held > 0)
-    return np.asarray(predicted_probability >= threshold[predicted])
 
 
 def remove_ratio(config: IncvConfig, noise: float) -> float:

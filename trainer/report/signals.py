@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.incv.noise_estimates import are_confident
+from trainer.incv.confident import are_confident
 from trainer.incv.prediction_status import Status
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
