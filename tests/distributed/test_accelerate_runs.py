@@ -9,8 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support import RECIPES, REPOSITORY, processes
+from tests.support.saved_weights import lived_in, save
 from tests.support.twin_training import distance
 from trainer.incv.selection_index import SelectionIndex
 from trainer.training.checkpoint import read_checkpoint
@@ -89,6 +92,19 @@ def test_plain_and_deepspeed_give_the_same_run(place: Path) -> None:
         last = [processes.step_folders(run / "methods" / method)[-1] for run in (plain, zero)]
         assert last[0].name == last[1].name
         assert distance(*(read_checkpoint(folder).tensors for folder in last)) < CLOSE
+
+
+def test_deepspeed_trains_the_classifier_alone_as_well(place: Path) -> None:
+    weights = save(lived_in("digits_cnn", 7), place / "weights.safetensors")
+    frozen = (f"model.weights={weights}", "model.trainable=classifier", "methods=[coteaching_incv]")
+    found = []
+    for name, file in (("plain-frozen", "cpu"), ("zero-frozen", "cpu_deepspeed")):
+        with Started(place, place / name, file, *frozen) as run:
+            run.require_end(0)
+        found.append(read_checkpoint(processes.step_folders(run.run_dir / "methods/coteaching_incv")[-1]).tensors)
+    assert distance(*found) < CLOSE
+    features = {name: tensor for name, tensor in load_file(weights).items() if not name.startswith("fc.")}
+    assert all(torch.equal(found[1][f"model.{pair}.{name}"], features[name]) for pair in "ab" for name in features)
 
 
 def test_one_process_and_two_under_zero_hand_a_run_to_each_other(place: Path) -> None:
