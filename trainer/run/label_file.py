@@ -19,8 +19,8 @@ EXCLUDED = -1
 """The label of a sample that `labels.corrections` excludes."""
 
 _KEY, _CHECKED = "key", "checked"
-_WRITTEN = ("corrected_label", "label")
-_LABELS = (*_WRITTEN, "given_label")  # of a row's cells in these columns, the first non-empty counts
+_WRITTEN, _GIVEN = ("corrected_label", "label"), "given_label"
+_LABELS = (*_WRITTEN, _GIVEN)  # of a row's cells in these columns, the first non-empty counts
 _YES, _NO = ("true", "yes", "y", "x", "1"), ("false", "no", "n", "0", "")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")  # stricter than int(), which accepts 0_1 and non-ASCII digits
 
@@ -101,7 +101,10 @@ class _LabelFile:
         self._has_header, self.delimiter = _recognise(first)
 
     def rows(self) -> Iterator[_Row]:
-        """Yield the rows of the CSV file; raises DataError for an unknown key or one that occurs twice."""
+        """Yield the rows of the CSV file; raises DataError for an unknown key or one that occurs twice.
+
+        A row of labels_review.csv on which nobody has decided may have an unknown key: it is left out.
+        """
         id_of = {key: sample_id for sample_id, key in enumerate(self._index.keys())}
         first_line = np.zeros(len(self._index), np.int64)
         columns, width = {_KEY: 0, "label": 1}, 2
@@ -115,17 +118,20 @@ class _LabelFile:
             if len(cells) != width:
                 expected = f"the {width} cells of the header" if self._has_header else "key,label"
                 raise self._error(line, f"expected {expected}, found {','.join(cells)[:80]!r}")
+            labels = {name: cells[columns[name]] for name in _LABELS if name in columns}
+            filled = {name: label for name, label in labels.items() if label.strip()}
+            vouched = self._parse_mark(line, cells[columns[_CHECKED]]) if _CHECKED in columns else False
+            vouched |= any(name in filled for name in _WRITTEN)
             sample_id = _find(id_of, cells[columns[_KEY]])
             if sample_id is None:
+                is_list = self._name == "labels.corrections" and _WRITTEN[0] in columns
+                if is_list and filled.keys() == {_GIVEN} and not vouched:
+                    continue  # nobody has decided on this row of the list, and its image is gone
                 raise self._unknown_key(line, cells[columns[_KEY]])
             if first_line[sample_id]:
                 key = self._key(sample_id)
                 raise self._error(line, f"key {key!r} occurs twice, first on line {first_line[sample_id]}")
             first_line[sample_id] = line
-            labels = {name: cells[columns[name]] for name in _LABELS if name in columns}
-            filled = {name: label for name, label in labels.items() if label.strip()}
-            vouched = self._parse_mark(line, cells[columns[_CHECKED]]) if _CHECKED in columns else False
-            vouched |= any(name in filled for name in _WRITTEN)
             yield _Row(line, sample_id, next(iter(filled.values()), ""), vouched)
 
     def parse_lines(self) -> npt.NDArray[np.int64]:
