@@ -118,6 +118,11 @@ def test_weights_from_a_file(digits, incv):
     answer = incv("audit", digits, "--weights", "digits.safetensors", *SMALL, *SHORT)
     assert answer.code == 0, answer.err
     assert "digits_cnn from digits.safetensors" in answer.err
+    shards = sorted(Path("data/shards").iterdir())
+    again = incv("audit", digits, *SMALL[2:], *SHORT)  # without --weights and --model
+    assert again.code == 0, again.err
+    assert "digits_cnn from digits.safetensors" in again.err
+    assert sorted(Path("data/shards").iterdir()) == shards
 
 
 def test_several_processes_are_refused(digits, incv, monkeypatch):

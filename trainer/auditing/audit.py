@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import yaml
@@ -123,7 +124,7 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     found = find_images(options.folder, options.source)
     samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
-    start = choose_network(options.model, options.weights, device, options.download)
+    start = _choose_start(options, device)
     content = choose_recipe(found.data, samples, start, device, workers=os.cpu_count() or 1)
     for override in options.overrides:
         apply_override(content, override)
@@ -142,6 +143,27 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
         check_without_data(recipe)  # before the time is measured, which may take a while
         _announce_time(recipe, samples, classes)
     return text, recipe
+
+
+def _choose_start(options: AuditOptions, device: str) -> Start:
+    """Return the network that the options name, that with which the audit began, or the one to begin with."""
+    model, weights = options.model, options.weights
+    recorded = _read_recorded_model(RunDirectory(options.run)) if model is None and weights is None else {}
+    if recorded:
+        _log.info("audit: resumes with the network of %s", options.run)
+        model, weights = recorded["name"], _path(recorded.get("weights"))
+        if weights is None and not recorded.get("pretrained"):
+            return Start(recorded["name"], why_no_weights="this audit began without any")
+    return choose_network(model, weights, device, options.download)
+
+
+def _read_recorded_model(run: RunDirectory) -> dict[str, Any]:
+    """Return the section `model` of an audit that has begun; empty if it has not, or if its recipe is damaged."""
+    if run.manifest.exists():
+        with suppress(OSError, yaml.YAMLError, AttributeError, KeyError):
+            section: dict[str, Any] = yaml.safe_load(run.config.read_text())["model"]
+            return section if "name" in section else {}
+    return {}
 
 
 def _require_outside(folder: Path, run: Path, shards: Path) -> None:

@@ -193,8 +193,8 @@ def _selection(signals: Signals) -> list[Reason]:
     reasons = []
     if signals.checked:
         text = (
-            f"{_count(signals.checked, 'label was', 'labels were')} checked by hand, and the easy errors with them: "
-            "what is still doubted is less certain than in the first run."
+            f"{_count(signals.checked, 'label was', 'labels were')} checked by hand, mostly those with easy errors: "
+            "what is still doubted may be less certain than in the first run."
         )
         reasons.append(Reason("with care", text, "Look at the remaining images before you change a label."))
     if signals.rare_classes:
