@@ -106,13 +106,13 @@ def test_an_empty_added_column_leaves_the_given_label(index, file):
     assert corrected(file(text), index) == {"plain": 0, "päd": EXCLUDED}
 
 
-def test_rows_of_images_that_are_gone_matter_only_if_somebody_decided_on_them(index, file):
+def test_rows_of_images_that_are_gone_matter_only_with_a_decision(index, file):
     header = "key,given_label,corrected_label,checked\nplain,ant,3,\n"
     assert corrected(file(header + "gone,ant,,\n"), index) == {"plain": 3}
     for decided in ("gone,ant,3,\n", "gone,ant,,true\n", "gone,,,\n"):
         with pytest.raises(DataError, match=r"no key 'gone'.*delete its row"):
             corrected(file(header + decided), index)
-    with pytest.raises(DataError, match="no key 'gone'"):  # not the list: whoever wrote this label meant it
+    with pytest.raises(DataError, match="no key 'gone'"):  # not the list: the label itself is the decision
         corrected(file("key,given_label\nplain,3\ngone,ant\n"), index)
 
 

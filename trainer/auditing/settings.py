@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from trainer.config.schema import Trainable
 
 _STEPS_PER_EPOCH = {16: 0, 32: 10, 64: 10, 128: 25}
 """For each batch size, the minimum steps per epoch of a fold. With 25, six epochs have the minimum steps of
@@ -41,7 +43,7 @@ class Schedule:
     """Minimum number of epochs of a fold."""
     learning_rate: float
     rounds: int
-    trainable: Literal["all", "classifier"]
+    trainable: Trainable
 
 
 FROM_WEIGHTS = Schedule(steps=150, epochs=6, learning_rate=0.03, rounds=3, trainable="classifier")

@@ -67,6 +67,9 @@ class ImageConfig(Section):
         return self
 
 
+Trainable = Literal["all", "classifier"]
+
+
 class ModelConfig(Section):
     """The network; all folds and methods train it."""
 
@@ -84,7 +87,7 @@ class ModelConfig(Section):
 
     Its checksum counts as a result key; its path does not.
     """
-    trainable: Literal["all", "classifier"] = "all"
+    trainable: Trainable = "all"
     """classifier: train the last layer only, on the features of the initial weights, which stay as they are.
 
     The backward pass then costs almost nothing, and wrong labels can hardly be memorised, but the network is only as

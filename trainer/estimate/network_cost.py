@@ -1,13 +1,14 @@
 """Counts the computing cost of a network without running it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from shards.errors import ConfigError
+from trainer.config.schema import Trainable
 from trainer.models.factory import create_model
 from trainer.models.frozen import freeze_features
 
@@ -27,7 +28,7 @@ class NetworkCost:
 
 
 def count_network(
-    name: str, classes: int, pixels: int, options: dict[str, Any], trainable: Literal["all", "classifier"] = "all"
+    name: str, classes: int, pixels: int, options: dict[str, Any], trainable: Trainable = "all"
 ) -> NetworkCost:
     """Count the cost of one training step on the meta device, which computes only shapes."""
     rows = 2  # BatchNorm rejects a single row if the last feature map is one pixel

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shards.durable import hash_file
-from shards.errors import ConfigError, DataError, describe_unreadable
+from shards.errors import ConfigError, DataError, describe_unreadable, list_some
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.classifier import classifier_names
 from trainer.models.factory import create_model, import_timm, seeded_cpu
 from trainer.models.pretrained import base_name, describe_file
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
-_MOST_NAMED = 3
 
 Tensors = dict[str, Tensor]
 
@@ -90,7 +89,7 @@ def _name_globals(path: Path) -> str:
         found = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
     except Exception:  # a pickle that torch did not write
         return ""
-    return f" ({_list_some(found)})" if found else ""
+    return f" ({list_some(found)})" if found else ""
 
 
 def _fit(state: Tensors, name: str, classes: int | None, options: Mapping[str, Any]) -> Tensors:
@@ -142,9 +141,4 @@ def describe_misfit(network: Mapping[str, Tensor], file: Mapping[str, Tensor]) -
             f"{name} {theirs} not {ours}" for name, (theirs, ours) in shapes.items() if theirs != ours
         ],
     }
-    return "; ".join(f"{len(found)} tensor(s) {what}: {_list_some(found)}" for what, found in parts.items() if found)
-
-
-def _list_some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return "; ".join(f"{len(found)} tensor(s) {what}: {list_some(found)}" for what, found in parts.items() if found)

@@ -103,7 +103,7 @@ class _LabelFile:
     def rows(self) -> Iterator[_Row]:
         """Yield the rows of the CSV file; raises DataError for an unknown key or one that occurs twice.
 
-        A row of labels_review.csv on which nobody has decided may have an unknown key: it is left out.
+        A row of labels_review.csv without a decision may have an unknown key: it is left out.
         """
         id_of = {key: sample_id for sample_id, key in enumerate(self._index.keys())}
         first_line = np.zeros(len(self._index), np.int64)
@@ -126,7 +126,7 @@ class _LabelFile:
             if sample_id is None:
                 is_list = self._name == "labels.corrections" and _WRITTEN[0] in columns
                 if is_list and filled.keys() == {_GIVEN} and not vouched:
-                    continue  # nobody has decided on this row of the list, and its image is gone
+                    continue  # a row of the list without a decision, whose image is gone
                 raise self._unknown_key(line, cells[columns[_KEY]])
             if first_line[sample_id]:
                 key = self._key(sample_id)
