@@ -40,6 +40,20 @@ def test_the_average_of_weights_is_part_of_the_recording(kind):
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replayed_step_trains_the_classifier_alone(kind, optimizer):
+    """The features, BatchNorm statistics included, do not change; the classifier moves as in eager steps."""
+    eager = told(task_of(kind, WORLD, optimizer, classifier_only=True), range(STEPS))
+    task = task_of(kind, WORLD, optimizer, classifier_only=True, graphs=True)
+    before = {name: tensor.clone() for name, tensor in task.module.state_dict().items()}
+    replayed = told(task, range(STEPS))
+    assert replayed.chosen == eager.chosen
+    assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
+    changed = {name for name, tensor in task.module.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name.rsplit(".", 2)[-2] for name in changed} == {"fc"}
+
+
 def test_mixed_and_smoothed_labels_are_part_of_the_recording():
     form = {"label_smoothing": 0.1, "ema_decay": 0.9}
     eager = told(task_of("standard", WORLD, "adamw", **form), range(STEPS), mixed=True)

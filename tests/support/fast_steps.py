@@ -15,6 +15,7 @@ from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.factory import create_model
+from trainer.models.frozen import freeze_features
 from trainer.models.twin import TwinModel
 
 ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
@@ -31,10 +32,15 @@ EMPTY, POISONED, SHORT = 13, 17, 24
 """Steps in which nothing can be read, a pixel is NaN, the batch is a short last one."""
 
 
-def task_of(kind: str, world: World, optimizer: str = "sgd", **form: object) -> BaseTask:
-    """form: of Setting (graphs, compile, precision, micro)."""
+def task_of(
+    kind: str, world: World, optimizer: str = "sgd", classifier_only: bool = False, **form: object
+) -> BaseTask:
+    """form: of TaskSettings (graphs, compile, precision, micro)."""
     setting = TaskSettings(OPTIMIZERS[optimizer], PER_EPOCH, world, **form, total_steps=TOTAL)
     networks = [create_model("cifar_resnet20", CLASSES, seed) for seed in (1, 2)]
+    if classifier_only:
+        for network in networks:
+            freeze_features(network)
     if kind == "standard":
         return StandardTask(networks[0], setting)
     return CoteachingTask(TwinModel(*networks), setting, ForgetSchedule(ROWS, 0.5, 6), kind)
