@@ -112,6 +112,6 @@ def _list_class_folders(root: Path, split: str) -> tuple[list[str], list[str]]:
 def _describe_empty_class(folder: Path, ignored: list[IgnoredFile]) -> str:
     found = f"; {len(ignored):,} other files, such as {ignored[0].path} ({ignored[0].reason})" if ignored else ""
     return (
-        f"the class folder {folder} contains no image (.jpg, .png, .webp, .gif, .bmp, .tif){found}. "
-        "Remove it, or add images"
+        f"{folder} contains no image (.jpg, .png, .webp, .gif, .bmp, .tif){found}, and every folder beside it is "
+        "taken for a class. If this is one, add its images; if not, move the folder elsewhere"
     )

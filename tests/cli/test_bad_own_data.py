@@ -101,7 +101,7 @@ FOLDERS: dict[str, tuple[Callable[[], object], list[str], int, list[str]]] = {
         lambda: photos("cat", "dog") or put("photos/fox", 0),
         ["photos"],
         3,
-        ["photos/fox contains no image", "Remove it"],
+        ["photos/fox contains no image", "add its images; if not, move the folder"],
     ),
     "one_class": (lambda: photos("cat"), ["photos"], 3, ["photos has one class only, 'cat'", "at least two"]),
     "one_image": (lambda: photos("cat", count=1), ["photos"], 3, ["one class only, 'cat'"]),

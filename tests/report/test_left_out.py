@@ -58,3 +58,4 @@ def test_folders_of_earlier_versions_have_general_reasons(tmp_path):
 def test_counts_in_words():
     assert describe_counts({}) == ""
     assert describe_counts({"ignored": 1200, "rejected": 3}) == "3 images rejected, 1,200 files ignored"
+    assert describe_counts({"rejected": 1, "misnamed": 1}) == "1 image rejected, 1 image misnamed but used"

@@ -13,7 +13,12 @@ from shards.csv_file import unescape_cell, write_csv
 from shards.sample_index import SampleIndex
 from trainer.records.run_directory import RunDirectory
 
-OUTCOMES = {"rejected": "images rejected", "ignored": "files ignored", "misnamed": "images misnamed but used"}
+OUTCOMES = {
+    "rejected": ("image rejected", "images rejected"),
+    "ignored": ("file ignored", "files ignored"),
+    "misnamed": ("image misnamed but used", "images misnamed but used"),
+}
+"""In words, for one file and for several."""
 MOST = 1000  # maximum listed in report.json; rejected.csv lists all
 
 _log = logging.getLogger(__name__)
@@ -44,7 +49,8 @@ def list_left_out(name: str, index: SampleIndex) -> pa.Table:
 
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Say how many files have each outcome: `3 images rejected, 12 files ignored`."""
-    return ", ".join(f"{counts[outcome]:,} {words}" for outcome, words in OUTCOMES.items() if counts.get(outcome))
+    words = {outcome: one if counts.get(outcome) == 1 else several for outcome, (one, several) in OUTCOMES.items()}
+    return ", ".join(f"{counts[outcome]:,} {word}" for outcome, word in words.items() if counts.get(outcome))
 
 
 def read_left_out(run: RunDirectory) -> dict[str, Any]:
