@@ -57,8 +57,8 @@ def test_photos_with_a_list(here: Path, incv: Incv) -> None:
     Path("photos/=notes.txt").write_text("no image")
     answer = incv("run", "-c", TINY, *SETTINGS, _train(partial="true", allow_outside="true"), "--run-dir", "run")
     assert answer.code == 0, answer.err
-    assert "train: 2 files ignored, 1 images misnamed but used (listed in run/rejected.csv)" in answer.err
-    assert "left out: run/rejected.csv (2 files ignored, 1 images misnamed but used)" in answer.out
+    assert "train: 2 files ignored, 1 image misnamed but used (listed in run/rejected.csv)" in answer.err
+    assert "left out: run/rejected.csv (2 files ignored, 1 image misnamed but used)" in answer.out
     assert _read("run/rejected.csv") == [
         {"set": "train", "path": "05.tif", "outcome": "misnamed", "reason": "WebP bytes in a .tif"},
         {"set": "train", "path": "=notes.txt", "outcome": "ignored", "reason": "not an image by its suffix (.txt)"},
