@@ -4,8 +4,10 @@
 
 `cifar_side_by_side_8`: bare steps. The images are resident on the GPU, with no crops or flips, in ours and in the
 reference. Each training has its own weights, optimiser, CUDA stream and graph; one process feeds them in turn.
-`cifar_runs_side_by_side_8`: the trainer's own loop and lanes, as in `incv run --vary`, with all the work of a run:
-order, crops, flips, metrics, counters, heartbeat. The reference is still the bare step.
+`cifar_folds_side_by_side_8`: eight folds on 50,000 images in the trainer's own loop and lanes, with all that a run
+does: order, crops, flips, metrics, counters, heartbeat, checkpoints. The reference is as many bare steps of eight
+trainings, replayed from CUDA graphs.
+`cifar_pairs_side_by_side_4`: the same for four pairs of Co-teaching (`rank: eval_first`, all rows kept).
 """
 
 import argparse
@@ -14,35 +16,50 @@ import os
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from our_steps import ADAM, Bench, Repeated, cifar_bench, image_set, resident_batches, setting, surroundings
+from our_steps import (
+    ADAM,
+    STEPS_PER_EPOCH,
+    Bench,
+    Repeated,
+    cifar_bench,
+    image_set,
+    resident_batches,
+    setting,
+    surroundings,
+)
 from packed_jpegs import linked_tree, make_jpegs, packed
 from record import publish, record_runs
 from step_references import PlainStep, adam, network
-from timing import extent, rates, synchronise
+from timing import Extent, extent, rates, synchronise
 
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.batch import Batch
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
-from trainer.training.interleave import interleave
+from trainer.methods.task import BaseTask
+from trainer.models.twin import TwinModel
+from trainer.training.interleave import STEPS_PER_TURN, interleave
 from trainer.training.loop import TrainingJob, iterate_training
 
 TRAININGS = 8
-EPOCHS = 1000
+ROWS = 128
+EPOCHS = 200
 _MADE_UP = 64
 
 
-def fed_in_turn(bench: Bench, batches: Sequence[Batch], trainings: int) -> Callable[[], None]:
+def fed_in_turn(tasks: Sequence[BaseTask], batches: Sequence[Batch], device: torch.device) -> Callable[[], None]:
     """One step of each training, in its own stream."""
-    tasks = [StandardTask(bench.model(seed), setting(bench, ADAM)) for seed in range(trainings)]
     steps = [Repeated(task, batches) for task in tasks]
-    streams = [torch.cuda.Stream() if bench.device.type == "cuda" else None for _ in tasks]
+    streams = [torch.cuda.Stream() if device.type == "cuda" else None for _ in tasks]
     synchronise()  # weights and batches were made in the default stream
 
     def one() -> None:
@@ -78,55 +95,86 @@ def opened(bench: Bench, scratch: Path, samples: int) -> ImageSet:
     return image_set(bench, index, image, execution)
 
 
-def run_of(bench: Bench, data: ImageSet, rows: int, seed: int, root: Path) -> Generator[None, None, None]:
-    """A training as a run makes it, a step at a time."""
+@dataclass(frozen=True)
+class Side:
+    """What is trained side by side."""
+
+    name: str
+    trainings: int
+    networks: int
+    task: Callable[[Bench, int, int], BaseTask]
+    """Called with (bench, seed, steps per epoch)."""
+
+
+def fold_task(bench: Bench, seed: int, steps_per_epoch: int) -> BaseTask:
+    return StandardTask(bench.model(seed), setting(bench, ADAM, steps_per_epoch))
+
+
+def pair_task(bench: Bench, seed: int, steps_per_epoch: int) -> BaseTask:
+    """All rows are kept: the step with the most work, and with the same shape in every epoch."""
+    pair = TwinModel(bench.model(2 * seed), bench.model(2 * seed + 1))
+    form = setting(bench, ADAM, steps_per_epoch)
+    return CoteachingTask(pair, form, ForgetSchedule(ROWS, 0.0, 10), "eval_first")
+
+
+FOLDS = Side("folds", 8, 1, fold_task)
+PAIRS = Side("pairs", 4, 2, pair_task)
+
+
+def run_of(side: Side, bench: Bench, data: ImageSet, rows: int, seed: int, root: Path) -> Generator[None, None, None]:
+    """A training as a run makes it."""
     plan = TrainingPlan(derive_stream(seed, "benchmark"), data.ids, rows, EPOCHS)
-    form = setting(bench, ADAM, plan.steps_per_epoch)
-    task = StandardTask(bench.model(seed), form)
-    ctx = surroundings(root, form.world)
+    task = side.task(bench, seed, plan.steps_per_epoch)
+    ctx = surroundings(root, task.world)
     return iterate_training(
         TrainingJob("standard", root / "standard"),
         task,
         plan,
-        lambda first: data.training_batches(plan, first, form.world),
+        lambda first: data.training_batches(plan, first, task.world),
         ctx,
     )
 
 
-def runs_figure(small: bool) -> dict[str, Any]:
-    bench, rows, samples = cifar_bench(small), 8 if small else 128, 48 if small else 10_000
+def runs_figure(side: Side, small: bool) -> dict[str, Any]:
+    bench, rows, samples = cifar_bench(small), 8 if small else ROWS, 48 if small else 50_000
+    count, turn = 2 if small else side.trainings, STEPS_PER_TURN
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         data = opened(bench, scratch, samples)
 
         def lanes(first: int, count: int) -> Generator[None, None, list[None]]:
             seeds = range(first, first + count)
-            runs = [run_of(bench, data, rows, seed, scratch / f"run{seed}") for seed in seeds]
+            runs = [run_of(side, bench, data, rows, seed, scratch / f"run{seed}") for seed in seeds]
             return interleave(runs, bench.device)
 
-        with closing(lanes(0, TRAININGS)) as together, closing(lanes(TRAININGS, 1)) as alone:
+        bare = [side.task(bench, 100 + seed, STEPS_PER_EPOCH) for seed in range(count)]
+        with closing(lanes(0, count)) as together, closing(lanes(count, 1)) as alone:
             ways: dict[str, Callable[[], object]] = {
-                "reference": one_alone(bench, resident_batches(bench, rows)),
+                "reference": fed_in_turn(bare, resident_batches(bench, rows), bench.device),
                 "ours": lambda: next(together),
                 "ours, one run": lambda: next(alone),
             }
-            found = rates(ways, dict(zip(ways, (rows, TRAININGS * rows, rows), strict=True)), extent(small))
+            numbers = dict(zip(ways, (count * rows, count * turn * rows, turn * rows), strict=True))
+            found = rates(ways, numbers, extent(small) if small else Extent(seconds=6.0))
         data.close()
     note = (
-        f"{bench.said}; {TRAININGS} runs of the trainer's loop, batch {rows} each, Adam; {samples:,} pictures, "
-        f"cropped and flipped, no checkpoint due; one of ours alone: {median(found['ours, one run']):,.0f} images/s; "
-        "reference: one training, bf16 eager, steps on resident batches, no augmentation"
+        f"{bench.said}; {count} {side.name} of the trainer's loop, batch {rows} each, Adam; {samples:,} images, "
+        f"cropped and flipped, with metrics and checkpoints; networks of each: {side.networks}, images counted once; "
+        f"one of ours alone: {median(found['ours, one run']):,.0f} images/s; reference: {count} trainings of bare "
+        "steps replayed from CUDA graphs on resident batches, no augmentation"
     )
-    return record_runs("cifar_runs_side_by_side_8", found["ours"], found["reference"], unit="images/s", note=note)
+    figure = f"cifar_{side.name}_side_by_side_{side.trainings}"
+    return record_runs(figure, found["ours"], found["reference"], unit="images/s", note=note)
 
 
 def steps_figure(small: bool) -> dict[str, Any]:
     bench, rows = cifar_bench(small), 8 if small else 128
     batches = resident_batches(bench, rows)
+    tasks = [fold_task(bench, seed, STEPS_PER_EPOCH) for seed in range(TRAININGS + 1)]
     ways = {
         "reference": one_alone(bench, batches),
-        "ours": fed_in_turn(bench, batches, TRAININGS),
-        "ours, one training": fed_in_turn(bench, batches, 1),
+        "ours": fed_in_turn(tasks[1:], batches, bench.device),
+        "ours, one training": fed_in_turn(tasks[:1], batches, bench.device),
     }
     counts = dict(zip(ways, (rows, TRAININGS * rows, rows), strict=True))
     found = rates(ways, counts, extent(small))
@@ -137,7 +185,11 @@ def steps_figure(small: bool) -> dict[str, Any]:
     return record_runs("cifar_side_by_side_8", found["ours"], found["reference"], unit="images/s", note=note)
 
 
-FIGURES = {"cifar_side_by_side_8": steps_figure, "cifar_runs_side_by_side_8": runs_figure}
+FIGURES = {
+    "cifar_side_by_side_8": steps_figure,
+    "cifar_folds_side_by_side_8": partial(runs_figure, FOLDS),
+    "cifar_pairs_side_by_side_4": partial(runs_figure, PAIRS),
+}
 
 
 def main() -> None:

@@ -56,10 +56,17 @@ def predicting_of(index, geometry, ids, batch=8):
 
 
 def resident_batches(index, geometry, requests, ids=None):
-    loader = ResidentLoader(index, index.usable_ids() if ids is None else ids, geometry, NORMALISE, CPU)
-    batches = list(loader.batches(requests))
-    loader.close()
-    return batches
+    """Batches made one by one; those made several at once, in groups of any size, are bit for bit the same."""
+    ids, image = index.usable_ids() if ids is None else ids, geometry.size**2 * 3 * 4
+    found = []
+    for rows_at_once in (0, 20, 1000):
+        loader = ResidentLoader(index, ids, geometry, NORMALISE, CPU, rows_at_once * image)
+        found.append(list(loader.batches(requests)))
+        loader.close()
+    alone, *grouped = found
+    for batches in grouped:
+        assert_same(alone, batches)
+    return alone
 
 
 def cpu_batches(index, geometry, requests, workers=2):
@@ -87,6 +94,10 @@ def assert_same(batches, others):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours, theirs), field
         assert batch.unreadable == other.unreadable
+        assert (batch.mixed is None) == (other.mixed is None)
+        if batch.mixed is not None:
+            assert torch.equal(batch.mixed.partners, other.mixed.partners)
+            assert torch.equal(batch.mixed.shares, other.mixed.shares)
 
 
 def unreadable_in(batches):

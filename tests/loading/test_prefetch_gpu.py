@@ -1,7 +1,7 @@
 """Batches handed between CUDA streams: complete on arrival, and few in flight. `make test-gpu` runs these."""
 
 import gc
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 
 import pytest
 import torch
@@ -31,6 +31,15 @@ def numbered(number: int) -> Batch:
     for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
         tensor.fill_(number)
     return batch
+
+
+def numbered_group(numbers: Sequence[int]) -> list[Batch]:
+    return [numbered(number) for number in numbers]
+
+
+def groups() -> list[range]:
+    """All numbers, in groups of one and of two."""
+    return [range(1), *(range(first, min(first + 2, COUNT)) for first in range(1, COUNT, 2))]
 
 
 def all_numbers() -> Generator[Batch, None, None]:
@@ -77,13 +86,13 @@ def test_fed_batches_arrive_unharmed_and_few_at_a_time():
 
 
 def test_batches_made_when_asked_for_arrive_unharmed():
-    seen = consumed(make_batches(numbered, range(COUNT), GPU))
+    seen = consumed(make_batches(numbered_group, groups(), GPU))
     assert seen == [[float(number)] * 8 for number in range(COUNT)]
 
 
 def test_the_host_waits_for_no_batch():
     """Neither to make one nor to hand it over."""
-    batches = make_batches(numbered, range(COUNT), GPU)
+    batches = make_batches(numbered_group, groups(), GPU)
     next(batches)
     torch.cuda.set_sync_debug_mode("error")
     try:

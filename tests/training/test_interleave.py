@@ -13,8 +13,8 @@ from trainer.training.interleave import interleave, run_to_end
 CPU = torch.device("cpu")
 
 
-def together(trainings, at_once=None):
-    return run_to_end(interleave(trainings, CPU, at_once))
+def together(trainings, at_once=None, steps_per_turn=1):
+    return run_to_end(interleave(trainings, CPU, at_once, steps_per_turn))
 
 
 def drawing(seed, steps, seen, closed, stop_after=None):
@@ -33,14 +33,17 @@ def drawing(seed, steps, seen, closed, stop_after=None):
         closed.append(seed)
 
 
-def test_each_draws_as_if_it_were_alone():
+@pytest.mark.parametrize("steps_per_turn", [1, 2, 4])
+def test_each_draws_as_if_it_were_alone(steps_per_turn):
     alone = [run_to_end(drawing(seed, steps, [], [])) for seed, steps in ((1, 5), (2, 3), (3, 7))]
     torch.manual_seed(99)
     before, seen = torch.get_rng_state(), []
-    results = together([drawing(seed, steps, seen, []) for seed, steps in ((1, 5), (2, 3), (3, 7))])
+    runs = [drawing(seed, steps, seen, []) for seed, steps in ((1, 5), (2, 3), (3, 7))]
+    results = together(runs, steps_per_turn=steps_per_turn)
     assert results == alone
     assert torch.equal(before, torch.get_rng_state())
-    assert seen[:6] == [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1)]
+    turns = {1: [(1, 0), (2, 0), (3, 0), (1, 1)], 2: [(1, 0), (1, 1), (2, 0), (2, 1)]}
+    assert seen[:4] == turns.get(steps_per_turn, [(1, 0), (1, 1), (1, 2), (1, 3)])
 
 
 def test_a_stop_lets_every_training_save_before_it_is_raised():

@@ -59,7 +59,7 @@ class ToyTask:
         self.epochs, self.steps = [], []
         self._on_step = on_step
 
-    def require_finite(self):
+    def require_finite(self, wait=True):
         assert torch.isfinite(self.value)
 
     def close(self):

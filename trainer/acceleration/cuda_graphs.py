@@ -7,7 +7,7 @@ on multiple ranks, with the all-reduces as ordinary calls between the replays.
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -57,6 +57,14 @@ class _CapturedStep:
     segments: tuple[tuple[torch.cuda.CUDAGraph, SyncPoint | None], ...]
     values: Values
     """Static output tensors of the graphs; the next replay overwrites them."""
+    copied: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    """The tensor, and its version, that was last copied into each input."""
+
+    def has_changed(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether an input must be copied: not if it is the tensor of the last step, and unchanged."""
+        now = tensor, tensor._version
+        before, self.copied[name] = self.copied.get(name), now
+        return before is None or before[0] is not tensor or before[1] != now[1]
 
 
 class GraphedStep:
@@ -81,7 +89,8 @@ class GraphedStep:
             self._known = key, self._capture(inputs, sizes)
         captured = self._known[1]
         for name, tensor in inputs.items():
-            captured.inputs[name].copy_(tensor, non_blocking=True)
+            if captured.has_changed(name, tensor):
+                captured.inputs[name].copy_(tensor, non_blocking=True)
         for graph, sync_point in captured.segments:
             graph.replay()
             if sync_point is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,8 @@ from trainer.loading.mixup import RowMix
 from trainer.loading.operations import Operations
 from trainer.loading.sample_order import Ids, StepIds
 from trainer.loading.transfer import copy_to_device
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -103,37 +106,71 @@ def assemble_batch(
     failed: request rows that could not be decoded; they keep their id and get weight 0. show: returns the images of
     the given request rows.
     """
-    real, rows = request.real_rows, request.rows
-    source = _shown_rows(request, failed)
+    return assemble_batches([request], failed, show, device)[0]
+
+
+def assemble_batches(
+    requests: Sequence[BatchRequest],
+    failed: npt.NDArray[np.int64],
+    show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
+    device: torch.device,
+) -> list[Batch]:
+    """Like `assemble_batch` for consecutive requests of one kind, with one copy and one call of `show` for them all.
+
+    failed, show: of request rows, counted through all requests. The batches are views of shared tensors.
+    """
+    starts = np.cumsum([0, *(len(request.ids) for request in requests)])
+    own_failed = [failed[(failed >= a) & (failed < b)] - a for a, b in pairwise(starts)] if len(failed) else None
+    sources, ids, weights, unreadable = [], [], [], []
+    for number, request in enumerate(requests):
+        lost = _NO_ROWS if own_failed is None else own_failed[number]
+        sources.append(starts[number] + _shown_rows(request, lost))
+        own_ids, own_weights = _ids_and_weights(request, lost)
+        ids.append(own_ids)
+        weights.append(own_weights)
+        unreadable.append([int(sample) for sample in request.ids[lost[lost < request.real_rows]]])
+    source, weight = np.concatenate(sources), np.concatenate(weights)
+    labels = np.concatenate([request.labels for request in requests])
     images = show(source)
-    mixed = None
-    if request.mix is not None:
-        images, mixed = _mix(request, request.mix, failed, source, images, show)
-    if not request.fill_with_images and real < rows:
-        images[real:] = 0
-    ids = np.full(rows, -1, np.int64)
+    mixed: list[MixedLabels | None] = [None] * len(requests)
+    rows = [request.rows for request in requests]
+    if requests[0].mix is not None:
+        images, shared = _mix(_join_mixes(requests, starts), labels, failed, source, images, show)
+        parts = zip(shared.partners.split(rows), shared.shares.split(rows), strict=True)
+        mixed = [MixedLabels(partners, shares) for partners, shares in parts]
+    if not requests[0].fill_with_images and not weight.all():
+        images[copy_to_device(images.device, np.flatnonzero(weight == 0))[0]] = 0
+    there = copy_to_device(device, np.concatenate(ids), labels[source], weight)
+    tensors = zip(*(tensor.split(rows) for tensor in (there[0], images, there[1], there[2])), strict=True)
+    return [
+        Batch(own_ids, own_images, own_labels, own_weights, request, lost, request.step, mix)
+        for (own_ids, own_images, own_labels, own_weights), request, lost, mix in zip(
+            tensors, requests, unreadable, mixed, strict=True
+        )
+    ]
+
+
+def _ids_and_weights(
+    request: BatchRequest, failed: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    real = request.real_rows
+    ids = np.full(request.rows, -1, np.int64)
     ids[:real] = request.ids[:real]
     weights = (ids >= 0).astype(np.float32)
-    lost = failed[failed < real]
-    weights[lost] = 0
-    if not request.fill_with_images and len(lost):
-        images[copy_to_device(images.device, lost)[0]] = 0
-    there = copy_to_device(device, ids, request.labels[source], weights)
-    return Batch(
-        ids=there[0],
-        images=images,
-        labels=there[1],
-        weights=there[2],
-        request=request,
-        unreadable=[int(sample) for sample in request.ids[lost]],
-        step=request.step,
-        mixed=mixed,
-    )
+    weights[failed[failed < real]] = 0
+    return ids, weights
+
+
+def _join_mixes(requests: Sequence[BatchRequest], starts: npt.NDArray[np.int64]) -> RowMix:
+    """Join the mixes of consecutive requests. starts: the first row of each request, counted through all of them."""
+    mixes = [request.mix for request in requests if request.mix is not None]
+    partners = [start + mix.partners for start, mix in zip(starts, mixes, strict=False)]
+    return RowMix(np.concatenate(partners), np.concatenate([mix.shares for mix in mixes]))
 
 
 def _mix(
-    request: BatchRequest,
     mix: RowMix,
+    labels: npt.NDArray[np.int64],
     failed: npt.NDArray[np.int64],
     source: npt.NDArray[np.int64],
     images: torch.Tensor,
@@ -141,15 +178,15 @@ def _mix(
 ) -> tuple[torch.Tensor, MixedLabels]:
     """Mix the images with those of their partners, in float32; a row whose partner is unreadable stays as it is.
 
-    source: the request row that each batch row shows; images: those of `source`.
+    labels: of the request rows; source: the request row that each batch row shows; images: those of `source`.
     """
     lost = np.isin(mix.partners[source], failed)
     partners = np.where(lost, source, mix.partners[source])
     shares = np.where(lost, np.float32(1), mix.shares[source])
-    share, labels = copy_to_device(images.device, shares, request.labels[partners])
+    share, partner_labels = copy_to_device(images.device, shares, labels[partners])
     weight = share[:, None, None, None]
     mixed = images.float() * weight + show(partners).float() * (1 - weight)
-    return mixed.to(images.dtype), MixedLabels(labels, share)
+    return mixed.to(images.dtype), MixedLabels(partner_labels, share)
 
 
 def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:

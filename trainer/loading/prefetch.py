@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
@@ -15,48 +15,55 @@ from trainer.loading.batch import Batch, Batches
 _PREFETCHED_BATCHES = 2  # batches ready ahead of the consumer
 _SWITCH_INTERVAL = 0.0005  # seconds
 _MAX_IN_FLIGHT = 4  # batches handed to the consumer that the GPU has not finished processing
+_MAX_GROUPS_IN_FLIGHT = 1
 
 Request = TypeVar("Request")
 
 
-def make_batches(make: Callable[[Request], Batch], requests: Iterable[Request], device: torch.device) -> Batches:
-    """Make each batch on demand, on a side stream while the GPU still computes; `make` must need little host time."""
+def make_batches(
+    make: Callable[[Sequence[Request]], list[Batch]], groups: Iterable[Sequence[Request]], device: torch.device
+) -> Batches:
+    """Make the batches of each group of requests when its first one is asked for, on a side stream while the GPU
+    still computes; `make` must need little host time."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    back_pressure = _BackPressure()
-    for request in requests:
+    back_pressure = _BackPressure(_MAX_GROUPS_IN_FLIGHT)
+    for requests in groups:
         if stream is None:
-            yield make(request)
+            yield from make(requests)
             continue
-        with torch.cuda.stream(stream):
-            batch = make(request)
-            ready = stream.record_event()
-        _hand_over(batch, ready)
-        yield batch
-        back_pressure.record_launched(device)
         back_pressure.wait()
+        with torch.cuda.stream(stream):
+            batches = make(requests)
+            ready = stream.record_event()
+        _hand_over(batches, ready)
+        while batches:  # a batch that the consumer has dropped is freed
+            yield batches.pop(0)
+        back_pressure.record_launched(device)
 
 
 class _BackPressure:
-    """Limits how many batches are in flight (handed over, but not yet finished by the GPU), and so their memory."""
+    """Limits how much is in flight (handed over, but not yet finished by the GPU), and so the memory of batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MAX_IN_FLIGHT) -> None:
+        self._most = most
         self._finished: deque[torch.cuda.Event] = deque()
 
     def record_launched(self, device: torch.device) -> None:
-        """Record that the consumer has launched all work on a batch; call this when it asks for the next one."""
+        """Record that the consumer has launched all work on what it was handed; call it when it asks for more."""
         self._finished.append(torch.cuda.current_stream(device).record_event())
 
     def wait(self) -> None:
-        """Block while too many batches are in flight; the GPU stays busy with the work already queued."""
-        while len(self._finished) > _MAX_IN_FLIGHT:
+        """Block while too much is in flight; the GPU stays busy with the work already queued."""
+        while len(self._finished) > self._most:
             self._finished.popleft().synchronize()
 
 
-def _hand_over(batch: Batch, ready: torch.cuda.Event) -> None:
-    """Make the consumer's stream wait for the batch, and keep the batch's memory until that stream is done."""
-    stream = torch.cuda.current_stream(batch.images.device)
+def _hand_over(batches: Sequence[Batch], ready: torch.cuda.Event) -> None:
+    """Make the consumer's stream wait for the batches, and keep their memory until that stream is done."""
+    stream = torch.cuda.current_stream(batches[0].images.device)
     stream.wait_event(ready)
-    for tensor in batch.tensors():
+    tensors = (tensor for batch in batches for tensor in batch.tensors())
+    for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values():
         tensor.record_stream(stream)
 
 
@@ -87,7 +94,7 @@ class PrefetchThread:
             batch, ready = item
             del item
             if ready is not None:
-                _hand_over(batch, ready)
+                _hand_over([batch], ready)
             yield batch
             if ready is not None:
                 self._back_pressure.record_launched(batch.images.device)

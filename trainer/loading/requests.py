@@ -1,6 +1,7 @@
 """Build one rank's `BatchRequest`s from a plan: boxes, flips, operations, mixup, labels and fill rows."""
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -8,9 +9,12 @@ import numpy.typing as npt
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry, centre_boxes, training_boxes
 from trainer.loading.batch import BatchRequest
-from trainer.loading.mixup import mix_for_rank
+from trainer.loading.mixup import RowMix, mix_for_rank
 from trainer.loading.operations import NO_AUGMENTATION, Augmentation
-from trainer.loading.sample_order import Ids, TrainingPlan, slice_for_rank
+from trainer.loading.sample_order import Ids, StepIds, TrainingPlan, slice_for_rank
+
+_ROWS_AT_ONCE = 8192
+"""Rows for which crops and flips are drawn in one call: a call for each step would cost as much as a small step."""
 
 
 def training_requests(
@@ -27,28 +31,46 @@ def training_requests(
 
     labels: int64 [samples], indexed by sample_id. With mixup, partners on other ranks follow the rows of C.
     """
-    for step in plan.steps(first_step):
-        own = np.concatenate(
-            [slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)]
-        )
-        # A rank without samples in this step still needs real images for BatchNorm; they get weight 0.
-        ids = own if len(own) else np.concatenate([step.selected, step.candidates])
-        mix = None
-        if plan.mixup > 0:
-            ids, mix = mix_for_rank(ids, step, plan.stream, plan.mixup, rank, world)
-        boxes, flips = training_boxes(geometry, plan.stream, step.epoch, ids, index.width[ids], index.height[ids])
-        yield BatchRequest(
-            ids=ids,
-            boxes=boxes,
-            flips=flips,
-            labels=labels[ids],
-            rows=sum(-(-part // world) for part in plan.rows_at(step.epoch)),
-            fill_with_images=True,
-            real=len(own),
-            step=step,
-            operations=augmentation.draw(plan.stream, step.epoch, ids),
-            mix=mix,
-        )
+    for steps in _group_steps(plan, first_step, world):
+        epoch = steps[0].epoch
+        rows = sum(-(-part // world) for part in plan.rows_at(epoch))
+        shown = [_rows_of_rank(plan, step, rank, world) for step in steps]
+        ids = np.concatenate([own for own, _, _ in shown])
+        boxes, flips = training_boxes(geometry, plan.stream, epoch, ids, index.width[ids], index.height[ids])
+        given, end = labels[ids], 0
+        for step, (own, real, mix) in zip(steps, shown, strict=True):
+            part = slice(end, end := end + len(own))
+            yield BatchRequest(
+                ids=own,
+                boxes=boxes[part],
+                flips=flips[part],
+                labels=given[part],
+                rows=rows,
+                fill_with_images=True,
+                real=real,
+                step=step,
+                operations=augmentation.draw(plan.stream, epoch, own),
+                mix=mix,
+            )
+
+
+def _group_steps(plan: TrainingPlan, first_step: int, world: int) -> Iterator[list[StepIds]]:
+    """Yield the steps in groups of one epoch each, of about _ROWS_AT_ONCE rows of a rank."""
+    most = max(1, _ROWS_AT_ONCE * world // plan.batch)
+    for _, steps in groupby(plan.steps(first_step), lambda step: step.epoch):
+        while group := list(islice(steps, most)):
+            yield group
+
+
+def _rows_of_rank(plan: TrainingPlan, step: StepIds, rank: int, world: int) -> tuple[Ids, int, RowMix | None]:
+    """Return the ids that a rank shows in a step, how many of them are its own samples, and how to mix them."""
+    own = np.concatenate([slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)])
+    # A rank without samples in this step still needs real images for BatchNorm; they get weight 0.
+    ids = own if len(own) else np.concatenate([step.selected, step.candidates])
+    if plan.mixup == 0:
+        return ids, len(own), None
+    ids, mix = mix_for_rank(ids, step, plan.stream, plan.mixup, rank, world)
+    return ids, len(own), mix
 
 
 def predict_requests(

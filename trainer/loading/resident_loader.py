@@ -1,8 +1,9 @@
 """Decode a small set of equal-sized images once, keep them on the device as uint8, and augment them there."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
-from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch
+from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batches
 from trainer.loading.pixels import Normalise, decode
 from trainer.loading.prefetch import make_batches
 from trainer.loading.sample_order import Ids
@@ -21,6 +22,8 @@ from trainer.loading.shard_reader import ShardReader
 from trainer.loading.transfer import copy_to_device
 
 MAX_RESIDENT_BYTES = 2 * 1024**3
+_BYTES_AT_ONCE = 32 * 1024**2
+"""Size of the images that a GPU crops at once: the crops of one small batch take less time than their launches."""
 
 
 def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
@@ -73,24 +76,45 @@ class ResidentLoader:
     """Makes batches from images kept on the device; the batches are bitwise equal to those of CpuLoader."""
 
     def __init__(
-        self, index: SampleIndex, ids: Ids, geometry: Geometry, normalise: Normalise, device: torch.device
+        self,
+        index: SampleIndex,
+        ids: Ids,
+        geometry: Geometry,
+        normalise: Normalise,
+        device: torch.device,
+        bytes_at_once: int | None = None,
     ) -> None:
+        """bytes_at_once: size of the images that are cropped at once; None: that which suits the device."""
         self._geometry, self._normalise, self._device = geometry, normalise, device
+        if bytes_at_once is None:
+            bytes_at_once = _BYTES_AT_ONCE if device.type == "cuda" else 0
+        self._rows_at_once = bytes_at_once // (geometry.size**2 * 3 * normalise.dtype.itemsize)
         self._row_of = np.full(len(index), -1, np.int64)
         self._row_of[ids] = np.arange(len(ids))
         self._images: _DecodedImages | None = _load_shared(index, ids, device)
 
     def batches(self, requests: Iterable[BatchRequest]) -> Batches:
-        return make_batches(self._make_batch, requests, self._device)
+        return make_batches(self._make_batches, self._group(requests), self._device)
 
-    def _make_batch(self, request: BatchRequest) -> Batch:
-        stored = self._row_of[request.ids]
+    def _group(self, requests: Iterable[BatchRequest]) -> Iterator[list[BatchRequest]]:
+        """Yield groups of consecutive requests whose batches are made at once."""
+        for (rows, _, _), alike in groupby(
+            requests, lambda each: (each.rows, each.fill_with_images, each.mix is None)
+        ):
+            most = max(1, self._rows_at_once // rows)
+            while group := list(islice(alike, most)):
+                yield group
+
+    def _make_batches(self, requests: Sequence[BatchRequest]) -> list[Batch]:
+        stored = self._row_of[np.concatenate([request.ids for request in requests])]
+        boxes = np.concatenate([request.boxes for request in requests])
+        flips = np.concatenate([request.flips for request in requests])
 
         def show(rows: Ids) -> torch.Tensor:
-            return self._normalise(self._crop(stored[rows], request.boxes[rows], request.flips[rows]))
+            return self._normalise(self._crop(stored[rows], boxes[rows], flips[rows]))
 
         assert self._images is not None
-        return assemble_batch(request, np.flatnonzero(self._images.failed[stored]), show, self._device)
+        return assemble_batches(requests, np.flatnonzero(self._images.failed[stored]), show, self._device)
 
     def _crop(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
         size, pad = self._geometry.size, self._geometry.pad

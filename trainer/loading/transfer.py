@@ -1,4 +1,4 @@
-"""Non-blocking host-to-device copies of small arrays."""
+"""Non-blocking copies of small arrays between host and device."""
 
 import numpy as np
 import numpy.typing as npt
@@ -30,3 +30,23 @@ _DTYPES = {
     "int64": torch.int64,
     "float32": torch.float32,
 }
+
+
+class HostCopy:
+    """A copy of a tensor on the host; for a tensor on a GPU, made once the GPU has computed it, without waiting."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        on_gpu = tensor.is_cuda
+        self._copied = torch.empty_like(tensor, device="cpu", pin_memory=on_gpu)
+        self._copied.copy_(tensor, non_blocking=on_gpu)
+        self._done = torch.cuda.current_stream(tensor.device).record_event() if on_gpu else None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._done is None or self._done.query()
+
+    def get(self) -> torch.Tensor:
+        """Wait for the copy and return it."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._copied

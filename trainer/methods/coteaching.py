@@ -97,13 +97,16 @@ class CoteachingTask(BaseTask):
         super().__init__(module, setting)
         self._forget_schedule, self._rank = forget_schedule, rank
         self._places: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._keep: dict[int, torch.Tensor] = {}
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         inputs, _ = super().inputs(batch, at)
         # n(e) depends on the number of rows of S only, even if the kept rows may also come from C.
         keep = self._forget_schedule.kept(len(at.selected), at.epoch)
         places = self._places_of(len(at.selected), len(at.candidates), len(batch.ids))
-        inputs = {**inputs, "places": places, "keep": torch.full((), keep, device=self.device)}
+        if keep not in self._keep:
+            self._keep[keep] = torch.full((), keep, device=self.device)
+        inputs = {**inputs, "places": places, "keep": self._keep[keep]}
         if self._rank == "one_pass":
             return inputs, ()
         # Fixed number of rows of the second forward. With several ranks, any number of a rank's rows may be chosen.

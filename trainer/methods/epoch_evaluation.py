@@ -58,8 +58,8 @@ class EvaluatedTask:
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
         return self._task.step(batch, at)
 
-    def require_finite(self) -> None:
-        self._task.require_finite()
+    def require_finite(self, wait: bool = True) -> None:
+        self._task.require_finite(wait)
 
     def close(self) -> None:
         self._task.close()

@@ -182,6 +182,7 @@ class BaseTask(ABC):
         self._require_graphs = setting.require_graphs
         self._compiles = setting.compile
         self.learning_rate = setting.optimizer.learning_rate
+        self._engine_rate: float | None = None
         self._last: tuple[torch.Tensor, Values] | None = None
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
@@ -198,7 +199,9 @@ class BaseTask(ABC):
     def step(self, batch: Batch, at: StepIds) -> Values:
         """Run one step and return its scalars, which the next step overwrites."""
         self.learning_rate = scheduled_rate(at.step, self._steps_per_epoch, self._total_steps, self._schedule)
-        self._engine.set_rate(self.learning_rate)
+        if self.learning_rate != self._engine_rate:
+            self._engine.set_rate(self.learning_rate)
+            self._engine_rate = self.learning_rate
         if self._average is not None:
             self._average.set_step(at.step)
         inputs, fixed = self.inputs(batch, at)
@@ -306,9 +309,9 @@ class BaseTask(ABC):
             self.module.side_stream = self._side_stream = None
         self._engine.zero_grad()
 
-    def require_finite(self) -> None:
-        """Raise if training has diverged; syncs with the device."""
-        self._guard.require_finite()
+    def require_finite(self, wait: bool = True) -> None:
+        """Raise if training has diverged. wait: for the device; otherwise this may notice it in a later call."""
+        self._guard.require_finite(wait)
 
     def end_epoch(self, epoch: int) -> None:
         """Average the BatchNorm statistics over the ranks."""
@@ -332,6 +335,7 @@ class BaseTask(ABC):
         own = local_rank_state(self.world, _BUFFERS, state.tensors)
         if own is not None:  # otherwise the world size has changed, and the averaged statistics are used
             load_statistics(self._live, own)
+        self._engine_rate = None
         self._engine.sync_weights()
         self._engine.load_moments(state.tensors)
         if self._average is not None:

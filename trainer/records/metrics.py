@@ -2,20 +2,41 @@
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shards.durable import disk_errors, write_bytes
+from trainer.loading.transfer import HostCopy
 
 COUNTED = "counted"
 """Name of a metric that is 1 for a normal step and 0 if all images of the step were unreadable."""
+_MOST_PENDING = 8  # lines whose numbers the GPU has not computed yet
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the file whose numbers may still be on their way from the device."""
+
+    facts: Mapping[str, Any]
+    names: tuple[str, ...]
+    sums: HostCopy | None
+    """float64 [len(names)]; None: no step since the last line."""
+
+    def means(self) -> dict[str, float]:
+        if self.sums is None:
+            return {}
+        sums = dict(zip(self.names, self.sums.get().tolist(), strict=True))
+        steps = round(sums.pop(COUNTED))
+        return {name: total / steps for name, total in sums.items() if steps}
 
 
 class MetricsLog:
-    """Averages metrics over the steps between two lines; syncs with the device only to write a line."""
+    """Averages metrics over the steps between two lines, on the device."""
 
     def __init__(self, path: Path, writes: bool = True) -> None:
         """writes: whether to write the file; true only on rank 0."""
@@ -24,6 +45,8 @@ class MetricsLog:
         """Called with every line that is written."""
         self._names: tuple[str, ...] = ()
         self._sums: torch.Tensor | None = None
+        self._pending: deque[_Line] = deque()
+        self._note = ""
 
     def has_lines(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0
@@ -55,11 +78,34 @@ class MetricsLog:
 
     def write(self, **facts: Any) -> str:
         """Append a line with `facts` and the means since the last line; returns a short text for the progress bar."""
-        steps, sums = self._read()
-        means = {name: total / steps for name, total in sums.items() if steps}
+        self._begin_line(facts)
+        self.flush()
+        return self._note
+
+    def write_when_computed(self, **facts: Any) -> str:
+        """Like `write`, but without waiting for the GPU: the line follows in a later call. The text is that of the
+        last line that was written."""
+        self._begin_line(facts)
+        while self._pending and (self._pending[0].sums is None or self._pending[0].sums.is_ready):
+            self._append(self._pending.popleft())
+        while len(self._pending) > _MOST_PENDING:
+            self._append(self._pending.popleft())
+        return self._note
+
+    def flush(self) -> None:
+        """Write all lines that were begun; waits for the device."""
+        while self._pending:
+            self._append(self._pending.popleft())
+
+    def _begin_line(self, facts: Mapping[str, Any]) -> None:
+        sums = None if self._sums is None else HostCopy(self._sums)
+        self._pending.append(_Line(facts, self._names, sums))
         self._reset()
+
+    def _append(self, pending: _Line) -> None:
+        means = pending.means()
         rounded = {name: round(mean, 6) if math.isfinite(mean) else None for name, mean in means.items()}
-        line = {**facts, **rounded}
+        line = {**pending.facts, **rounded}
         if self._writes:
             with disk_errors(self._path):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,14 +113,17 @@ class MetricsLog:
                     file.write(json.dumps(line) + "\n")
             if self.on_line is not None:
                 self.on_line(line)
-        return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name == "loss")
+        self._note = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name == "loss")
 
     def state(self) -> dict[str, Any]:
+        """Return the sums since the last line, which is in the file by then."""
+        self.flush()
         steps, sums = self._read()
         return {"sums": sums, "steps": steps}
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
         self._reset()
+        self._pending.clear()
         if state["sums"]:
             sums = {**state["sums"], COUNTED: state["steps"]}
             self._names = tuple(sums)

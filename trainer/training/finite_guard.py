@@ -3,6 +3,7 @@
 import torch
 
 from shards.errors import InputError
+from trainer.loading.transfer import HostCopy
 
 _MOST_IN_A_ROW = 10
 
@@ -14,12 +15,13 @@ class NonFiniteError(InputError):
 class FiniteGuard:
     """Counts steps skipped because the loss or a gradient was not finite; ten in a row are an error.
 
-    Counts on the device; only `require_finite` and `state` sync with the host.
+    Counts on the device; only `require_finite`, unless it need not wait, and `state` sync with the host.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._counts = torch.zeros(3, dtype=torch.int64, device=device)
         """Total skipped steps, current streak of skipped steps, longest streak."""
+        self._copied: HostCopy | None = None
 
     def note(self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: bool = False) -> None:
         """Record one step.
@@ -32,9 +34,17 @@ class FiniteGuard:
         now = torch.where(finite & counted, 0, in_a_row + (0 if searching else bad))
         self._counts.copy_(torch.stack([skipped + bad, now, torch.maximum(most, now)]))
 
-    def require_finite(self) -> None:
-        """Raise NonFiniteError after ten skipped steps in a row; syncs with the device."""
-        most = int(self._counts[2])
+    def require_finite(self, wait: bool = True) -> None:
+        """Raise NonFiniteError after ten skipped steps in a row.
+
+        wait: for the device. Otherwise this sees the steps up to an earlier call, whose counts have arrived.
+        """
+        if self._copied is None or wait:
+            self._copied = HostCopy(self._counts)
+        if not wait and not self._copied.is_ready:
+            return
+        most = int(self._copied.get()[2])
+        self._copied = None
         if most >= _MOST_IN_A_ROW:
             raise NonFiniteError(
                 f"the loss or its gradient was not finite in {most} steps in a row: training has diverged. Lower "

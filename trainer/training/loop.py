@@ -67,8 +67,8 @@ class Task(Protocol):
         """Run one update, non-blocking; return scalars for the metrics, which the next step overwrites."""
         ...
 
-    def require_finite(self) -> None:
-        """Raise if training has diverged."""
+    def require_finite(self, wait: bool = True) -> None:
+        """Raise if training has diverged. wait: for the device; otherwise this may notice it in a later call."""
         ...
 
     def end_epoch(self, epoch: int) -> None: ...
@@ -180,7 +180,7 @@ def iterate_training(
                 finished = done == plan.total_steps
                 # Log the first step too: metrics without any checkpoint then prove that progress was lost.
                 due = done == 1 or finished or done % ctx.execution.log_every == 0
-                note = records.log(done) if due else ""
+                note = records.log(done, wait=done == 1 or finished) if due else ""
                 progress.advance(1, note)
                 if done % plan.steps_per_epoch == 0:
                     records.end_epoch(done)
@@ -294,10 +294,12 @@ class _TrainingRecords:
         if is_first_step:
             self._ctx.world.set_timeout(self._ctx.execution.timeout)
 
-    def log(self, done: int) -> str:
-        self._task.require_finite()
+    def log(self, done: int, wait: bool) -> str:
+        """Log the steps since the last line; return a short text. wait: for the device, which is left idle then."""
+        self._task.require_finite(wait)
         epoch = round(done / self._plan.steps_per_epoch, 3)
-        return self.metrics.write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
+        write = self.metrics.write if wait else self.metrics.write_when_computed
+        return write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
 
     def end_epoch(self, done: int) -> None:
         """Run the task's `end_epoch`. If a stop interrupts it, save a checkpoint and let the next start repeat it."""
