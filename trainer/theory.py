@@ -5,6 +5,7 @@
 # paper's. A ratio with a zero denominator is nan, without a warning.
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,24 @@ def symmetric_transition(ratio: float, classes: int) -> Array:
     _check_classes(classes)
     matrix = np.full((classes, classes), ratio / (classes - 1))
     np.fill_diagonal(matrix, 1.0 - ratio)
+    return matrix
+
+
+def inclusive_symmetric_transition(ratio: float, classes: int) -> Array:
+    """Labels redrawn with probability ε from all classes, the true one included: T_ij = ε/c for j ≠ i.
+
+    float64 [c, c]. The share of wrong labels is ε(c-1)/c.
+    """
+    return symmetric_transition(ratio * (classes - 1) / classes, classes)
+
+
+def mapped_transition(ratio: float, targets: Mapping[int, int], classes: int) -> Array:
+    """Noise between similar classes: T_ii = 1 - ε and T_ij = ε for a class i with the target j; else T_ii = 1."""
+    _check_ratio(ratio)
+    matrix = np.eye(classes)
+    for source, target in targets.items():
+        matrix[source, source] -= ratio
+        matrix[source, target] += ratio
     return matrix
 
 

@@ -48,6 +48,10 @@ def test_transitions_by_hand():
 def test_transitions_are_valid(ratio, classes):
     theory.check_transition(theory.symmetric_transition(ratio, classes))
     theory.check_transition(theory.asymmetric_transition(ratio, classes))
+    inclusive = theory.inclusive_symmetric_transition(ratio, classes)
+    theory.check_transition(inclusive)
+    np.testing.assert_allclose(1 - inclusive.diagonal(), ratio * (classes - 1) / classes, atol=1e-12)
+    theory.check_transition(theory.mapped_transition(ratio, {0: 1}, classes))
 
 
 @pytest.mark.parametrize(

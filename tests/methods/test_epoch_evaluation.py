@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,15 +15,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 import trainer.run.stages
+from shards.sample_index import SampleIndex
 from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
 from tests.support.toy_networks import assert_same_network, batch_of, normed, setting, step_at
 from trainer.config.schema import EvaluationConfig
 from trainer.distributed.stop import Stopped
+from trainer.loading.image_set import open_image_set
 from trainer.methods.epoch_evaluation import BestEpoch, EvaluatedTask
 from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
+from trainer.records.stored_labels import read_labels
+from trainer.run.export import load_network
+from trainer.run.recipe import load_recipe
 from trainer.training.checkpoint import read_checkpoint
+
+CPU = torch.device("cpu")
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -154,6 +162,25 @@ def test_a_run_ends_early_and_uses_its_best_epoch(run: Path) -> None:
     assert all(torch.equal(tensor, saved[f"best.{name}"]) for name, tensor in exported.items())
 
 
+def test_the_fit_to_given_and_true_labels_is_measured(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    keys = ["evaluation={every: 2, training_labels: true}", "standard.epochs=3"]
+    assert exit_code(["run", "-c", str(RECIPES / "tiny.yaml"), "--run-dir", "fit", *KEYS, *keys]) == 0
+    lines = [line for line in metrics_of(Path("fit")) if "accuracy.train_given" in line]
+    assert [line["epoch"] for line in lines] == [2, 3]
+    recipe = load_recipe(Path("fit/config.resolved.yaml"))
+    index = SampleIndex.load(Path(recipe.data.train.shards))
+    given, true = (read_labels(Path("fit", file)) for file in ("labels.parquet", "true_labels.parquet"))
+    data = open_image_set(index, given.ids, given.by_id(len(index)), recipe.image, recipe.execution, CPU)
+    (batch,) = data.loader.batches(data.predict_requests(given.ids, len(given.ids)))
+    found = load_network("fit/methods/standard/export/model_a")(batch.images).argmax(dim=1).numpy()
+    ids = batch.ids.numpy()
+    for name, labels in (("given", given), ("true", true)):
+        share = np.mean(found == labels.by_id(len(index))[ids])
+        assert lines[-1][f"accuracy.train_{name}"] == pytest.approx(share, abs=1e-6)
+    assert lines[-1]["accuracy.train_given"] != lines[-1]["accuracy.train_true"]
+
+
 def test_the_report_marks_the_set_that_was_used_for_choosing(run: Path) -> None:
     assert json.loads((run / "report.json").read_text())["chosen_on"] == "test"
     assert "test was used for choosing" in (run / "report.html").read_text()
@@ -216,6 +243,7 @@ def test_a_stop_inside_an_evaluation_changes_nothing(run: Path, before_the_end: 
     ("keys", "words"),
     [
         (["evaluation={choose_on: test}"], "evaluation.every"),
+        (["evaluation={training_labels: true}"], "evaluation.every"),
         (["evaluation={every: 1, patience: 1}"], "evaluation.choose_on"),
         (["evaluation={every: 1, choose_on: tset}"], "choose one of test"),
         (["evaluation={every: 1}", "data.eval={}"], "data.eval_fraction"),

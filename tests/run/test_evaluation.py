@@ -13,7 +13,7 @@ import trainer.methods.predict
 from trainer.distributed.stop import Stopped
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.methods.predict import iterate_forward
-from trainer.run.evaluation import count_hits
+from trainer.run.evaluation import count_hits, count_label_hits
 
 CPU = torch.device("cpu")
 
@@ -31,6 +31,20 @@ def reference(scores, labels, top):
     """Rows whose label is among the `top` highest scores."""
     best = np.argsort(-scores, axis=1)[:, :top]
     return int((best == labels[:, None]).any(axis=1).sum())
+
+
+def check_label_hits(passes, samples, classes, random):
+    """Against two kinds of labels, row by row; unreadable rows do not count."""
+    labels = random.integers(0, classes, (2, samples))
+    readable, hit = 0, np.zeros(2)
+    for batch, scores in passes:
+        for row, (sample, weight) in enumerate(zip(batch.ids.tolist(), batch.weights.tolist(), strict=True)):
+            if weight > 0:
+                readable += 1
+                found = [int(network[row].argmax()) for network in scores]
+                hit += [np.mean([each == label for each in found]) for label in labels[:, sample]]
+    counted = count_label_hits(iter(passes), torch.from_numpy(labels)).tolist()
+    assert counted == pytest.approx([readable, *hit])
 
 
 @given(
@@ -68,6 +82,7 @@ def test_counts_are_those_of_the_reference(seed, classes, networks, shapes):
         mean = probabilities.mean(axis=0)
         expected["ensemble"] = {"top1": reference(mean, labels, 1), "top5": reference(mean, labels, 5)}
     counted = count_hits(iter(passes))
+    check_label_hits(passes, total, classes, random)
     assert counted == expected
     numbers = [counted["count"], *counted["networks"][0].values()]
     assert all(type(number) is int for number in numbers)

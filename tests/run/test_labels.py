@@ -15,6 +15,7 @@ from shards.errors import ConfigError, DataError
 from shards.pack import pack
 from shards.sample_index import SampleIndex
 from shards.sources import RawSample
+from tests.support import RECIPES
 from trainer.config.schema import LabelsConfig
 from trainer.loading.sample_order import derive_stream
 from trainer.run.label_file import file_checksum, read_label_file
@@ -24,6 +25,8 @@ from trainer.run.labels import (
     make_labels,
     require_every_class,
 )
+from trainer.run.recipe import load_recipe
+from trainer.run.result_keys import result_keys
 from trainer.theory import asymmetric_transition, symmetric_transition
 
 GENERAL = ((0.5, 0.3, 0.2), (0.0, 0.9, 0.1), (0.25, 0.0, 0.75))
@@ -186,6 +189,8 @@ def test_a_limited_run_has_the_labels_of_the_whole(index):
         ({}, None),
         ({"noise": "symmetric", "ratio": 0.3}, symmetric_transition(0.3, 3)),
         ({"noise": "asymmetric", "ratio": 0.3}, asymmetric_transition(0.3, 3)),
+        ({"noise": "pair_flip", "ratio": 0.3}, asymmetric_transition(0.3, 3)),
+        ({"noise": "symmetric_inclusive", "ratio": 0.3}, [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]),
         ({"noise": "matrix", "matrix": GENERAL}, np.array(GENERAL)),
     ],
 )
@@ -223,6 +228,35 @@ def test_a_single_class_cannot_be_noisy():
     for keys in ({"noise": "symmetric", "ratio": 0.3}, {"noise": "matrix", "matrix": ((1.0,),)}):
         with pytest.raises(ConfigError, match="at least 2 classes"):
             build_transition(config(**keys), 1)
+
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def test_similar_classes_of_cifar10_are_confused():
+    matrix = build_transition(config(noise="similar_class", ratio=0.4), 10, CIFAR10)
+    assert matrix is not None
+    flips = {(CIFAR10[i], CIFAR10[j]): matrix[i, j] for i, j in np.argwhere(matrix > 0) if i != j}
+    assert set(flips) == {
+        ("truck", "automobile"), ("bird", "airplane"), ("deer", "horse"), ("cat", "dog"), ("dog", "cat"),
+    }  # fmt: skip
+    np.testing.assert_allclose(list(flips.values()), 0.4)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
+
+
+def test_similar_classes_are_known_for_cifar10_only(index):
+    confused = config(noise="similar_class", ratio=0.4)
+    for classes, names in ((10, [str(digit) for digit in range(10)]), (3, None)):
+        with pytest.raises(ConfigError, match=r"similar_class is defined for the classes airplane, .*labels\.matrix"):
+            build_transition(confused, classes, names)
+    with pytest.raises(ConfigError, match="similar_class"):
+        make_labels(confused, 0, index, index.usable_ids())
+
+
+def test_another_name_of_a_kind_leaves_the_result_keys_alone():
+    given = [load_recipe(RECIPES / "tiny.yaml", [f"labels.noise={name}"]) for name in ("asymmetric", "pair_flip")]
+    assert result_keys(given[0]) == result_keys(given[1])
+    assert result_keys(given[0])["labels.noise"] == "asymmetric"
 
 
 # --- label files

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.section import PathText, Positive, Ratio, Section, execution
 from trainer.config.shard_folder import default_folder
@@ -84,13 +84,21 @@ class DataSections(Section):
         return {"data.train": self.train} | {f"data.eval.{name}": config for name, config in self.eval.items()}
 
 
+NOISE_ALIASES = {"pair_flip": "asymmetric"}
+"""Other names of kinds of label noise; a run with either name has the same result keys."""
+
+
 class LabelsConfig(Section):
     """The labels a run trains on: those of the source, of a file, or of the source with noise added."""
 
     noise: str = "none"
-    """none, or a kind of noise from trainer/run/noise_kinds.py: symmetric, asymmetric (pair flip) or matrix."""
+    """none, or a kind of noise from trainer/run/noise_kinds.py.
+
+    symmetric: to any other class; symmetric_inclusive: to any class, the true one included; asymmetric or pair_flip:
+    y -> y + 1; similar_class: between classes of CIFAR-10 that people confuse (Patrini et al., 2017); matrix.
+    """
     ratio: Ratio = 0.0
-    """Fraction of labels flipped (symmetric: to any other class; asymmetric: y -> y + 1)."""
+    """Fraction of labels flipped; with symmetric_inclusive, redrawn."""
     matrix: tuple[tuple[float, ...], ...] | None = None
     """T[i][j] = P(label j | class i), for `noise: matrix`."""
     seed: int | None = None
@@ -111,6 +119,11 @@ class LabelsConfig(Section):
 
     null: true if this recipe adds noise to them (labels.noise is not none); otherwise the truth is unknown.
     """
+
+    @field_validator("noise")
+    @classmethod
+    def _resolve_alias(cls, noise: str) -> str:
+        return NOISE_ALIASES.get(noise, noise)
 
     @property
     def truth_is_known(self) -> bool:

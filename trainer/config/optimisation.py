@@ -57,6 +57,11 @@ class EvaluationConfig(Section):
 
     every: Annotated[int, Field(ge=0)] = 0
     """Epochs between two evaluations on all evaluation sets, which metrics.jsonl records; 0: none."""
+    training_labels: bool = False
+    """Also measure the accuracy on the training images, against their given labels and, if known, the true ones.
+
+    In metrics.jsonl: accuracy.train_given and accuracy.train_true. Costs a predict pass over the training set.
+    """
     choose_on: str | None = None
     """Name of an evaluation set: of each training, use the epoch with the highest top-1 accuracy on this set.
 
@@ -71,6 +76,8 @@ class EvaluationConfig(Section):
             raise ValueError(
                 "evaluation.choose_on needs evaluations to choose from: set evaluation.every to 1 or more"
             )
+        if self.training_labels and not self.every:
+            raise ValueError("evaluation.training_labels needs evaluations: set evaluation.every to 1 or more")
         if self.patience and self.choose_on is None:
             raise ValueError(
                 "evaluation.patience needs an evaluation set that decides: set evaluation.choose_on, or patience to 0"

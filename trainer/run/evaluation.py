@@ -1,4 +1,4 @@
-"""Counts top-1 and top-5 hits of each network, and of the ensemble, which averages their probabilities."""
+"""Counts the hits of each network, top-1 and top-5, and of the ensemble, which averages their probabilities."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +37,22 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
     pairs = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
     ensemble = pairs.pop() if len(pairs) > 1 else None
     return {"count": total, "unreadable": unreadable, "networks": pairs, "ensemble": ensemble}
+
+
+def count_label_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor) -> torch.Tensor:
+    """Count the readable rows, then their top-1 hits for each kind of label, as means over the networks.
+
+    labels: int64 [kinds, samples], indexed by sample_id, on the device of the batches. Returns float64 [1 + kinds].
+    """
+    sums = torch.zeros(1 + len(labels), dtype=torch.float64, device=labels.device)
+    for batch, logits in passes:
+        real = batch.weights > 0
+        wanted = labels[:, batch.ids.clamp(min=0)]
+        found = torch.stack([scores.argmax(dim=1) for scores in logits])
+        hit = (found[:, None] == wanted) & real  # [networks, kinds, rows]
+        sums[0] += real.sum()
+        sums[1:] += hit.sum(dim=2).double().mean(dim=0)
+    return sums
 
 
 def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def make_labels(config: LabelsConfig, seed: int, index: SampleIndex, ids: Ids) -
     labels = source
     if config.file is not None:
         labels = read_label_file(Path(config.file), index)[ids]
-    transition = build_transition(config, index.num_classes)
+    transition = build_transition(config, index.num_classes, index.class_names)
     if transition is not None:
         stream = derive_stream(seed if config.seed is None else config.seed, "labels")
         labels = corrupt_labels(source, ids, transition, stream)

@@ -11,8 +11,15 @@ import numpy.typing as npt
 
 from shards.errors import ConfigError, did_you_mean
 from shards.plugins import PluginGroup
+from trainer.config.data import NOISE_ALIASES
 from trainer.config.schema import LabelsConfig
-from trainer.theory import asymmetric_transition, check_transition, symmetric_transition
+from trainer.theory import (
+    asymmetric_transition,
+    check_transition,
+    inclusive_symmetric_transition,
+    mapped_transition,
+    symmetric_transition,
+)
 
 PLUGINS = PluginGroup("incv.noise_kinds", "kind of label noise")
 Transition = npt.NDArray[np.float64]
@@ -27,6 +34,8 @@ class NoiseKind:
     """(section, classes): T, float64 [classes, classes]."""
     uses_ratio: bool = True
     """Whether the kind reads `labels.ratio`."""
+    class_names: tuple[str, ...] | None = None
+    """The classes for which it is defined, in order; None: any."""
 
 
 def _given_matrix(config: LabelsConfig, classes: int) -> Transition:
@@ -41,10 +50,21 @@ def _given_matrix(config: LabelsConfig, classes: int) -> Transition:
     return matrix
 
 
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# Classes that people confuse (Patrini et al., Making deep neural networks robust to label noise, CVPR 2017).
+_SIMILAR = {"truck": "automobile", "bird": "airplane", "deer": "horse", "cat": "dog", "dog": "cat"}
+_SIMILAR_NUMBERS = {_CIFAR10.index(one): _CIFAR10.index(other) for one, other in _SIMILAR.items()}
+
 MATRIX = NoiseKind("matrix", _given_matrix, uses_ratio=False)
 _RECORDS = (
     NoiseKind("symmetric", lambda config, classes: symmetric_transition(config.ratio, classes)),
+    NoiseKind("symmetric_inclusive", lambda config, classes: inclusive_symmetric_transition(config.ratio, classes)),
     NoiseKind("asymmetric", lambda config, classes: asymmetric_transition(config.ratio, classes)),
+    NoiseKind(
+        "similar_class",
+        lambda config, classes: mapped_transition(config.ratio, _SIMILAR_NUMBERS, classes),
+        class_names=_CIFAR10,
+    ),
     MATRIX,
 )
 _BUILT_IN = {kind.name: kind for kind in _RECORDS}
@@ -56,7 +76,7 @@ def find_noise_kind(name: str) -> NoiseKind:
     if entry is not None:
         return PLUGINS.load(entry, NoiseKind)
     if name not in _BUILT_IN:
-        known = ["none", *_BUILT_IN, *PLUGINS.names()]
+        known = ["none", *_BUILT_IN, *NOISE_ALIASES, *PLUGINS.names()]
         raise ConfigError(f"`labels.noise`: unknown kind {name!r}; {did_you_mean(name, known)}")
     return _BUILT_IN[name]
 
@@ -74,10 +94,19 @@ def validate_noise(config: LabelsConfig) -> None:
         raise ValueError("labels.matrix goes with labels.noise: matrix, and only with it")
 
 
-def build_transition(config: LabelsConfig, classes: int) -> Transition | None:
-    """T of the corruption, [classes, classes]; None if labels are not corrupted."""
+def build_transition(
+    config: LabelsConfig, classes: int, class_names: Sequence[str] | None = None
+) -> Transition | None:
+    """T of the corruption, [classes, classes]; None if labels are not corrupted. class_names: None if unknown."""
     if config.noise == "none":
         return None
     if classes < 2:
         raise ConfigError(f"labels.noise: {config.noise} needs at least 2 classes, the data set has {classes}")
-    return find_noise_kind(config.noise).transition(config, classes)
+    kind = find_noise_kind(config.noise)
+    defined = kind.class_names
+    if defined is not None and (len(defined) != classes or (class_names and tuple(class_names) != defined)):
+        raise ConfigError(
+            f"labels.noise: {kind.name} is defined for the classes {', '.join(defined)} only: set labels.noise to "
+            f"{MATRIX.name} and labels.matrix to the matrix for your classes"
+        )
+    return kind.transition(config, classes)

@@ -4,10 +4,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from PIL import Image
 from torch import nn
 
@@ -35,7 +37,7 @@ from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
 from trainer.report.measured import last_selection
 from trainer.run.data_sets import find_key_root
-from trainer.run.evaluation import count_hits, reduce_counts, top1_share
+from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_share
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.preflight import RunData
@@ -176,9 +178,10 @@ class StageRunner:
 
             def measure(networks: Sequence[nn.Module]) -> dict[str, float]:
                 with self._ctx.time_phase("predict", method.name):
-                    return {
+                    found = {
                         name: top1_share(self._count(networks, method, name, data)) for name, data in sets.items()
                     }
+                    return found | (self._fit_to_labels(networks, method) if config.training_labels else {})
 
             yield EvaluatedTask(training.task, config, training.plan.epochs, measure)
 
@@ -245,6 +248,19 @@ class StageRunner:
         title = f"evaluate {method.name} on {set_name}"
         own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, count_hits)
         return reduce_counts(ctx.world, own, len(networks))
+
+    def _fit_to_labels(self, networks: Sequence[nn.Module], method: Method) -> dict[str, float]:
+        """Return the accuracy on the training images, against their given labels and, if known, the true ones."""
+        data, ctx = self._training_set(), self._ctx
+        kinds = {"train_given": data.labels}
+        if self._data.labels.true is not None:
+            kinds["train_true"] = read_labels(self._run.true_labels).by_id(len(data.index))
+        labels = torch.from_numpy(np.stack(list(kinds.values()))).to(ctx.world.device)
+        title = f"evaluate {method.name} on the training set"
+        read = partial(count_label_hits, labels=labels)
+        own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, read)
+        count, *hits = ctx.world.all_reduce(own).tolist()
+        return {kind: hit / max(count, 1) for kind, hit in zip(kinds, hits, strict=True)}
 
     def _trained(self, method: Method, classes: int) -> list[nn.Module]:
         folder = self._run.method(method.name)
