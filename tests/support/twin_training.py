@@ -13,6 +13,8 @@ from trainer.training.engines import Engine
 
 ROWS, CLASSES = 12, 5
 STEPS, FURTHER = 20, 5
+SCALE = 4.0
+"""The gradients are those of a quarter of the loss, and are scaled when they are complete."""
 NOT_FINITE = 7
 """The step at which one row of the last rank is infinite."""
 
@@ -65,9 +67,10 @@ class Training:
             last = number == len(parts) - 1
             logits = engine.forward(images[rows], last=last)
             losses = [F.cross_entropy(said, labels[rows], reduction="sum") for said in logits]
-            engine.backward((losses[0] + losses[1]) / ROWS, last)
+            engine.backward((losses[0] + losses[1]) / (ROWS * SCALE), last)
         for tensor in engine.unreduced_gradients():
             self.world.all_reduce(tensor)
+        engine.scale_gradients(torch.tensor(SCALE))
         finite = engine.gradients_finite()
         engine.set_rate((0.05 if self.kind == "sgd" else 0.01) / (1 + step // 10))
         engine.step(finite)

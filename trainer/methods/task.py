@@ -103,7 +103,7 @@ class TaskSettings:
     compile: bool = False
     """Whether to compile the networks' blocks with torch.compile."""
     total_steps: int = 0
-    """Steps of the whole training job; read by `optimizer.schedule: cosine` only."""
+    """Steps of the whole training job, for schedules that depend on its length."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes; the loss of a step applies it."""
     ema_decay: float | None = None
@@ -235,8 +235,8 @@ class BaseTask(ABC):
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """This rank's sample_ids that networks a and b chose in the last step for their small loss; None if there is
-        only one network."""
+        """This rank's sample_ids that networks a and b chose in the last step for their small loss; None if the
+        method does not choose them so."""
         if self._last is None or "chosen_a" not in self._last[1]:
             return None
         ids, values = self._last
@@ -267,10 +267,15 @@ class BaseTask(ABC):
         yield SyncPoint((*self._engine.unreduced_gradients(), sums))
         return sums
 
-    def update(self, loss: torch.Tensor, counted: torch.Tensor) -> None:
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        """Multiply the gradients by `factor`, float [], which may depend on sums over all ranks and micro-batches."""
+        self._engine.scale_gradients(factor)
+
+    def update(self, loss: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
         """Take an optimiser step, unless the loss or a gradient is not finite, or the step has no real rows.
 
         loss: summed over all ranks, so that they all decide alike; counted: bool [], whether there are real rows.
+        Returns whether the step was taken: bool []. A Task must leave its own state unchanged if it was not.
         """
         if self._scaler.is_enabled():
             self._scaler.unscale_(self._engine.optimizer)
@@ -286,6 +291,7 @@ class BaseTask(ABC):
         self._guard.note(finite, real, self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE)
         if self._scaler.is_enabled():
             self._scaler.update()
+        return ok
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Context in which the module has its averaged weights, if there is an average (`ema`)."""

@@ -49,8 +49,8 @@ class Task(Protocol):
 
     @property
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """This rank's sample_ids that each of two networks chose in the last step for their small loss; None if there
-        is only one network."""
+        """This rank's sample_ids that each of two networks chose in the last step for their small loss; None if the
+        method does not choose them so."""
         ...
 
     @property

@@ -40,6 +40,10 @@ class Engine(Protocol):
         """Return the tensors the caller must all-reduce after the last backward; empty if backward has done so."""
         ...
 
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        """Multiply the summed gradients by `factor`, float [], the same on every rank."""
+        ...
+
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         """Clip the gradient norm of each network separately."""
         ...

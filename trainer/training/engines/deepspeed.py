@@ -106,6 +106,9 @@ class DeepSpeedEngine:
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
         return ()
 
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        torch._foreach_mul_(self._own_gradients(), factor)
+
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         raise ConfigError(
             "optimizer.clip is not supported with DeepSpeed, where no rank holds a network's whole gradient: set "
@@ -113,8 +116,7 @@ class DeepSpeedEngine:
         )
 
     def gradients_finite(self) -> torch.Tensor:
-        own = [gradient for group in self._zero.averaged_gradients.values() for gradient in group]
-        strange = (~torch.isfinite(torch.nn.utils.get_total_norm(own))).to(torch.int32)
+        strange = (~torch.isfinite(torch.nn.utils.get_total_norm(self._own_gradients()))).to(torch.int32)
         return self._world.all_reduce(strange) == 0
 
     def set_rate(self, rate: float) -> None:
@@ -158,6 +160,10 @@ class DeepSpeedEngine:
     def sync_weights(self) -> None:
         for parameters, own in zip(self._groups, self._own_parts(), strict=True):
             own.data.copy_(self._own_part(parameters, own))
+
+    def _own_gradients(self) -> list[torch.Tensor]:
+        """Return this rank's part of the gradients, summed over the ranks."""
+        return [gradient for group in self._zero.averaged_gradients.values() for gradient in group]
 
     def _own_parts(self) -> list[torch.Tensor]:
         """Return this rank's flat parameter of each group: float32 [padded size of the group / ranks]."""

@@ -60,6 +60,9 @@ class PlainEngine:
     def unreduced_gradients(self) -> tuple[torch.Tensor, ...]:
         return () if self._flat is None else (self._flat.fill(),)
 
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        torch._foreach_mul_([p.grad for p in self.module.parameters() if p.grad is not None], factor)
+
     def clip(self, norm: float, networks: Sequence[nn.Module]) -> None:
         for network in networks:
             torch.nn.utils.clip_grad_norm_(network.parameters(), norm)
