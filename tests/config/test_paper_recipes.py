@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.shipped_recipes import shipped
+from trainer.run.stage_graph import stage_keys, stages_of
 
 CIFAR10 = {  # recipe -> noise, ratio
     "cifar10_sym20": ("symmetric", 0.2),
@@ -66,7 +67,7 @@ def test_incv_is_the_papers(name: str) -> None:
 
 
 @each_recipe
-@pytest.mark.parametrize("method", ["standard", "coteaching", "coteaching_incv"])
+@pytest.mark.parametrize("method", ["standard", "decoupling", "coteaching", "coteaching_incv"])
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
     section = shipped(name).section(method)
     assert section.epochs == 200
@@ -80,3 +81,14 @@ def test_co_teaching_ramps_over_ten_epochs_and_warms_up_by_the_noise(name: str) 
     recipe = shipped(name)
     assert (recipe.section("coteaching").ramp_epochs, recipe.section("coteaching_incv").ramp_epochs) == (10, 10)
     assert recipe.section("coteaching_incv").warmup_epochs == "from_noise"
+
+
+@each_recipe
+def test_baselines_have_a_section_but_run_only_if_they_are_listed(name: str) -> None:
+    recipe = shipped(name)
+    for method in ("decoupling",):
+        read = {key.split(".")[0] for keys in stage_keys(recipe, {}).values() for key in keys}
+        assert method not in read
+        listed = shipped(name, [f"methods=[{method}]", "incv=null"])
+        assert stages_of(listed) == ["pack", "labels", method, "evaluate", "export", "report"]
+        assert f"{method}.epochs" in stage_keys(listed, {})[method]

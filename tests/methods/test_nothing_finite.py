@@ -7,6 +7,7 @@ import torch
 
 from tests.support.toy_networks import batch_of, normed, setting, step_at
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule, loss_ranks
+from trainer.methods.decoupling import DecouplingTask
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
 
@@ -16,10 +17,12 @@ NAN, INF = float("nan"), float("inf")
 def task_of(kind):
     if kind == "standard":
         return StandardTask(normed(1), setting())
+    if kind == "decoupling":
+        return DecouplingTask(TwinModel(normed(1), normed(2)), setting())
     return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), ForgetSchedule(8, 0.5, 10), kind)
 
 
-every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first"])
+every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first", "decoupling"])
 
 
 @every_task

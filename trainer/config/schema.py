@@ -162,13 +162,13 @@ class TrainingConfig(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread evenly over all classes in the training loss; 0: off.
 
-    It affects neither the ranking of rows in Co-teaching nor the losses and probabilities of predictions.
+    It affects neither the choice of samples by their loss nor the losses and probabilities of predictions.
     """
     ema: EmaConfig | None = None
     """Average the weights over the steps and use the average instead of the last weights; null: off."""
     optimizer: OptimizerConfig = OptimizerConfig()
     mixup: MixupConfig = MixupConfig()
-    """Only for the folds of INCV (`incv`) and for methods that do not choose samples by their loss (`standard`)."""
+    """Only for the folds of INCV (`incv`) and for methods that do not choose samples (`standard`)."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> "TrainingConfig":

@@ -145,7 +145,7 @@ class Method:
     validate_rows: Callable[[Recipe, int], None] = lambda recipe, ranks: None
     """Called with (recipe, ranks); raises ConfigError if batch.micro is too small for a rank's rows of a step."""
     supports_mixup: bool = False
-    """Whether the method's Task trains on mixed images; not if it chooses samples by their loss."""
+    """Whether the method's Task trains on mixed images; not if it chooses samples."""
     is_reference: bool = False
     """Whether this is the report's baseline."""
     is_headline: bool = False

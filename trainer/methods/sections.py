@@ -11,6 +11,10 @@ class StandardConfig(TrainingConfig):
     """Cross-entropy on all labels."""
 
 
+class DecouplingConfig(TrainingConfig):
+    """Decoupling on all samples: two networks learn where their predictions differ."""
+
+
 Rank = Literal["one_pass", "eval_first"]
 """Which losses the small-loss selection uses.
 
@@ -49,6 +53,7 @@ class CoteachingIncvConfig(TrainingConfig):
 
 SECTIONS: dict[str, type[TrainingConfig]] = {
     "standard": StandardConfig,
+    "decoupling": DecouplingConfig,
     "coteaching": CoteachingConfig,
     "coteaching_incv": CoteachingIncvConfig,
 }

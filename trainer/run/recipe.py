@@ -68,7 +68,7 @@ def _refuse_mixup(method: "Method") -> str:
     supporting = [other.name for other in usable_methods() if other.supports_mixup]
     return (
         f"{method.name}.mixup.alpha is above 0{inherited}, but {method.name} does not support mixup: a method that "
-        f"chooses samples by their loss needs images with one label. Set it to 0; {' and '.join(supporting)} and "
+        f"chooses samples needs images with one label. Set it to 0; {' and '.join(supporting)} and "
         "the folds of INCV (incv.mixup) support it"
     )
 
