@@ -67,7 +67,7 @@ def test_incv_is_the_papers(name: str) -> None:
 
 
 @each_recipe
-@pytest.mark.parametrize("method", ["standard", "decoupling", "coteaching", "coteaching_incv"])
+@pytest.mark.parametrize("method", ["standard", "decoupling", "coteaching", "mentornet", "coteaching_incv"])
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
     section = shipped(name).section(method)
     assert section.epochs == 200
@@ -86,7 +86,8 @@ def test_co_teaching_ramps_over_ten_epochs_and_warms_up_by_the_noise(name: str) 
 @each_recipe
 def test_baselines_have_a_section_but_run_only_if_they_are_listed(name: str) -> None:
     recipe = shipped(name)
-    for method in ("decoupling",):
+    assert recipe.section("mentornet").loss_percentile == (0.5 if name == "cifar10_sym80" else 0.75)
+    for method in ("decoupling", "mentornet"):
         read = {key.split(".")[0] for keys in stage_keys(recipe, {}).values() for key in keys}
         assert method not in read
         listed = shipped(name, [f"methods=[{method}]", "incv=null"])

@@ -8,6 +8,7 @@ import torch
 from tests.support.toy_networks import batch_of, normed, setting, step_at
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule, loss_ranks
 from trainer.methods.decoupling import DecouplingTask
+from trainer.methods.mentornet import MentorNetTask
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
 
@@ -19,10 +20,12 @@ def task_of(kind):
         return StandardTask(normed(1), setting())
     if kind == "decoupling":
         return DecouplingTask(TwinModel(normed(1), normed(2)), setting())
+    if kind == "mentornet":
+        return MentorNetTask(normed(1), setting(total_steps=100), 0.75, stream=7, samples=8)
     return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), ForgetSchedule(8, 0.5, 10), kind)
 
 
-every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first", "decoupling"])
+every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first", "decoupling", "mentornet"])
 
 
 @every_task

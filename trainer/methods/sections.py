@@ -34,6 +34,14 @@ class CoteachingConfig(TrainingConfig):
     """Epochs over which the share of dropped rows ramps up to τ."""
 
 
+class MentorNetConfig(TrainingConfig):
+    """MentorNet PD on all samples: one network, whose rows are weighted by their loss in closed form."""
+
+    loss_percentile: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    """Share of a step's losses below the threshold of small losses, which is a moving average over the steps. The
+    authors use 0.75, and 0.5 if 80 % of the labels are wrong."""
+
+
 class CoteachingIncvConfig(TrainingConfig):
     """Co-teaching on S and C. Keys that are unset here default to those of the `coteaching` section."""
 
@@ -55,6 +63,7 @@ SECTIONS: dict[str, type[TrainingConfig]] = {
     "standard": StandardConfig,
     "decoupling": DecouplingConfig,
     "coteaching": CoteachingConfig,
+    "mentornet": MentorNetConfig,
     "coteaching_incv": CoteachingIncvConfig,
 }
 """By the name of the method. A method that is missing here has its section in its own file, which imports torch."""
