@@ -1,7 +1,7 @@
 """Trainings of a small BatchNorm network where every step differs: rate, n(e), weights, lost rows, NaN."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from trainer.distributed.world import World
 from trainer.loading.batch import Batch, MixedLabels
 from trainer.loading.sample_order import StepIds
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
+from trainer.methods.decoupling import DecouplingTask
+from trainer.methods.mentornet import MentorNetTask
+from trainer.methods.sections import Rank
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.factory import create_model
@@ -21,6 +24,9 @@ from trainer.models.twin import TwinModel
 ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
 TOTAL = 100
 KINDS = ("standard", "one_pass", "eval_first")
+BASELINES = ("decoupling", "mentornet")
+SAMPLES = 1000 + CANDIDATES
+"""The largest sample_id + 1."""
 OPTIMIZERS = {
     "adam": OptimizerConfig(learning_rate=1e-3, milestones=((4, 3e-4),), warmup_epochs=1, weight_decay=1e-3),
     "adamw": OptimizerConfig(
@@ -41,9 +47,19 @@ def task_of(
     if classifier_only:
         for network in networks:
             freeze_features(network)
+    return build_task(kind, networks[0], networks[1], setting)
+
+
+def build_task(kind: str, a: nn.Module, b: nn.Module, setting: TaskSettings) -> BaseTask:
+    """b: the second network of a pair."""
     if kind == "standard":
-        return StandardTask(networks[0], setting)
-    return CoteachingTask(TwinModel(*networks), setting, ForgetSchedule(ROWS, 0.5, 6), kind)
+        return StandardTask(a, setting)
+    if kind == "decoupling":
+        return DecouplingTask(TwinModel(a, b), setting)
+    if kind == "mentornet":  # half as long: the steps that are tested reach all phases
+        return MentorNetTask(a, replace(setting, total_steps=TOTAL // 2), 0.5, stream=7, samples=SAMPLES)
+    rank: Rank = "one_pass" if kind == "one_pass" else "eval_first"
+    return CoteachingTask(TwinModel(a, b), setting, ForgetSchedule(ROWS, 0.5, 6), rank)
 
 
 def position(step: int) -> StepIds:

@@ -1,4 +1,4 @@
-"""`graph_ranks_program.py FOLDER`: one rank trains each method, with CUDA graphs and eagerly; writes rank<r>.pt.
+"""`graph_ranks_program.py FOLDER KIND...`: a rank trains each kind, with CUDA graphs and eagerly; writes rank<r>.pt.
 
 Started with torchrun's variables it is one of several ranks over gloo, which may share a GPU; without, it is alone.
 Without a GPU it trains eagerly only.
@@ -6,22 +6,19 @@ Without a GPU it trains eagerly only.
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from tests.support.fast_steps import CANDIDATES, CLASSES, KINDS, OPTIMIZERS, PER_EPOCH, ROWS, batch_at, position
+from tests.support.fast_steps import CANDIDATES, CLASSES, OPTIMIZERS, PER_EPOCH, ROWS, batch_at, build_task, position
 from trainer.config.schema import ExecutionConfig
 from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, slice_for_rank
-from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
-from trainer.methods.standard import StandardTask
 from trainer.methods.task import BaseTask, TaskSettings
-from trainer.models.twin import TwinModel
 
 STEPS = range(10, 30)
 """With the empty batch, the one with NaN, the short one, and the first that hold rows of C."""
@@ -46,10 +43,7 @@ class Network(nn.Module):
 
 def task_of(kind: str, world: World, graphs: bool) -> BaseTask:
     setting = TaskSettings(OPTIMIZERS["sgd"], PER_EPOCH, world, graphs=graphs, require_graphs=graphs)
-    if kind == "standard":
-        return StandardTask(Network(1), setting)
-    rank: Literal["one_pass", "eval_first"] = "one_pass" if kind == "one_pass" else "eval_first"
-    return CoteachingTask(TwinModel(Network(1), Network(2)), setting, ForgetSchedule(ROWS, 0.5, 6), rank)
+    return build_task(kind, Network(1), Network(2), setting)
 
 
 def share_of(batch: Batch, at: StepIds, world: World) -> Batch:
@@ -91,7 +85,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     torch.backends.cudnn.allow_tf32 = False
     ways = {"graphs": True, "eager": False} if world.device.type == "cuda" else {"eager": False}
-    told = {f"{kind} {way}": trained(kind, world, graphs) for kind in KINDS for way, graphs in ways.items()}
+    told = {f"{kind} {way}": trained(kind, world, graphs) for kind in sys.argv[2:] for way, graphs in ways.items()}
     torch.save(told, Path(sys.argv[1], f"rank{world.rank}.pt"))
     leave_world(world)
 
