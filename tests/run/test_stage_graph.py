@@ -439,6 +439,30 @@ def test_redo_pack_redoes_the_stages_whose_data_have_changed(run):
         both.require_unchanged(["pack"])
 
 
+CORRECTED = ("methods=[standard, coteaching, forward_correction]", "forward_correction={epochs: 3}")
+
+
+def test_a_method_that_reads_anothers_network_follows_it():
+    recipe = tiny(*CORRECTED)
+    assert inputs_of("forward_correction", recipe) == ["labels", "standard"]
+    assert "standard.epochs" in stage_keys(recipe, FACTS)["forward_correction"]
+    assert changed_stages("standard.epochs=6", base=CORRECTED) == {"standard", "forward_correction", *FOLLOWERS}
+    assert changed_stages("forward_correction.epochs=6", base=CORRECTED) == {"forward_correction", *FOLLOWERS}
+    assert "forward_correction" not in changed_stages("coteaching.epochs=6", base=CORRECTED)
+
+
+def test_redoing_a_method_redoes_those_that_read_its_network(run):
+    ledger = StageLedger(tiny(*CORRECTED), FACTS, run, Manifest(run))
+    assert ledger.with_followers(["standard"]) == ["standard", "forward_correction", "evaluate", "export", "report"]
+    with pytest.raises(ConfigError, match="forward_correction needs labels"):
+        ledger.require_inputs("forward_correction")
+
+
+def test_a_method_whose_source_is_not_trained_is_refused():
+    with pytest.raises(ConfigError, match=r"forward_correction reads the network.*standard trains: add standard to"):
+        tiny("methods=[coteaching, forward_correction]", "forward_correction={epochs: 3}")
+
+
 def test_a_stage_needs_its_inputs(run):
     with pytest.raises(ConfigError, match=r"coteaching_incv needs incv.*`incv incv`"):
         book(run).require_inputs("coteaching_incv")

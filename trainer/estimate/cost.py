@@ -8,7 +8,7 @@ from shards.errors import ConfigError
 from trainer import theory
 from trainer.acceleration.policy import should_compile
 from trainer.config.fitting import count_steps, fit_section
-from trainer.config.schema import IncvConfig, Recipe
+from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
 from trainer.estimate.network_cost import NetworkCost
@@ -148,6 +148,10 @@ class CostModel:
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
         for method in methods:
             phases += self.cost_training(method.name, self._passes(method, sizes), method.networks, gpus)
+            phases += [
+                self.cost_predicting(method.name, each.samples, each.count, method.networks, gpus)
+                for each in method.predict_passes(self._fitted(method, sizes), sizes)
+            ]
         if recipe.evaluation.every:
             for method in methods:
                 epochs = sum(each.count for each in self._passes(method, sizes))
@@ -160,9 +164,12 @@ class CostModel:
         return phases
 
     def _passes(self, method: Method, sizes: ExpectedSizes) -> Sequence[Epochs]:
-        config = method.config(self.recipe)
-        per_epoch = count_steps(method.passes(config, sizes)[0].selected, self.recipe.batch.rows)
-        return method.passes(fit_section(config, per_epoch), sizes)
+        return method.passes(self._fitted(method, sizes), sizes)
+
+    def _fitted(self, method: Method, sizes: ExpectedSizes) -> TrainingConfig:
+        """Return the method's section, with its epochs raised by `min_steps`."""
+        config: TrainingConfig = method.config(self.recipe)
+        return fit_section(config, count_steps(method.passes(config, sizes)[0].selected, self.recipe.batch.rows))
 
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each fold runs on half of the GPUs, or both on all GPUs: in turn, or at once."""

@@ -66,7 +66,7 @@ class EvaluatedTask:
 
     def end_epoch(self, epoch: int) -> None:
         self._task.end_epoch(epoch)
-        self.epoch_metrics = {}
+        self.epoch_metrics = dict(self._task.epoch_metrics)
         if (epoch + 1) % self._config.every and epoch + 1 < self._epochs:
             return
         module = self._task.module
@@ -76,7 +76,7 @@ class EvaluatedTask:
                 self.best = self.best.after(epoch, accuracies[self._config.choose_on])
                 if self.best.epoch == epoch:
                     self._weights = {name: tensor.clone() for name, tensor in module_state(module, BEST).items()}
-        self.epoch_metrics = {f"accuracy.{name}": round(value, 6) for name, value in accuracies.items()}
+        self.epoch_metrics |= {f"accuracy.{name}": round(value, 6) for name, value in accuracies.items()}
 
     def state(self) -> TrainState:
         state = self._task.state()

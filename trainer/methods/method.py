@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,29 @@ from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_module
+from trainer.methods.predict import Passes
 from trainer.methods.task import BaseTask, TaskSettings, build_task_settings
 from trainer.models.weights import Weights
 
 Input = Literal["labels", "selection", "noise_estimate"]
 """A method's inputs: the run's labels; INCV's selected and candidate samples; INCV's noise estimate."""
+Result = TypeVar("Result")
+
+
+class PredictPass(Protocol):
+    """A predict pass over training samples, with centre crops and networks in eval mode; all ranks call it.
+
+    It may raise Stopped, on all ranks alike: before the training, or in `end_epoch` of a Task.
+    """
+
+    def __call__(
+        self, networks: Sequence[nn.Module], ids: Ids, doing: str, read: Callable[[Passes], Result]
+    ) -> Result:
+        """Return what `read` makes of this rank's batches; over all ranks, each id occurs once.
+
+        doing: what the pass is for, in progress lines and in the log of unreadable images.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,12 @@ class MethodInputs:
     shards: npt.NDArray[np.integer]
     """The shard of each sample, indexed by sample_id."""
     world: World
+    folder: Path
+    """The method's folder in the run directory."""
+    predict: PredictPass
+    """Runs networks over training samples, outside of the steps."""
+    trained_networks: Callable[[str], list[nn.Module]]
+    """Returns the networks of a method in `Method.reads_methods`, on the device and in eval mode."""
     weights: Weights | None = None
     """Weights that the networks start from, apart from their classifiers; None: random ones."""
     selected: Ids | None = None
@@ -116,6 +141,15 @@ class Epochs:
     """Whether each step first runs an eval-mode forward of all rows through all networks."""
 
 
+@dataclass(frozen=True)
+class PredictPasses:
+    """Predict passes of a method outside of its steps, for the cost estimate."""
+
+    count: int
+    samples: int
+    """Samples of each pass."""
+
+
 def epochs_over_all(config: Any, sizes: ExpectedSizes) -> list[Epochs]:
     """Return the epochs of a method that trains on all samples in every epoch."""
     return [Epochs(config.epochs, sizes.samples)]
@@ -138,6 +172,10 @@ class Method:
     """Returns the inputs that the method needs under a recipe."""
     passes: Callable[[Any, ExpectedSizes], Sequence[Epochs]] = epochs_over_all
     """Called with (section, sizes); returns the method's epochs for the cost estimate."""
+    predict_passes: Callable[[Any, ExpectedSizes], Sequence[PredictPasses]] = lambda config, sizes: ()
+    """Called with (section, sizes); returns the method's own predict passes for the cost estimate."""
+    reads_methods: tuple[str, ...] = ()
+    """Names of methods that the recipe must list too, because this method reads the networks that they trained."""
     inherits: str | None = None
     """Name of another recipe section that supplies the values of keys that are unset in this one."""
     validate: Callable[[Recipe], None] = lambda recipe: None

@@ -11,6 +11,17 @@ class StandardConfig(TrainingConfig):
     """Cross-entropy on all labels."""
 
 
+class ForwardCorrectionConfig(TrainingConfig):
+    """F-correction (Patrini et al. 2017): cross-entropy corrected by a transition matrix T of the labels.
+
+    T is estimated from the network that `standard` trained, which `methods` must list too.
+    """
+
+    percentile: Annotated[float, Field(ge=50.0, le=100.0)] = 97.0
+    """Row i of T is the prediction for the training sample with the largest probability of class i below this
+    percentile, in percent, of that class's probabilities."""
+
+
 class DecouplingConfig(TrainingConfig):
     """Decoupling on all samples: two networks learn where their predictions differ."""
 
@@ -61,6 +72,7 @@ class CoteachingIncvConfig(TrainingConfig):
 
 SECTIONS: dict[str, type[TrainingConfig]] = {
     "standard": StandardConfig,
+    "forward_correction": ForwardCorrectionConfig,
     "decoupling": DecouplingConfig,
     "coteaching": CoteachingConfig,
     "mentornet": MentorNetConfig,

@@ -12,6 +12,13 @@ from trainer.records.metrics import COUNTED
 
 
 class StandardTask(BaseTask):
+    def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """Return the loss of each row of a micro-batch, which other methods replace by their own: [rows].
+
+        targets: as `build_targets` returns them; inputs: of the whole step.
+        """
+        return target_losses(logits, targets, self.smoothing)
+
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         count = inputs["weights"].sum()
         yield SyncPoint((count,))
@@ -25,7 +32,7 @@ class StandardTask(BaseTask):
             logits = self.forward(inputs["images"][part], last=last)
             assert isinstance(logits, torch.Tensor)
             targets = build_targets(inputs, part, logits.shape[1])
-            share = (target_losses(logits, targets, self.smoothing) * weights).sum() / rows
+            share = (self.row_losses(logits, targets, inputs) * weights).sum() / rows
             agreed += (agreement(logits.detach(), targets) * weights).sum()
             self.backward(share, last)
             loss = loss + share.detach()

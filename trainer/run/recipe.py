@@ -55,6 +55,12 @@ class _CheckedRecipe(_NamedRecipe):
             method.validate(self)
             if method.config(self).mixup.alpha > 0 and not method.supports_mixup:
                 raise ValueError(_refuse_mixup(method))
+            for needed in method.reads_methods:
+                if needed not in self.methods:
+                    raise ValueError(
+                        f"the method {method.name} reads the network that the method {needed} trains: add {needed} "
+                        f"to `methods` (and a section `{needed}:`, if there is none)"
+                    )
             if method.reads_incv(self) and self.incv is None:
                 raise ValueError(
                     f"the recipe needs a section `incv:`: the method {method.name} reads "
@@ -67,8 +73,8 @@ def _refuse_mixup(method: "Method") -> str:
     inherited = "" if method.inherits is None else f" (keys that it leaves unset come from `{method.inherits}`)"
     supporting = [other.name for other in usable_methods() if other.supports_mixup]
     return (
-        f"{method.name}.mixup.alpha is above 0{inherited}, but {method.name} does not support mixup: a method that "
-        f"chooses samples needs images with one label. Set it to 0; {' and '.join(supporting)} and "
+        f"{method.name}.mixup.alpha is above 0{inherited}, but {method.name} does not support mixup: its loss "
+        f"needs images with one label. Set it to 0; {' and '.join(supporting)} and "
         "the folds of INCV (incv.mixup) support it"
     )
 

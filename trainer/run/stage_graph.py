@@ -64,8 +64,8 @@ def inputs_of(stage: str, recipe: Recipe) -> list[str]:
     if stage in recipe.methods:
         method = get_method(stage)
         if method.reads_selection(recipe):
-            return ["incv"]
-        return ["labels", "incv"] if method.reads_incv(recipe) else ["labels"]
+            return ["incv", *method.reads_methods]
+        return ["labels", *(["incv"] if method.reads_incv(recipe) else []), *method.reads_methods]
     if stage in ("evaluate", "export"):
         return list(recipe.methods)
     return [name for name in stages_of(recipe) if name not in ("pack", "export", "report")]

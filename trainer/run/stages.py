@@ -1,7 +1,7 @@
 """Implements the stages, which read and write files of the run directory."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -25,9 +25,9 @@ from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
 from trainer.methods.epoch_evaluation import EvaluatedTask
-from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts, Result
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
-from trainer.methods.predict import predict
+from trainer.methods.predict import Passes, predict
 from trainer.methods.registry import get_method, methods_of
 from trainer.methods.task import BaseTask, image_type
 from trainer.records.run_directory import RunDirectory
@@ -204,11 +204,29 @@ class StageRunner:
             samples=data.ids,
             shards=self._data.train.shard,
             world=self._ctx.world,
+            folder=self._run.method(method.name),
+            predict=partial(self._predict_training, method.name),
+            trained_networks=lambda name: self._trained_here(get_method(name), data.classes),
             weights=self._data.weights,
             selected=selected,
             candidates=candidates,
             noise=noise,
         )
+
+    def _predict_training(
+        self,
+        stage: str,
+        networks: Sequence[nn.Module],
+        ids: Ids,
+        doing: str,
+        read: Callable[[Passes], Result],
+    ) -> Result:
+        """Run a method's own predict pass over training samples (PredictPass)."""
+        ctx = self._ctx
+        log = UnreadableLog(self._run, ctx.world.rank)
+        data = log.watch(self._training_set(), Location("train", stage, doing), self._recipe.data.max_unreadable)
+        with ctx.time_phase("predict", stage):
+            return predict(networks, data, ids, self._recipe.precision, ctx, f"{stage}: {doing}", read)
 
     def _evaluate(self) -> None:
         """Evaluate every method on every set; save each finished pass, so that a stopped evaluation can resume."""
@@ -238,8 +256,7 @@ class StageRunner:
             partial.unlink(missing_ok=True)
 
     def _evaluate_one(self, method: Method, set_name: str, data: ImageSet) -> dict[str, Any]:
-        networks = [to_device(network, self._ctx.world.device) for network in self._trained(method, data.classes)]
-        return self._count(networks, method, set_name, data)
+        return self._count(self._trained_here(method, data.classes), method, set_name, data)
 
     def _count(self, networks: Sequence[nn.Module], method: Method, set_name: str, data: ImageSet) -> dict[str, Any]:
         ctx = self._ctx
@@ -265,6 +282,10 @@ class StageRunner:
     def _trained(self, method: Method, classes: int) -> list[nn.Module]:
         folder = self._run.method(method.name)
         return load_trained_networks(self._recipe, method.name, method.networks, folder, classes)
+
+    def _trained_here(self, method: Method, classes: int) -> list[nn.Module]:
+        """Load the trained networks of a method to this rank's device."""
+        return [to_device(network, self._ctx.world.device) for network in self._trained(method, classes)]
 
     def _export(self) -> None:
         index = self._data.train

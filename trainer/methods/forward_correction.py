@@ -1,0 +1,84 @@
+"""F-correction (Patrini et al. 2017): cross-entropy of the given label, whose noise a transition matrix T explains.
+
+T is estimated from the network that the method `standard` trained, so that cross-entropy is not trained twice. A new
+network then learns the true labels: its predictions p, multiplied by T, have to explain the given ones.
+"""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from shards.durable import read_json
+from trainer.acceleration.cuda_graphs import Inputs
+from trainer.config.schema import Recipe
+from trainer.loading.sample_order import slice_for_rank
+from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
+from trainer.methods.pass_rows import collect_rows
+from trainer.methods.sections import ForwardCorrectionConfig
+from trainer.methods.standard import StandardTask
+from trainer.methods.task import TaskSettings
+from trainer.methods.transition import Transition, estimate_transition
+
+
+def forward_losses(logits: torch.Tensor, labels: torch.Tensor, log_columns: torch.Tensor) -> torch.Tensor:
+    """Return -log((Tᵀp)_y) of each row, in fp32 at any precision (fp64 for fp64 logits): [rows].
+
+    labels: int64 [rows]; log_columns: log T_ij at [j, i]. Computed from logarithms, so that neither a small p nor a
+    small T_ij is rounded to 0.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return -torch.logsumexp(logits.log_softmax(dim=1) + log_columns[labels].to(logits.dtype), dim=1)
+
+
+class ForwardCorrectionTask(StandardTask):
+    def __init__(self, module: nn.Module, setting: TaskSettings, transition: npt.NDArray[np.float64]) -> None:
+        """transition: T_ij at [i, j]."""
+        super().__init__(module, setting)
+        smallest = torch.finfo(torch.float32).tiny  # a logarithm of 0 would make gradients NaN
+        matrix = torch.tensor(transition, dtype=torch.float32)
+        self._log_columns = matrix.clamp(min=smallest).log().T.contiguous().to(self.device)
+
+    def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        return forward_losses(logits, targets, self._log_columns)
+
+
+def _find_transition(inputs: MethodInputs) -> Transition:
+    """Return T: as an earlier start recorded it, else estimated from the reference's network."""
+    record = inputs.folder / "training.json"
+    if inputs.world.broadcast_from_rank0(record.exists):
+        facts = read_json(record)
+        return Transition(np.array(facts["transition"]), np.array(facts["anchors"], np.int64))
+    (source,) = METHOD.reads_methods
+    count = len(slice_for_rank(inputs.samples, inputs.world.rank, inputs.world.size))
+    read = partial(collect_rows, count=count, convert=lambda logits: logits.softmax(dim=1))
+    own = inputs.predict(inputs.trained_networks(source), inputs.samples, "predicting the training set", read)
+    return estimate_transition(inputs.world, own, inputs.samples, inputs.config.percentile)
+
+
+def _build(inputs: MethodInputs) -> MethodTraining:
+    transition, plan = _find_transition(inputs), inputs.plan(inputs.samples)
+    task = ForwardCorrectionTask(inputs.module(), inputs.settings(plan), transition.matrix)
+    facts = {"transition": transition.matrix.tolist(), "anchors": transition.anchors.tolist()}
+    return MethodTraining(task, plan, facts)
+
+
+def _validate(recipe: Recipe) -> None:
+    if METHOD.config(recipe).label_smoothing:
+        raise ValueError(
+            f"{METHOD.name}.label_smoothing is above 0, but the transition matrix already says how far a given label "
+            "is trusted: set it to 0"
+        )
+
+
+METHOD = Method(
+    "forward_correction",
+    "F-correction",
+    ForwardCorrectionConfig,
+    _build,
+    predict_passes=lambda config, sizes: [PredictPasses(1, sizes.samples)],
+    reads_methods=("standard",),
+    validate=_validate,
+)
