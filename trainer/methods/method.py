@@ -176,6 +176,8 @@ class Method:
     """Called with (section, sizes); returns the method's own predict passes for the cost estimate."""
     reads_methods: tuple[str, ...] = ()
     """Names of methods that the recipe must list too, because this method reads the networks that they trained."""
+    reads_features: bool = False
+    """Whether the method reads the output of the penultimate layer, which not every network gives."""
     inherits: str | None = None
     """Name of another recipe section that supplies the values of keys that are unset in this one."""
     validate: Callable[[Recipe], None] = lambda recipe: None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.config.schema import Positive, Ratio, TrainingConfig
 
@@ -53,6 +53,33 @@ class MentorNetConfig(TrainingConfig):
     authors use 0.75, and 0.5 if 80 % of the labels are wrong."""
 
 
+class D2lConfig(TrainingConfig):
+    """D2L (Ma et al. 2018): trusts the given labels less once the dimensionality of the features (LID) rises."""
+
+    initial_epochs: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """Epochs before LIDs are compared; auto: a third of all epochs (the authors' 40 of 120)."""
+    window: Annotated[int, Field(ge=2)] = 5
+    """The training turns after an epoch whose LID exceeds mean + 2 standard deviations of so many LIDs before it.
+
+    It then returns to the weights of the epoch before, and from there on mixes its predictions into the labels.
+    """
+    neighbours: Annotated[int, Field(ge=2)] = 20
+    """Number of nearest neighbours from which a sample's LID is estimated."""
+    lid_rows: Annotated[int, Field(ge=3)] = 128
+    """Samples of a batch in which neighbours are searched."""
+    lid_batches: Positive = 10
+    """Batches over whose mean the LID is measured, after every epoch."""
+
+    @model_validator(mode="after")
+    def _check_neighbours(self) -> "D2lConfig":
+        if self.neighbours >= self.lid_rows:
+            raise ValueError(
+                f"neighbours = {self.neighbours} are searched among the other {self.lid_rows - 1} rows of a batch: "
+                "lower neighbours, or raise lid_rows"
+            )
+        return self
+
+
 class CoteachingIncvConfig(TrainingConfig):
     """Co-teaching on S and C. Keys that are unset here default to those of the `coteaching` section."""
 
@@ -76,6 +103,7 @@ SECTIONS: dict[str, type[TrainingConfig]] = {
     "decoupling": DecouplingConfig,
     "coteaching": CoteachingConfig,
     "mentornet": MentorNetConfig,
+    "d2l": D2lConfig,
     "coteaching_incv": CoteachingIncvConfig,
 }
 """By the name of the method. A method that is missing here has its section in its own file, which imports torch."""

@@ -8,6 +8,7 @@ from trainer.config.schema import Recipe
 from trainer.methods.networks import build_network
 from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
+from trainer.models.features import require_features
 from trainer.models.weights import Weights
 from trainer.training.optim import make_optimizer
 
@@ -31,6 +32,9 @@ def check_network(recipe: Recipe, classes: int, weights: Weights | None = None) 
             f"model {recipe.model.name} has an output of shape {shape}, not one score for each of the {classes} "
             "classes: choose another model, or change model.options"
         )
+    for method in methods_of(recipe):
+        if method.reads_features:
+            require_features(network, size, f"model {recipe.model.name}", f"the method {method.name}")
     for section in (recipe.incv, *(method.config(recipe) for method in methods_of(recipe))):
         if section is not None:
             optimizer = section.optimizer

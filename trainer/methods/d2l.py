@@ -1,0 +1,183 @@
+"""D2L (Ma et al. 2018): once the dimensionality of the features rises, targets are mixed with predictions."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.acceleration.cuda_graphs import Inputs, StaticSizes
+from trainer.loading.batch import Batch
+from trainer.loading.sample_order import Ids, StepIds, derive_stream, slice_for_rank
+from trainer.methods.dimensionality import draw_batches, is_turning_point, label_share, mean_lid
+from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
+from trainer.methods.pass_rows import collect_rows, gather_rows
+from trainer.methods.sections import D2lConfig
+from trainer.methods.standard import StandardTask
+from trainer.methods.targets import mix_labels
+from trainer.methods.task import TaskSettings, target_losses
+from trainer.models.features import PenultimateFeatures
+from trainer.training.checkpoint import TrainState, load_module, module_state
+
+_log = logging.getLogger(__name__)
+
+_PREVIOUS, _PREVIOUS_AVERAGE = "previous.", "previous_ema."
+"""Prefixes in a checkpoint of the weights at the end of the last epoch, and of their average (`ema`)."""
+
+MeasureLid = Callable[[nn.Module, int], float | None]
+"""Returns the LID of the features that a module computes, after an epoch, the same on all ranks; None if there is no
+estimate. All ranks call it."""
+
+
+@dataclass(frozen=True)
+class TurningRule:
+    """When the training may turn."""
+
+    epochs: int
+    """E: epochs of the whole training."""
+    initial: int
+    """Epochs before LIDs are compared."""
+    window: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What is known after an epoch, and decides about the targets of the next."""
+
+    ended: int = 0
+    """Epochs whose end has been dealt with."""
+    history: tuple[float, ...] = ()
+    """The LID after each epoch."""
+    turned_after: int | None = None
+    """Number of finished epochs at the turning point; None before it."""
+    alpha: float = 1.0
+    """Share of the given label in the targets."""
+
+    def after(self, lid: float | None, rule: TurningRule) -> "Pace":
+        """Return the pace after one more epoch. lid: None if there is no estimate; then the last one is repeated."""
+        ended = self.ended + 1
+        newest = self.history[-1:] if lid is None else (lid,)
+        history, turned_after = (*self.history, *newest), self.turned_after
+        # At the end of the training there is no epoch left that could follow a turn.
+        if turned_after is None and ended < rule.epochs:
+            turned_after = ended if is_turning_point(history, ended, rule.initial, rule.window) else None
+        alpha = 1.0 if turned_after is None else label_share(history, ended, rule.epochs)
+        return Pace(ended, history, turned_after, alpha)
+
+
+class D2lTask(StandardTask):
+    """Standard training up to the turning point; from then on the targets are α·label + (1 - α)·prediction."""
+
+    def __init__(self, module: nn.Module, setting: TaskSettings, rule: TurningRule, measure: MeasureLid) -> None:
+        super().__init__(module, setting)
+        self._rule, self._measure = rule, measure
+        self._features = PenultimateFeatures(self.module)
+        self.pace = Pace()
+        self._alpha = torch.ones((), device=self.device)
+        self._previous: dict[str, torch.Tensor] = {}
+
+    def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
+        inputs, sizes = super().inputs(batch, at)
+        return {**inputs, "alpha": self._alpha}, sizes
+
+    def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        predicted = logits.detach().argmax(dim=1)
+        mixed = mix_labels(targets, predicted, inputs["alpha"].expand(len(targets)), logits.shape[1])
+        return target_losses(logits, mixed, self.smoothing)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Measure the LID; at the turning point, return to the weights at the end of the epoch before."""
+        super().end_epoch(epoch)
+        if epoch < self.pace.ended:  # repeated, because a stop interrupted what followed in the first attempt
+            return
+        before, self.pace = self.pace, self.pace.after(self._measure(self._features, epoch), self._rule)
+        turns = before.turned_after is None and self.pace.turned_after is not None
+        if turns:
+            _log.info("d2l: the LID rises after epoch %d: back to the weights of the epoch before", epoch + 1)
+            self._restore_previous()
+        self._apply_pace()
+        self._previous = self._copy_weights() if self._may_turn_next() else {}
+
+    def _may_turn_next(self) -> bool:
+        following = self.pace.ended + 1
+        rule = self._rule
+        return self.pace.turned_after is None and rule.initial + rule.window <= following < rule.epochs
+
+    def _apply_pace(self) -> None:
+        pace = self.pace
+        self._alpha.fill_(pace.alpha)
+        if pace.history:
+            self.epoch_metrics = {"lid": round(pace.history[-1], 6), "alpha": round(pace.alpha, 6)}
+
+    def _copy_weights(self) -> dict[str, torch.Tensor]:
+        """Copy weights and BatchNorm statistics, which are equal on all ranks after an epoch, and their average."""
+        live = module_state(self.module, _PREVIOUS)
+        if self._average is not None:
+            live |= {f"{_PREVIOUS_AVERAGE}{name}": tensor for name, tensor in self._average.state().items()}
+        return {name: tensor.detach().clone() for name, tensor in live.items()}
+
+    def _restore_previous(self) -> None:
+        """Load the copy in place. The optimiser's moments stay as they are."""
+        load_module(self.module, self._previous, _PREVIOUS)
+        self._engine.sync_weights()
+        if self._average is not None:
+            averages = {name.removeprefix(_PREVIOUS_AVERAGE): t for name, t in self._previous.items()}
+            self._average.load(averages)
+
+    def state(self) -> TrainState:
+        state = super().state()
+        state.tensors.update(self._previous)
+        state.values["pace"] = asdict(self.pace)
+        return state
+
+    def load(self, state: TrainState) -> None:
+        super().load(state)
+        prefixes = (_PREVIOUS, _PREVIOUS_AVERAGE)
+        self._previous = {n: t.to(self.device) for n, t in state.tensors.items() if n.startswith(prefixes)}
+        pace = state.values["pace"]
+        self.pace = Pace(**{**pace, "history": tuple(pace["history"])})
+        self._apply_pace()
+
+
+def measure_lid(inputs: MethodInputs, features: nn.Module, epoch: int) -> float | None:
+    """Return the mean LID of batches that are drawn from the training samples, with images in the centre crop."""
+    config, world = inputs.config, inputs.world
+    stream = derive_stream(inputs.recipe.seed, f"{inputs.name}.lid")
+    batches = draw_batches(stream, epoch, inputs.samples, config.lid_rows, config.lid_batches)
+    drawn: Ids = np.concatenate(batches)
+    count = len(slice_for_rank(drawn, world.rank, world.size))
+    read = partial(collect_rows, count=count, convert=lambda outputs: outputs)
+    gathered = gather_rows(world, inputs.predict([features], drawn, "measuring the LID", read), drawn)
+    rows = torch.from_numpy(gathered.rows(gathered.ids))
+    # Decided by one rank, since all must turn alike, whatever their processors round.
+    lid: float | None = world.broadcast_from_rank0(
+        lambda: mean_lid(rows, gathered.ids, batches, neighbours=config.neighbours)
+    )
+    return lid
+
+
+def initial_epochs(config: D2lConfig) -> int:
+    """Return the number of epochs before LIDs are compared."""
+    return round(config.epochs / 3) if config.initial_epochs == "auto" else config.initial_epochs
+
+
+def _build(inputs: MethodInputs) -> MethodTraining:
+    plan, config = inputs.plan(inputs.samples), inputs.fit_config(inputs.samples)
+    rule = TurningRule(plan.epochs, initial_epochs(config), config.window)
+    task = D2lTask(inputs.module(), inputs.settings(plan), rule, partial(measure_lid, inputs))
+    return MethodTraining(task, plan, {"initial_epochs": rule.initial})
+
+
+METHOD = Method(
+    "d2l",
+    "D2L",
+    D2lConfig,
+    _build,
+    predict_passes=lambda config, sizes: [
+        PredictPasses(config.epochs, min(config.lid_rows * config.lid_batches, sizes.samples))
+    ],
+    reads_features=True,
+)
