@@ -51,8 +51,8 @@ class FrozenResNet20(CifarResNetV1):
         self.dtype = dtype
         self.to(dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.to(self.dtype))
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward_features(x.to(self.dtype))
 
     def train(self, mode: bool = True) -> "FrozenResNet20":
         super().train(mode)
