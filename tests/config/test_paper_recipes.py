@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.shipped_recipes import shipped
+from trainer.methods import BUILT_IN
 from trainer.run.stage_graph import stage_keys, stages_of
 
 CIFAR10 = {  # recipe -> noise, ratio
@@ -67,7 +68,7 @@ def test_incv_is_the_papers(name: str) -> None:
 
 
 @each_recipe
-@pytest.mark.parametrize("method", ["standard", "decoupling", "coteaching", "mentornet", "coteaching_incv"])
+@pytest.mark.parametrize("method", BUILT_IN)
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
     section = shipped(name).section(method)
     assert section.epochs == 200
@@ -87,9 +88,17 @@ def test_co_teaching_ramps_over_ten_epochs_and_warms_up_by_the_noise(name: str) 
 def test_baselines_have_a_section_but_run_only_if_they_are_listed(name: str) -> None:
     recipe = shipped(name)
     assert recipe.section("mentornet").loss_percentile == (0.5 if name == "cifar10_sym80" else 0.75)
-    for method in ("decoupling", "mentornet"):
+    for method in ("decoupling", "mentornet", "d2l"):
         read = {key.split(".")[0] for keys in stage_keys(recipe, {}).values() for key in keys}
         assert method not in read
         listed = shipped(name, [f"methods=[{method}]", "incv=null"])
         assert stages_of(listed) == ["pack", "labels", method, "evaluate", "export", "report"]
         assert f"{method}.epochs" in stage_keys(listed, {})[method]
+
+
+@each_recipe
+def test_f_correction_and_d2l_have_the_values_of_their_authors(name: str) -> None:
+    recipe = shipped(name)
+    assert recipe.section("forward_correction").percentile == 97.0
+    expected = {"initial_epochs": "auto", "window": 5, "neighbours": 20, "lid_rows": 128, "lid_batches": 10}
+    assert values_of(recipe.section("d2l"), *expected) == expected

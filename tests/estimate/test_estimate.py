@@ -183,6 +183,17 @@ def test_the_hours_of_the_recipes(model: CostModel, gpus: int, hours: float) -> 
     assert total_hours(model.cost_run(gpus)) == pytest.approx(hours, rel=0.03)
 
 
+def test_predict_passes_of_methods_are_counted() -> None:
+    """F-correction predicts the training set once; D2L measures ten batches of 128 after every epoch."""
+    phases = cifar10("methods=[standard, forward_correction, d2l]", "evaluation.every=0").cost_run(1)
+    passes = {phase.stage: (phase.count, phase.images) for phase in phases if not phase.rows_at_once}
+    assert passes["forward_correction"] == (1, 50_000)
+    assert passes["d2l"] == (200, 1280)
+    stages = stage_seconds(phases)
+    assert 1 < stages["forward_correction"] / stages["standard"] < 1.01
+    assert 1 < stages["d2l"] / stages["standard"] < 1.05
+
+
 def test_folds_take_half_of_the_gpus_each_or_turns() -> None:
     alone, two = (stage_seconds(webvision50().cost_run(gpus))["incv"] for gpus in (1, 2))
     assert alone == pytest.approx(2 * two)
