@@ -49,6 +49,8 @@ class GatheredRows:
     own: PassRows
     ids: Ids
     """Of all ranks' rows, ascending."""
+    places: npt.NDArray[np.int64]
+    """The place in `ids` of each row of this rank."""
     width: int
 
     def columns(self, first: int, last: int) -> Floats:
@@ -58,18 +60,18 @@ class GatheredRows:
         """
         dense = np.zeros((last - first, len(self.ids)), np.float32)
         if len(self.own.ids):
-            dense[:, np.searchsorted(self.ids, self.own.ids)] = self.own.values[:, first:last].T
+            dense[:, self.places] = self.own.values[:, first:last].T
         self.world.all_reduce(torch.from_numpy(dense))
         return dense
 
     def rows(self, ids: Ids) -> Floats:
         """Return the rows of these samples, which are among `ids`: [len(ids), width]."""
         dense = np.zeros((len(ids), self.width), np.float32)
+        own_row = np.full(len(self.ids), -1)
+        own_row[self.places] = np.arange(len(self.places))
+        wanted = own_row[np.searchsorted(self.ids, ids)]
         if len(self.own.ids):
-            order = np.argsort(self.own.ids)
-            places = order[np.searchsorted(self.own.ids, ids, sorter=order).clip(max=len(order) - 1)]
-            mine = self.own.ids[places] == ids
-            dense[mine] = self.own.values[places[mine]]
+            dense[wanted >= 0] = self.own.values[wanted[wanted >= 0]]
         self.world.all_reduce(torch.from_numpy(dense))
         return dense
 
@@ -81,4 +83,5 @@ def gather_rows(world: World, own: PassRows, samples: Ids) -> GatheredRows:
     found[np.searchsorted(every, own.ids)] = 1
     world.all_reduce(torch.from_numpy(found))
     widths = world.all_gather(torch.tensor([own.values.shape[1]]))
-    return GatheredRows(world, own, every[found > 0], max(int(width) for width in widths))
+    ids = every[found > 0]
+    return GatheredRows(world, own, ids, np.searchsorted(ids, own.ids), max(int(width) for width in widths))
