@@ -117,7 +117,6 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.ema",
     "data.eval_fraction",
     "evaluation.*",
-    *("forward_correction", "d2l"),  # sections of methods that the recipe does not list
     *("image.random_resized_crop", "image.rand_augment.*", "image.color_jitter.*", "*.mixup.alpha"),
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
