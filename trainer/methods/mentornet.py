@@ -103,17 +103,22 @@ class MentorNetTask(BaseTask):
         self._threshold = torch.zeros((), dtype=torch.float64, device=self.device)
         self._draws = torch.zeros(samples, device=self.device)
         self._draws_epoch = -1
+        self._curriculum: dict[tuple[Phase, float], Inputs] = {}
 
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         inputs, fixed = super().inputs(batch, at)
         self._draw(at.epoch)
-        phase, rate = phase_at(at.step, self._total_steps), dropout_rate(at.step, self._total_steps)
-        added = {
-            "ids": batch.ids,
-            "phase": torch.full((), int(phase), device=self.device),
-            "dropout": torch.full((), rate, device=self.device),
-        }
-        return {**inputs, **added}, fixed
+        return {**inputs, "ids": batch.ids, **self._curriculum_at(at.step)}, fixed
+
+    def _curriculum_at(self, step: int) -> Inputs:
+        """Return what the curriculum sets for a step; the same tensors as long as nothing changes."""
+        phase, rate = phase_at(step, self._total_steps), dropout_rate(step, self._total_steps)
+        if (phase, rate) not in self._curriculum:
+            self._curriculum[phase, rate] = {
+                "phase": torch.full((), int(phase), device=self.device),
+                "dropout": torch.full((), rate, device=self.device),
+            }
+        return self._curriculum[phase, rate]
 
     def _draw(self, epoch: int) -> None:
         """Draw the numbers of example dropout for all samples, once an epoch: one copy, instead of one a step."""
