@@ -19,3 +19,9 @@ def prepare_gpu(device: torch.device, deterministic: bool = False) -> None:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = not deterministic  # shapes are fixed, so autotuning pays off at once
+
+
+def describe_hardware(device: torch.device, ranks: int) -> str:
+    """Return the hardware of a run in words, as `1 x NVIDIA H200, 16 cores`; the cores are those of this machine."""
+    cores = f"{os.cpu_count()} cores"
+    return f"{ranks} x {torch.cuda.get_device_name(device)}, {cores}" if device.type == "cuda" else f"CPU, {cores}"

@@ -190,6 +190,9 @@ class Method:
     """Whether this is the report's baseline."""
     is_headline: bool = False
     """Whether the report's headline is about this method, if the run trained it."""
+    numerics: int = 1
+    """Version of the method's numbers. Raise it with a change that gives other results for the same result keys:
+    recorded runs of an older version are then stale."""
 
     def config(self, recipe: Recipe) -> Any:
         """Return the method's section of a recipe that lists the method."""

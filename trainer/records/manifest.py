@@ -54,6 +54,8 @@ class Manifest:
 
         code: hash of the source code.
         """
+        from trainer.distributed.devices import describe_hardware  # deferred: it imports torch
+
         for number, earlier in enumerate(self.content["starts"]):
             earlier.update(self._start_log(number).read())
         self.content["recipe"] = recipe
@@ -63,6 +65,7 @@ class Manifest:
             "versions": installed_versions(_PACKAGES),
             "code": code,
             "machine": platform.machine(),
+            "hardware": describe_hardware(world.device, world.size),
             "launcher": world.launcher,
             "device": str(world.device),
             "threads": world.threads,

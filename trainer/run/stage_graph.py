@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shards.errors import ConfigError, DataError, list_some
 from trainer.config.schema import Recipe
+from trainer.incv import NUMERICS as INCV_NUMERICS
 from trainer.methods.registry import get_method, method_names
 from trainer.records.manifest import Manifest, now
 from trainer.records.run_directory import RunDirectory
@@ -90,6 +91,22 @@ def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
 def _method_reads(method: str, recipe: Recipe) -> tuple[str, ...]:
     chosen_on = recipe.evaluation.choose_on
     return (*_NETWORK_KEYS, "evaluation", method, *([f"data.eval.{chosen_on}"] if chosen_on else []))
+
+
+def numerics_of(stage: str) -> int | None:
+    """Return the version of a stage's numbers; None for a stage that trains nothing."""
+    if stage == "incv":
+        return INCV_NUMERICS
+    return get_method(stage).numerics if stage in method_names() else None
+
+
+def numerics_behind(stage: str, recipe: Recipe) -> dict[str, int]:
+    """Return the versions of the numbers of a stage and of all stages that it builds on."""
+    found: dict[str, int] = {}
+    for needed in inputs_of(stage, recipe):
+        found |= numerics_behind(needed, recipe)
+    version = numerics_of(stage)
+    return found if version is None else found | {stage: version}
 
 
 @dataclass(frozen=True)
@@ -200,6 +217,8 @@ class StageLedger:
             "format": FORMAT,
             "keys": self._keys[stage],
         }
+        if (version := numerics_of(stage)) is not None:  # that of the first start, if this one resumes
+            self._manifest.stages[stage]["numerics"] = earlier.get("numerics", 1) if earlier else version
         self._manifest.save()
 
     def finish(self, stage: str, seconds: float, done: bool) -> None:
