@@ -42,6 +42,7 @@ from trainer.report.left_out import describe_counts
 from trainer.report.next_steps import format_steps, next_steps
 from trainer.report.summary import summary_table
 from trainer.report.sweep_table import SweepRun, format_sweep, summarise_sweep, write_sweep
+from trainer.reproduce.command import add_commands as add_reproduce_commands
 from trainer.run.exit_code import report_error
 from trainer.run.stage_graph import all_stages, stages_of
 
@@ -124,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.set_defaults(func=_doctor)
     add_audit_command(commands, _tell)
     add_output_commands(commands)
+    add_reproduce_commands(commands)
     add_shards_commands(commands)
     add_recipe_commands(commands)
     add_completion_command(commands, parser)
@@ -226,7 +228,7 @@ def _run(parsed: argparse.Namespace) -> int:
             print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
     if parsed.vary:
-        return _run_side_by_side(variants, recipe_name(path), parsed)
+        return _run_side_by_side(variants, parsed)
     (one,) = variants
     if parsed.run_dir is None and detect_launch().rank == 0:
         _note_same_run(path, one)
@@ -254,7 +256,7 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
         recipe = load_recipe(path, [*parsed.overrides, *varied])
         # With --vary, --redo must not direct a variant to the plain run's directory.
         root = parsed.run_dir or default_directory(path, recipe, () if parsed.vary else parsed.redo)
-        variants.append(Variant(varied, recipe, root))
+        variants.append(Variant(varied, recipe, root, recipe_name(path)))
     return variants
 
 
@@ -290,10 +292,10 @@ def _tell(root: Path, code: int, stage: str | None, recipe: Path | None = None, 
         print(f"\n{steps}")
 
 
-def _run_side_by_side(variants: Sequence[Variant], name: str, parsed: argparse.Namespace) -> int:
+def _run_side_by_side(variants: Sequence[Variant], parsed: argparse.Namespace) -> int:
     from trainer.run.sweep_runner import run_sweep
 
-    codes = run_sweep(variants, name, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE, parsed.check_source)
+    codes = run_sweep(variants, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE, parsed.check_source)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage, advise=False)

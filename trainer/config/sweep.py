@@ -17,10 +17,14 @@ class Variant:
     overrides: tuple[str, ...]
     recipe: Recipe
     root: Path
+    recipe_name: str
+    """The name of the recipe, which the run records."""
+    label: str = ""
+    """Name of the variant in log lines; "": its overrides."""
 
     @property
     def name(self) -> str:
-        return " ".join(self.overrides)
+        return self.label or " ".join(self.overrides)
 
 
 def sweep_file(variants: Sequence[Variant], name: str) -> Path:

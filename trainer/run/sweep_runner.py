@@ -1,7 +1,7 @@
-"""Runs the variants of a sweep (`--vary`), interleaved in one process."""
+"""Runs variants (`--vary`, or the runs of an experiment) interleaved in one process."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shards.errors import CommandStopped, ConfigError, InputError
@@ -20,13 +20,16 @@ _log = logging.getLogger(__name__)
 
 def run_sweep(
     variants: Sequence[Variant],
-    name: str,
     redo: Sequence[str],
     only: str | None,
     at_once: int,
     check_source: bool = False,
+    on_finish: Callable[[Variant], None] = lambda variant: None,
 ) -> list[int]:
-    """Run all variants, `at_once` at a time; returns their exit codes. A failure does not stop the others."""
+    """Run all variants, `at_once` at a time; returns their exit codes. A failure does not stop the others.
+
+    All share the execution keys of the first. on_finish: called with each variant as soon as it has finished.
+    """
     if detect_launch().master_address is not None:
         raise ConfigError("--vary runs all variants in one process: start it without a launcher")
     stop = StopRequest()
@@ -34,25 +37,32 @@ def run_sweep(
     world = join_world(variants[0].recipe.execution)
     world.watchdog.stop()  # each run starts its own watchdog
     options = [
-        RunOptions(variant.recipe, name, RunDirectory(variant.root), redo, only, check_source=check_source)
+        RunOptions(
+            variant.recipe, variant.recipe_name, RunDirectory(variant.root), redo, only, check_source=check_source
+        )
         for variant in variants
     ]
     runs = [
-        _run_variant(variant.name, iterate_run(option), stop)
+        _run_variant(variant, iterate_run(option), stop, on_finish)
         for variant, option in zip(variants, options, strict=True)
     ]
     return run_to_end(interleave(runs, world.device, at_once))
 
 
-def _run_variant(name: str, run: Steps[int], stop: StopRequest) -> Steps[int]:
+def _run_variant(
+    variant: Variant, run: Steps[int], stop: StopRequest, on_finish: Callable[[Variant], None]
+) -> Steps[int]:
     """Execute one run, with its name before every log line. `interleave` switches the log target between runs."""
     before = current_target()
-    set_target(replace(before, prefix=f"{name}: "))
+    set_target(replace(before, prefix=f"{variant.name}: "))
     try:
         if stop.requested():  # requested before this run listens for stop signals itself
             _log.info("incv: not started, because a stop was requested")
             return EXIT_STOPPED
-        return (yield from run)
+        code = yield from run
+        if code == 0:
+            on_finish(variant)
+        return code
     except (CommandStopped, InputError) as error:
         return report_error(error)
     except Exception:  # the other runs continue

@@ -1,0 +1,194 @@
+"""`incv reproduce` and `incv record`: from made-up CIFAR-10 files to a table, and what is refused."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.made_up_cifar import pack_cifar, write_cifar
+
+FEW = ("--settings", "sym20", "--methods", "standard,coteaching,coteaching_incv")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_cifar(tmp_path_factory.mktemp("cifar"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "data").symlink_to(packed / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def records(results: Path) -> dict[str, Any]:
+    """The numbers of every record, without times."""
+    kept = ("recipe", "method", "seed", "keys", "numerics", "accuracy", "accuracy_per_epoch", "rounds", "noise")
+    return {
+        file.name: {key: json.loads(file.read_text()).get(key) for key in kept}
+        for file in sorted((results / "runs").glob("*.json"))
+    }
+
+
+def test_a_smoke_run_ends_in_a_table_and_figures_and_is_not_repeated(incv, here):
+    answer = incv("reproduce", "--smoke", *FEW)
+    assert answer.code == 0, answer.err
+    assert "3 of 3 runs are recorded" in answer.out
+    results = here / "runs" / "smoke" / "results"
+    found = records(results)
+    assert set(found) == {
+        f"cifar10_sym20-{name}-seed0.json" for name in ("standard", "coteaching", "coteaching_incv")
+    }
+    algorithm_3 = found["cifar10_sym20-coteaching_incv-seed0.json"]
+    assert len(algorithm_3["accuracy_per_epoch"]["test"]) == 3
+    assert algorithm_3["numerics"] == {"incv": 1, "coteaching_incv": 1}
+    assert len(algorithm_3["rounds"]) == 4
+    assert algorithm_3["accuracy"]["test"]["coteaching_incv"]["top1"] == algorithm_3["accuracy_per_epoch"]["test"][-1]
+    baseline = found["cifar10_sym20-coteaching-seed0.json"]
+    assert (baseline["rounds"], list(baseline["noise"])) == ([], ["true"])
+    table = json.loads((results / "table1.json").read_text())
+    assert table["coteaching"]["sym20"]["mean"] == baseline["accuracy"]["test"]["coteaching"]["top1"]
+    assert {"figure1.svg", "figure4.svg", "figure6.svg"} <= {file.name for file in (results / "figures").iterdir()}
+    # All are recorded: nothing runs, even without the run directories.
+    again = incv("reproduce", "table1", "--smoke", *FEW)
+    assert again.code == 0
+    assert "standard: " not in again.err
+    # A record can be made again from its run directory.
+    made = incv("record", "runs/smoke/cifar10_sym20-standard-seed0", "--results", "elsewhere")
+    assert made.code == 0, made.err
+    same = "cifar10_sym20-standard-seed0.json"
+    assert records(here / "elsewhere")[same] == found[same]
+
+
+def test_a_record_of_the_same_run_with_other_numbers_is_not_replaced_by_itself(incv, here):
+    assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard").code == 0
+    run = "runs/smoke/cifar10_sym20-standard-seed0"
+    assert incv("record", run, "--results", "mine").code == 0
+    assert incv("record", run, "--results", "mine").code == 0  # the same numbers
+    file = here / "mine" / "runs" / "cifar10_sym20-standard-seed0.json"
+    content = json.loads(file.read_text())
+    content["accuracy"]["test"]["standard"]["top1"] = 99.0
+    file.write_text(json.dumps(content))
+    refused = incv("record", run, "--results", "mine")
+    assert refused.code == 2
+    assert "--replace" in refused.err
+    assert incv("record", run, "--results", "mine", "--replace").code == 0
+    # Another run of this name, with other result keys, stays beside it.
+    content["keys"]["standard.epochs"] = 77
+    file.write_text(json.dumps(content))
+    assert incv("record", run, "--results", "mine").code == 0
+    assert len(list(file.parent.iterdir())) == 2
+
+
+def test_the_table_is_printed_from_recorded_runs_with_what_is_missing(incv, here):
+    answer = incv("reproduce", "table1", "--results", "none")
+    assert answer.code == 0
+    assert "85.08 ± 0.43 (5)" in answer.out
+    assert "incv reproduce table1 --run --methods standard --settings sym80 --seeds 0,1,2" in answer.out
+    assert "coteaching_incv_plus" in answer.out
+    assert not (here / "none").exists()
+
+
+BAD: dict[str, tuple[list[str], list[str]]] = {
+    "experiment": (["tabel1"], ["tabel1", "did you mean table1"]),
+    "method": (["table1", "--methods", "standart"], ["standart", "did you mean standard"]),
+    "setting": (["table1", "--settings", "sym30"], ["sym30", "did you mean sym"]),
+    "seeds": (["table1", "--seeds", "one"], ["--seeds", "0,1,2"]),
+    "data_without_run": (["table1", "--data", "x"], ["add --run"]),
+    "a_result_key": (["table1", "--run", "standard.epochs=3"], ["standard.epochs=3", "execution"]),
+    "an_unknown_key": (["table1", "--run", "execution.workes=3"], ["execution.workes", "execution.workers"]),
+}
+
+
+@pytest.mark.parametrize("which", BAD)
+def test_what_is_wrong_with_the_command_line_is_said(which, incv, here):
+    arguments, words = BAD[which]
+    answer = incv("reproduce", *arguments)
+    assert answer.code == 2
+    assert all(word in answer.err for word in words), answer.err
+
+
+def test_missing_cifar10_is_one_error_that_says_where_to_put_it(incv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = incv("reproduce", "table1", "--run", "--methods", "standard", "--seeds", "0")
+    assert answer.code == 3
+    assert all(word in answer.err for word in ("data/cifar10", "cifar-10-batches-bin", "--data"))
+    assert answer.err.count("error") == 1
+    assert list(tmp_path.iterdir()) == []
+    elsewhere = incv("reproduce", "table1", "--run", "--methods", "standard", "--seeds", "0", "--data", "nowhere")
+    assert elsewhere.code == 3
+    assert "nowhere" in elsewhere.err
+
+
+def test_a_file_that_is_no_record_is_named(incv, here):
+    (here / "results" / "runs").mkdir(parents=True)
+    (here / "results" / "runs" / "odd.json").write_text("{")
+    answer = incv("reproduce", "table1")
+    assert answer.code == 3
+    assert "odd.json" in answer.err
+
+
+def test_a_folder_that_is_no_finished_run_cannot_be_recorded(incv, here):
+    assert incv("record", ".").code == 2
+    stopped = incv("labels", "-c", "cifar10_smoke", "data.train.limit=40", "--run-dir", "begun")
+    assert stopped.code == 0, stopped.err
+    answer = incv("record", "begun")
+    assert answer.code == 2
+    assert "not finished" in answer.err
+
+
+def test_a_baseline_on_packed_files_needs_no_root(incv, here, tmp_path):
+    write_cifar(tmp_path / "other", images=1)
+    answer = incv("reproduce", "table1", "--smoke", "--data", "other", "--settings", "sym20", "--methods", "standard")
+    assert answer.code == 0, answer.err
+
+
+@pytest.mark.slow
+def test_every_experiment_runs_end_to_end(incv, here):
+    answer = incv("reproduce", "--smoke", "--at-once", "4")
+    assert answer.code == 0, answer.err
+    assert "to fill the gaps" not in answer.out
+
+
+def start(folder: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "trainer", "reproduce", "table1", "--smoke", *FEW, "--at-once", "2"]
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+
+
+def wait_for(folder: Path, pattern: str, process: "subprocess.Popen[bytes]") -> None:
+    """Until a file matches, or the process ends."""
+    deadline = time.monotonic() + 300
+    while not list(folder.glob(pattern)) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The records of an experiment that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    (folder / "data").symlink_to(packed / "data")
+    assert start(folder).wait() == 0, (folder / "log").read_text()
+    return records(folder / "runs" / "smoke" / "results")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_experiment_is_completed_with_the_same_records(how, here, uninterrupted):
+    codes = []
+    for point in ("*/methods/*/checkpoints/step-*[1-9]", "results/runs/*.json"):
+        process = start(here)
+        wait_for(here / "runs" / "smoke", point, process)
+        process.send_signal(how)
+        codes.append(process.wait())
+    assert codes[0] == (75 if how == signal.SIGTERM else -9), (here / "log").read_text()
+    assert start(here).wait() == 0, (here / "log").read_text()
+    assert len(uninterrupted) == 3
+    assert records(here / "runs" / "smoke" / "results") == uninterrupted

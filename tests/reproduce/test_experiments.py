@@ -1,0 +1,66 @@
+"""Experiments expand to the runs they need: every cell and seed once, with commands that give these runs."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards.errors import ConfigError
+from trainer.reproduce.experiments import EXPERIMENTS, SEEDS, find_experiments, iterate_cells, plan_runs, select_cells
+
+TABLE1 = EXPERIMENTS["table1"]
+each_seed = st.lists(st.integers(0, 99), unique=True, max_size=5)
+some_rows = st.sets(st.sampled_from([row.name for row in TABLE1.rows]))
+some_settings = st.sets(st.sampled_from([setting.name for setting in TABLE1.settings]))
+
+
+@given(st.sampled_from(sorted(EXPERIMENTS)), each_seed)
+def test_every_cell_is_planned_once_for_each_seed(name: str, seeds: list[int]) -> None:
+    experiment = EXPERIMENTS[name]
+    planned = plan_runs(experiment, seeds)
+    cells = [(row.name, setting.name) for row, setting in iterate_cells(experiment)]
+    assert sorted((run.row, run.setting, run.seed) for run in planned) == sorted(
+        (*cell, seed) for cell in cells for seed in seeds
+    )
+    assert len({run.slug for run in planned}) == len({(run.recipe, run.overrides) for run in planned}) == len(planned)
+    assert [run.seed for run in planned] == sorted((run.seed for run in planned), key=seeds.index)
+
+
+@given(some_rows, some_settings)
+def test_a_choice_of_cells_plans_a_part_of_the_runs(rows: set[str], settings: set[str]) -> None:
+    (chosen,) = select_cells([TABLE1], sorted(rows), sorted(settings))
+    part = plan_runs(chosen, SEEDS)
+    assert set(part) <= set(plan_runs(TABLE1, SEEDS))
+    assert len(part) == len(rows) * len(settings) * len(SEEDS)
+    assert select_cells([TABLE1], None, None) == [TABLE1]
+
+
+def test_a_baseline_is_planned_without_incv() -> None:
+    (one,) = plan_runs(select_cells([TABLE1], ["standard"], ["sym50"])[0], [1])
+    assert shlex.split(one.command) == [
+        *("incv", "run", "-c", "cifar10_sym50", "seed=1", "methods=[standard]", "incv=null"),
+        *("precision=bf16", "evaluation.every=1"),
+    ]
+    (plus,) = plan_runs(select_cells([TABLE1], ["coteaching_incv_plus"], ["asym40"])[0], [0])
+    assert (plus.recipe, plus.stage) == ("cifar10_asym40_plus", "coteaching_incv")
+    assert "incv=null" not in plus.overrides
+
+
+def test_table_1_has_the_papers_methods_and_settings() -> None:
+    assert [row.name for row in TABLE1.rows] == [
+        *("standard", "forward_correction", "decoupling", "coteaching", "mentornet", "d2l"),
+        *("coteaching_incv", "coteaching_incv_plus"),
+    ]
+    assert [setting.name for setting in TABLE1.settings] == ["sym20", "sym50", "sym80", "asym40"]
+
+
+def test_unknown_names_are_refused_with_near_matches() -> None:
+    with pytest.raises(ConfigError, match="did you mean table1"):
+        find_experiments(["tabel1"])
+    with pytest.raises(ConfigError, match="did you mean decoupling"):
+        select_cells([TABLE1], ["decupling"], None)
+    with pytest.raises(ConfigError, match="did you mean sym20"):
+        select_cells([TABLE1], None, ["sym2"])
+    assert find_experiments([]) == list(EXPERIMENTS.values())
+    assert find_experiments(["figure6", "table1", "figure6"]) == [EXPERIMENTS["figure6"], TABLE1]

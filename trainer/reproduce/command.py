@@ -1,0 +1,110 @@
+"""The commands `incv reproduce` and `incv record`."""
+
+import argparse
+from pathlib import Path
+
+from shards.errors import ConfigError
+from trainer.config.argument_types import count_argument, path_argument
+from trainer.reproduce.experiments import EXPERIMENTS, SEEDS, find_experiments, select_cells
+
+_RESULTS = Path("results")
+_SMOKE = Path("runs") / "smoke"
+_AT_ONCE = 8
+
+
+def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands; each sets `func`, which takes the parsed arguments and returns an exit code."""
+    reproduce = subparsers.add_parser("reproduce", help="the paper's tables and figures, from recorded runs")
+    reproduce.add_argument(
+        "experiments",
+        nargs="*",
+        metavar="EXPERIMENT",
+        help=f"{', '.join(EXPERIMENTS)}; default: all. Execution keys may follow, as execution.workers=4",
+    )
+    reproduce.add_argument(
+        "--run", action="store_true", help="run what is not recorded, side by side; start again to resume"
+    )
+    reproduce.add_argument("--write", action="store_true", help="write table, figures and docs/results.md")
+    reproduce.add_argument("--smoke", action="store_true", help=f"run tiny versions on a CPU, in {_SMOKE}/")
+    reproduce.add_argument("--methods", type=_names, metavar="A,B", help="only these methods")
+    reproduce.add_argument(
+        "--settings", type=_names, metavar="A,B", help="only these noise settings, as sym50,asym40"
+    )
+    reproduce.add_argument("--seeds", type=_seeds, metavar="0,1", help="seeds to ask for; default: 0,1,2")
+    reproduce.add_argument(
+        "--at-once", type=count_argument, metavar="N", help="maximum number of runs at a time; default: 8"
+    )
+    reproduce.add_argument(
+        "--data", type=path_argument, metavar="FOLDER", help="folder of CIFAR-10; default: data/cifar10"
+    )
+    _add_results(reproduce)
+    reproduce.set_defaults(func=_reproduce, overrides=[])
+    record = subparsers.add_parser("record", help="record finished runs for `incv reproduce`")
+    record.add_argument("run_dirs", nargs="+", type=path_argument, metavar="RUN_DIR", help="a finished run")
+    record.add_argument("--replace", action="store_true", help="replace an earlier record of the same run")
+    _add_results(record)
+    record.set_defaults(func=_record)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=path_argument, metavar="FOLDER", help=f"folder of the results; default: {_RESULTS}"
+    )
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(name for name in given.split(",") if name)
+
+
+def _seeds(given: str) -> tuple[int, ...]:
+    names = _names(given)
+    if not names or not all(name.isdecimal() for name in names):
+        raise argparse.ArgumentTypeError(f"{given!r} is not a list of whole numbers, as 0,1,2")
+    return tuple(dict.fromkeys(map(int, names)))
+
+
+def _reproduce(parsed: argparse.Namespace) -> int:
+    words = [*parsed.experiments, *parsed.overrides]
+    experiments = find_experiments([word for word in words if "=" not in word])
+    chosen = select_cells(experiments, parsed.methods, parsed.settings)
+    runs = parsed.run or parsed.smoke
+    local = [word for word in words if "=" in word]
+    if (local or parsed.data or parsed.at_once) and not runs:
+        raise ConfigError("--data, --at-once and execution keys are for runs: add --run, or leave them")
+    if parsed.data is not None:
+        local += [f"data.train.root={parsed.data}", f"data.eval.test.root={parsed.data}"]
+    # Imported here: methods import torch, which takes seconds.
+    from trainer.reproduce.outcome import collect_outcome, describe_outcome, write_outcomes
+    from trainer.reproduce.records import read_records
+
+    results = parsed.results or (_SMOKE / "results" if parsed.smoke else _RESULTS)
+    seeds = parsed.seeds or ((0,) if parsed.smoke else SEEDS)
+    folder, code = results / "runs", 0
+    if runs:
+        from trainer.reproduce.runner import run_planned
+
+        recorded = read_records(folder)
+        outcomes = [collect_outcome(each, recorded, seeds, parsed.smoke) for each in chosen]
+        missing = list(dict.fromkeys(run for outcome in outcomes for run in outcome.missing()))
+        if missing:
+            where = _SMOKE if parsed.smoke else None
+            code = run_planned(missing, local, folder, parsed.at_once or _AT_ONCE, where)
+    recorded = read_records(folder)
+    for each in chosen:
+        print(describe_outcome(collect_outcome(each, recorded, seeds, parsed.smoke)), end="\n\n")
+    if (runs and not code) or parsed.write:
+        written = write_outcomes(
+            [collect_outcome(each, recorded, seeds, parsed.smoke) for each in experiments], results
+        )
+        print(f"written: {', '.join(map(str, written)) or 'nothing'}")
+    return code
+
+
+def _record(parsed: argparse.Namespace) -> int:
+    # Imported here: it imports torch, which takes seconds.
+    from trainer.reproduce.recording import build_records, write_record
+
+    for root in parsed.run_dirs:
+        for content in build_records(root):
+            print(f"recorded: {write_record((parsed.results or _RESULTS) / 'runs', content, parsed.replace)}")
+    return 0

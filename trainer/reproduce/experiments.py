@@ -1,0 +1,174 @@
+"""The experiments of the paper by name, and the runs that each needs; pure functions."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shards.errors import ConfigError, did_you_mean
+
+Needs = Literal["accuracy", "accuracy_per_epoch", "rounds", "confusion", "nothing"]
+"""What an experiment reads from a recorded run; `nothing`: it follows from the theory."""
+
+SEEDS = (0, 1, 2)
+"""The seeds that an experiment asks for unless `--seeds` names others; the paper has five runs of each."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One noise setting of CIFAR-10."""
+
+    name: str
+    title: str
+    recipe: str
+    """The shipped recipe of this setting."""
+    overrides: tuple[str, ...] = ()
+    """Overrides of the recipe that make it this setting."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of an experiment."""
+
+    name: str
+    title: str
+    stage: str
+    """The stage of a run that gives the result: a training method, or `incv`."""
+    overrides: tuple[str, ...] = ()
+    suffix: str = ""
+    """Appended to the name of the setting's recipe."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper: its rows, its settings, and what it reads from their runs."""
+
+    name: str
+    title: str
+    needs: Needs
+    rows: tuple[Row, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    seeds: tuple[int, ...] = SEEDS
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run that an experiment needs."""
+
+    row: str
+    setting: str
+    seed: int
+    recipe: str
+    stage: str
+    overrides: tuple[str, ...]
+
+    @property
+    def slug(self) -> str:
+        """The name of the run, which its record and its log lines have."""
+        return f"{self.recipe}-{self.stage}-seed{self.seed}"
+
+    @property
+    def command(self) -> str:
+        """The command that executes this run alone."""
+        return shlex.join(["incv", "run", "-c", self.recipe, *self.overrides])
+
+    def with_overrides(self, extra: Sequence[str]) -> "PlannedRun":
+        return replace(self, overrides=(*self.overrides, *extra))
+
+
+def _without_incv(stage: str, title: str) -> Row:
+    """A method that trains on all samples: INCV is not run for it."""
+    return Row(stage, title, stage, (f"methods=[{stage}]", "incv=null"))
+
+
+_ALGORITHM_3 = ("methods=[coteaching_incv]",)
+_METHODS = (
+    _without_incv("standard", "Standard training"),
+    _without_incv("forward_correction", "F-correction"),
+    _without_incv("decoupling", "Decoupling"),
+    _without_incv("coteaching", "Co-teaching"),
+    _without_incv("mentornet", "MentorNet"),
+    _without_incv("d2l", "D2L"),
+    Row("coteaching_incv", "INCV + Co-teaching", "coteaching_incv", _ALGORITHM_3),
+    Row("coteaching_incv_plus", "INCV + Co-teaching, plus", "coteaching_incv", _ALGORITHM_3, "_plus"),
+)
+_SETTINGS = (
+    Setting("sym20", "symmetric 0.2", "cifar10_sym20"),
+    Setting("sym50", "symmetric 0.5", "cifar10_sym50"),
+    Setting("sym80", "symmetric 0.8", "cifar10_sym80"),
+    Setting("asym40", "asymmetric 0.4", "cifar10_asym40"),
+)
+_RECORDED_WITH = ("precision=bf16", "evaluation.every=1")
+"""How all runs of Table 1 are made: fast, and with the test accuracy of every epoch."""
+
+EXPERIMENTS: dict[str, Experiment] = {
+    each.name: each
+    for each in (
+        Experiment("table1", "Table 1: test accuracy on CIFAR-10, ResNet-32", "accuracy", _METHODS, _SETTINGS),
+        Experiment("figure1", "Figure 1: the noise transition matrix T", "nothing"),
+        Experiment(
+            "figure4",
+            "Figure 4: label precision and recall of INCV over its rounds",
+            "rounds",
+            tuple(row for row in _METHODS if row.name == "coteaching_incv"),
+            _SETTINGS,
+        ),
+        Experiment(
+            "figure6",
+            "Figure 6: test accuracy on CIFAR-10 during training",
+            "accuracy_per_epoch",
+            _METHODS,
+            _SETTINGS,
+        ),
+    )
+}
+
+
+def find_experiments(names: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of these names, or all; raises ConfigError with near matches."""
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise ConfigError(f"no experiment {name!r}; {did_you_mean(name, EXPERIMENTS)}")
+    return [EXPERIMENTS[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS.values())
+
+
+def select_cells(
+    experiments: Sequence[Experiment], methods: Sequence[str] | None, settings: Sequence[str] | None
+) -> list[Experiment]:
+    """Return the experiments with these rows and settings alone; None: all. Raises ConfigError with near matches.
+
+    A name must be known to one of the experiments, and an experiment without rows is left as it is.
+    """
+    _require_known("--methods", methods, [row.name for each in experiments for row in each.rows])
+    _require_known("--settings", settings, [setting.name for each in experiments for setting in each.settings])
+    return [
+        replace(
+            each,
+            rows=tuple(row for row in each.rows if methods is None or row.name in methods),
+            settings=tuple(one for one in each.settings if settings is None or one.name in settings),
+        )
+        for each in experiments
+    ]
+
+
+def _require_known(option: str, names: Sequence[str] | None, known: Iterable[str]) -> None:
+    every = list(dict.fromkeys(known))
+    for name in names or ():
+        if name not in every:
+            raise ConfigError(f"{option} {name!r}: the experiment has none of this name; {did_you_mean(name, every)}")
+
+
+def plan_runs(experiment: Experiment, seeds: Sequence[int]) -> list[PlannedRun]:
+    """Return the runs that an experiment needs, seed by seed: the first seed of all cells comes first."""
+    return [_plan_run(row, setting, seed) for seed in seeds for row, setting in iterate_cells(experiment)]
+
+
+def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
+    for row in experiment.rows:
+        for setting in experiment.settings:
+            yield row, setting
+
+
+def _plan_run(row: Row, setting: Setting, seed: int) -> PlannedRun:
+    overrides = (f"seed={seed}", *row.overrides, *setting.overrides, *_RECORDED_WITH)
+    return PlannedRun(row.name, setting.name, seed, setting.recipe + row.suffix, row.stage, overrides)

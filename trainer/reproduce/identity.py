@@ -1,0 +1,60 @@
+"""The identities of planned and of recorded runs, from today's recipes and methods."""
+
+import shlex
+from collections.abc import Sequence
+from functools import cache
+
+from shards.errors import ConfigError
+from trainer.config.shipped import RECIPES
+from trainer.methods.registry import method_names
+from trainer.reproduce.experiments import PlannedRun
+from trainer.reproduce.matching import Identity
+from trainer.reproduce.records import RunRecord
+from trainer.run.recipe import load_recipe
+from trainer.run.stage_graph import numerics_behind, stage_keys
+
+CIFAR10_TRAIN = "ab99971fbd2db7beecfecea8fa315767ee985619d2753a81333efda40bafeae2"
+"""Checksum of the packed training images of CIFAR-10, the same for the binary and the Python version."""
+
+
+def find_unavailable(run: PlannedRun) -> str | None:
+    """Return why a run cannot be executed with this version of incv; None if it can."""
+    if run.stage != "incv" and run.stage not in method_names():
+        return f"no method {run.stage}"
+    if not (RECIPES / f"{run.recipe}.yaml").exists():
+        return f"no recipe {run.recipe}"
+    try:
+        _identify(run.recipe, run.stage, run.overrides)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def identify_plan(run: PlannedRun, checksum: str | None = CIFAR10_TRAIN) -> Identity:
+    """Return the identity that a planned run would have today. checksum: of the training set; None: any."""
+    identity = _identify(run.recipe, run.stage, run.overrides)
+    facts = {} if checksum is None else {"data.train.checksum": checksum}
+    return Identity({**identity.keys, **facts}, identity.numerics)
+
+
+def identify_record(record: RunRecord) -> Identity | str:
+    """Return the identity of a recorded run, or why it has none.
+
+    Without recorded keys, they follow from its command and today's recipe.
+    """
+    if record.keys is not None:
+        return Identity(record.keys, record.numerics)
+    try:
+        overrides = tuple(word for word in shlex.split(record.command) if "=" in word and not word.startswith("-"))
+        return Identity(_identify(record.recipe, record.method, overrides).keys, record.numerics)
+    except (ConfigError, ValueError) as error:
+        return f"it has no `keys`, and they do not follow from its command `{record.command}`: {error}"
+
+
+@cache
+def _identify(recipe: str, stage: str, overrides: Sequence[str]) -> Identity:
+    loaded = load_recipe(RECIPES / f"{recipe}.yaml", overrides)
+    keys = stage_keys(loaded, {})
+    if stage not in keys:
+        raise ConfigError(f"a run of {recipe} with {' '.join(overrides)} has no stage {stage}")
+    return Identity(keys[stage], numerics_behind(stage, loaded))

@@ -1,0 +1,153 @@
+"""What is recorded of an experiment and what is missing, as numbers, text and files."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shards.durable import write_bytes, write_json
+from trainer.reproduce import paper
+from trainer.reproduce.experiments import Experiment, Needs, PlannedRun, plan_runs
+from trainer.reproduce.figures import DRAWINGS
+from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan, identify_record
+from trainer.reproduce.matching import Identity, Matching, Stale, match_records, seeds_of
+from trainer.reproduce.page import fill_page
+from trainer.reproduce.records import RunRecord
+from trainer.reproduce.smoke import smoke_overrides
+from trainer.reproduce.tables import build_table, format_markdown, format_text, table_json
+
+_HAS: dict[Needs, Callable[[RunRecord], bool]] = {
+    "nothing": lambda record: True,
+    "accuracy": lambda record: record.test_accuracy() is not None,
+    "accuracy_per_epoch": lambda record: bool(record.test_curve()),
+    "rounds": lambda record: bool(record.rounds),
+    "confusion": lambda record: bool((record.confusion or {}).get("predicted")),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment with the runs that it needs, those that are recorded and those that cannot be executed yet."""
+
+    experiment: Experiment
+    planned: list[PlannedRun]
+    """Runs that this version can execute, for the seeds that were asked for."""
+    unavailable: dict[str, list[str]]
+    """Why runs cannot be executed, with their rows and settings."""
+    matching: Matching
+    records: Mapping[str, RunRecord]
+    flag: str = "--run"
+    """The option of `incv reproduce` that fills the gaps."""
+
+    def missing(self) -> list[PlannedRun]:
+        return self.matching.missing(self.planned)
+
+    def runs(self) -> dict[PlannedRun, RunRecord]:
+        return {run: self.records[file] for run, file in self.matching.recorded.items()}
+
+
+def collect_outcome(
+    experiment: Experiment, records: Mapping[str, RunRecord], seeds: Sequence[int], smoke: bool = False
+) -> Outcome:
+    """Match the runs that an experiment needs with the recorded ones; seeds beyond `seeds` count if recorded."""
+    asked: list[PlannedRun] = []
+    unavailable: dict[str, list[str]] = {}
+    expected: dict[PlannedRun, Identity] = {}
+    for run in plan_runs(experiment, seeds_of(records.values(), seeds)):
+        run = run.with_overrides(smoke_overrides(run)) if smoke else run
+        reason = find_unavailable(run)
+        if reason is not None:
+            cells = unavailable.setdefault(reason, [])
+            cells += [cell] if (cell := f"{run.row} {run.setting}") not in cells else []
+            continue
+        expected[run] = identify_plan(run, None if smoke else CIFAR10_TRAIN)
+        if run.seed in seeds:
+            asked.append(run)
+    matching = match_records(expected, records, identify_record, _HAS[experiment.needs])
+    return Outcome(experiment, asked, unavailable, matching, records, "--smoke" if smoke else "--run")
+
+
+def describe_outcome(outcome: Outcome) -> str:
+    """Return what `incv reproduce` prints of an experiment."""
+    experiment, parts = outcome.experiment, []
+    if experiment.name == "table1":
+        table = build_table(experiment, outcome.matching.recorded, outcome.records)
+        parts.append(format_text(experiment, table, paper.TABLE1))
+    else:
+        parts.append(experiment.title)
+    if experiment.needs == "nothing":
+        return "\n".join([*parts, "  follows from the theory: no run is needed"])
+    have = len(outcome.planned) - len(outcome.missing())
+    parts.append(f"\n{have} of {len(outcome.planned)} runs are recorded")
+    parts += _list("stale, and not used", outcome.matching.stale)
+    parts += _list("recorded twice, and not used", outcome.matching.superseded)
+    if outcome.unavailable:
+        parts.append("not available yet:")
+        parts += [f"  {', '.join(cells)}: {reason}" for reason, cells in outcome.unavailable.items()]
+    if commands := fill_commands(experiment.name, outcome.missing(), outcome.flag):
+        parts += ["to fill the gaps:", *(f"  {command}" for command in commands)]
+    return "\n".join(parts)
+
+
+def _list(what: str, stale: Sequence[Stale]) -> list[str]:
+    return [f"{what}:", *(f"  {each.file}: {'; '.join(each.reasons)}" for each in stale)] if stale else []
+
+
+def fill_commands(name: str, missing: Sequence[PlannedRun], flag: str = "--run") -> list[str]:
+    """Return one command for each cell of an experiment with missing runs."""
+    cells: dict[tuple[str, str], list[int]] = {}
+    for run in missing:
+        cells.setdefault((run.row, run.setting), []).append(run.seed)
+    return [
+        shlex.join(
+            [
+                *("incv", "reproduce", name, flag, "--methods", row, "--settings", setting),
+                *("--seeds", ",".join(map(str, sorted(seeds)))),
+            ]
+        )
+        for (row, setting), seeds in cells.items()
+    ]
+
+
+def write_outcomes(outcomes: Sequence[Outcome], results: Path) -> list[Path]:
+    """Write table1.json and the figures to the folder `results`, and fill docs/results.md beside it, if it exists."""
+    written, parts = [], {}
+    for outcome in outcomes:
+        for path, text in build_files(outcome).items():
+            written.append(results / path)
+            (results / path).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(text, str):
+                write_bytes(results / path, text.encode())
+            else:
+                write_json(results / path, text)
+        parts[outcome.experiment.name] = build_part(outcome)
+    page = results.absolute().parent / "docs" / "results.md"
+    if page.exists():
+        before = page.read_text()
+        if (after := fill_page(before, parts)) != before:
+            write_bytes(page, after.encode())
+            written.append(page)
+    return written
+
+
+def build_files(outcome: Outcome) -> dict[str, str | dict[str, Any]]:
+    """Return the files of an experiment by their path in the folder of results: text, or content for JSON."""
+    experiment = outcome.experiment
+    files: dict[str, str | dict[str, Any]] = {}
+    if experiment.name == "table1":
+        table = build_table(experiment, outcome.matching.recorded, outcome.records)
+        files["table1.json"] = table_json(experiment, table, paper.TABLE1)
+    if experiment.name in DRAWINGS and (figure := DRAWINGS[experiment.name](experiment, outcome.runs())):
+        files[f"figures/{experiment.name}.svg"] = figure
+    return files
+
+
+def build_part(outcome: Outcome) -> str:
+    """Return the generated part of docs/results.md for an experiment."""
+    experiment = outcome.experiment
+    if experiment.name == "table1":
+        table = build_table(experiment, outcome.matching.recorded, outcome.records)
+        return format_markdown(experiment, table, paper.TABLE1)
+    figure = next((path for path in build_files(outcome) if path.endswith(".svg")), None)
+    return f"![{experiment.title}](../results/{figure})" if figure else "No run is recorded yet."

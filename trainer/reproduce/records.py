@@ -1,0 +1,90 @@
+"""Recorded runs: results/runs/*.json, one file for each method of a run; results/README.md describes the fields."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shards.durable import read_json
+from shards.errors import DataError
+
+
+class Accuracy(BaseModel):
+    """Test accuracies of a method on one evaluation set, in percent."""
+
+    top1: float
+    """Mean of the networks."""
+    top5: float | None = None
+    top1_each: list[float] = []
+    """Of each network."""
+    top1_ensemble: float | None = None
+    """Of the mean of both networks' probabilities; None for a method with one network."""
+    top5_ensemble: float | None = None
+    count: int | None = None
+    """Number of test images."""
+
+
+class RunRecord(BaseModel):
+    """What a table, a figure or a comparison needs from one finished run."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    recipe: str
+    """Name of the shipped recipe."""
+    method: str = "coteaching_incv"
+    """The method, or `incv` for a run without one. Records of Algorithm 3 from before this field leave it out."""
+    seed: int
+    command: str
+    """The command that executes this run alone."""
+    accuracy: dict[str, dict[str, Accuracy]]
+    """By evaluation set and method; {} for a run without methods."""
+    keys: dict[str, Any] | None = None
+    """The result keys of the method's stage, from the manifest; None: they follow from `command`."""
+    numerics: dict[str, int] = {}
+    """Numerics version of the method, and of INCV if it reads INCV; a version that is left out is 1."""
+    accuracy_per_epoch: dict[str, list[float]] = {}
+    """By evaluation set: mean accuracy of the networks after every evaluated epoch, in percent."""
+    rounds: list[dict[str, Any]] = []
+    """One entry per round of INCV: counts, label precision and recall, the theory's values."""
+    noise: dict[str, float | None] = {}
+    """The true noise ratio, and INCV's estimates by name."""
+    selection: dict[str, Any] | None = None
+    """Counts of INCV's last selection, total and by class."""
+    confusion: dict[str, Any] | None = None
+    """T, its estimate, and M from the held-out predictions of the first round."""
+    commit: str | None = None
+    code: str | None = None
+    """Hash of the source code of the last start."""
+    machine: str | None = None
+    date: str | None = None
+    precision: str | None = None
+    versions: dict[str, str] = {}
+    starts: int = 1
+    minutes: float | None = None
+    stage_seconds: dict[str, float | None] = {}
+    note: str | None = None
+
+    def test_accuracy(self) -> Accuracy | None:
+        return self.accuracy.get("test", {}).get(self.method)
+
+    def test_curve(self) -> list[float]:
+        return self.accuracy_per_epoch.get("test", [])
+
+
+def read_records(folder: Path) -> dict[str, RunRecord]:
+    """Return all records of a folder by file name; raises DataError that names a file that is none."""
+    return {path.name: parse_record(read_json(path), path) for path in sorted(folder.glob("*.json"))}
+
+
+def parse_record(content: Any, path: Path) -> RunRecord:
+    """Check the content of a file; raises DataError that names the file and the field."""
+    advice = "correct it, or move it elsewhere (results/README.md describes the fields)"
+    if not isinstance(content, Mapping):
+        raise DataError(f"{path} is not a recorded run, but a JSON {type(content).__name__}: {advice}")
+    try:
+        return RunRecord.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{path} is not a recorded run: `{field}`: {first['msg'].lower()}; {advice}") from None

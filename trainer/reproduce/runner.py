@@ -1,0 +1,66 @@
+"""Runs what an experiment lacks, side by side in one process, and records each run as soon as it has finished."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from shards.errors import ConfigError, DataError
+from trainer.config.schema import DataConfig, Recipe
+from trainer.config.shipped import RECIPES
+from trainer.config.sweep import Variant
+from trainer.reproduce.experiments import PlannedRun
+from trainer.reproduce.recording import build_records, write_record
+from trainer.run.data_sets import is_packed, source_of
+from trainer.run.default_directory import default_directory
+from trainer.run.recipe import load_recipe
+from trainer.run.result_keys import result_keys
+
+_log = logging.getLogger(__name__)
+
+
+def run_planned(
+    planned: Sequence[PlannedRun], local: Sequence[str], records: Path, at_once: int, runs: Path | None = None
+) -> int:
+    """Execute the planned runs, `at_once` at a time; returns the exit code.
+
+    local: overrides for this machine (folders, execution keys), which may not change results; records: folder to
+    which each finished run is recorded; runs: parent of the run directories, None: the default of `incv run`.
+    Raises DataError if a data set is missing.
+    """
+    from trainer.run.sweep_runner import run_sweep
+
+    variants = [_build_variant(run, local, runs) for run in planned]
+    _require_data([variant.recipe for variant in variants])
+    by_root = {variant.root: run for variant, run in zip(variants, planned, strict=True)}
+
+    def record(variant: Variant) -> None:
+        for content in build_records(variant.root, by_root[variant.root].command):
+            _log.info("recorded: %s", write_record(records, content, replace=True))
+
+    codes = run_sweep(variants, (), None, at_once, on_finish=record)
+    return next((code for code in codes if code), 0)
+
+
+def _build_variant(run: PlannedRun, local: Sequence[str], runs: Path | None) -> Variant:
+    path = RECIPES / f"{run.recipe}.yaml"
+    recipe = load_recipe(path, [*run.overrides, *local])
+    if result_keys(recipe) != result_keys(load_recipe(path, run.overrides)):
+        raise ConfigError(
+            f"{' '.join(local)} changes the results of {run.recipe}: an experiment takes execution keys only, such "
+            "as execution.workers=4"
+        )
+    root = default_directory(path, recipe, ()) if runs is None else runs / run.slug
+    return Variant(run.overrides, recipe, root, run.recipe, run.slug)
+
+
+def _require_data(recipes: Sequence[Recipe]) -> None:
+    """Raise DataError if a split is neither packed nor at its root."""
+    splits: dict[str, tuple[str, DataConfig]] = {}
+    for recipe in recipes:
+        splits |= {f"{split.shards} {split.root}": (key, split) for key, split in recipe.data.splits().items()}
+    for key, split in splits.values():
+        if not is_packed(Path(split.shards)):
+            try:
+                source_of(key, split)
+            except (DataError, ConfigError) as error:
+                raise DataError(f"{error}. If it is elsewhere, name its folder with --data") from None

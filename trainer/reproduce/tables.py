@@ -1,0 +1,153 @@
+"""Table 1 from recorded runs: numbers, plain text and Markdown; pure functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from trainer.reproduce.experiments import Experiment, PlannedRun, Row, iterate_cells
+from trainer.reproduce.paper import Reported
+from trainer.reproduce.records import RunRecord
+
+LAST_EPOCHS = 10
+_MEASURES = {
+    "last": "last epoch",
+    "last_10": f"mean of the last {LAST_EPOCHS} epochs",
+    "ensemble": "ensemble of both networks, last epoch",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and standard deviation over seeds, in percent."""
+
+    mean: float
+    std: float | None
+    """Of a sample (n - 1); None for one seed."""
+    seeds: int
+
+    def __str__(self) -> str:
+        spread = "" if self.std is None else f" ± {self.std:.2f}"
+        return f"{self.mean:.2f}{spread} ({self.seeds})"
+
+    def as_json(self) -> dict[str, Any]:
+        std = None if self.std is None else round(self.std, 4)
+        return {"mean": round(self.mean, 4), "std": std, "seeds": self.seeds}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The recorded results of one method in one setting."""
+
+    measures: Mapping[str, Summary] = field(default_factory=dict)
+    """By the names of `_MEASURES`; a measure that no run records is left out."""
+    files: tuple[str, ...] = ()
+
+
+Table = dict[tuple[str, str], Cell]
+"""Cells by (row, setting)."""
+
+
+def summarise(values: Sequence[float]) -> Summary | None:
+    if not values:
+        return None
+    return Summary(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def measure_run(record: RunRecord) -> dict[str, float]:
+    """Return what a run contributes to each measure."""
+    measured: dict[str, float] = {}
+    accuracy, curve = record.test_accuracy(), record.test_curve()
+    if accuracy is not None:
+        measured["last"] = accuracy.top1
+        if accuracy.top1_ensemble is not None:
+            measured["ensemble"] = accuracy.top1_ensemble
+    if len(curve) >= LAST_EPOCHS:
+        measured["last_10"] = mean(curve[-LAST_EPOCHS:])
+    return measured
+
+
+def build_table(
+    experiment: Experiment, recorded: Mapping[PlannedRun, str], records: Mapping[str, RunRecord]
+) -> Table:
+    """Summarise the recorded runs of each cell over their seeds."""
+    table: Table = {}
+    for row, setting in iterate_cells(experiment):
+        runs = sorted(
+            (run for run in recorded if (run.row, run.setting) == (row.name, setting.name)), key=lambda run: run.seed
+        )
+        measured = [measure_run(records[recorded[run]]) for run in runs]
+        summaries = {name: summarise([one[name] for one in measured if name in one]) for name in _MEASURES}
+        known = {name: summary for name, summary in summaries.items() if summary is not None}
+        table[row.name, setting.name] = Cell(known, tuple(recorded[run] for run in runs))
+    return table
+
+
+def table_json(
+    experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]
+) -> dict[str, Any]:
+    """Return {method: {setting: {mean, std, seeds, ...}}}: last epoch, mean of both networks, in percent."""
+    content: dict[str, Any] = {row.name: {} for row in experiment.rows}
+    for row, setting in iterate_cells(experiment):
+        cell = table[row.name, setting.name]
+        if "last" not in cell.measures:
+            continue
+        entry = cell.measures["last"].as_json()
+        entry |= {name: cell.measures[name].as_json() for name in ("last_10", "ensemble") if name in cell.measures}
+        if paper := reported.get(row.name, {}).get(setting.name):
+            entry["paper"] = {"mean": paper.mean, "std": paper.deviation}
+        content[row.name][setting.name] = entry | {"runs": list(cell.files)}
+    return content
+
+
+def format_text(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
+    """Return the table as plain text: for each method its measures, then the paper's values."""
+    head = ["", "", *(setting.title for setting in experiment.settings)]
+    lines = [head]
+    for row in experiment.rows:
+        names = ["last", *(name for name in ("last_10", "ensemble") if _has(experiment, table, row, name))]
+        for name in names:
+            title = row.title if name == "last" else ""
+            lines.append([title, _MEASURES[name], *_measured(experiment, table, row, name)])
+        if row.name in reported:
+            lines.append(["", "paper", *_reported(experiment, row, reported)])
+    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    text = "\n".join(
+        "  ".join(
+            f"{cell:<{width}}" if place < 2 else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+    return f"{experiment.title} (%, mean of both networks ± standard deviation, number of seeds)\n\n{text}"
+
+
+def format_markdown(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
+    """Return the table as Markdown: one row for each method and measure that is recorded, and the paper's values."""
+    lines = [
+        f"| | | {' | '.join(setting.title for setting in experiment.settings)} |",
+        f"|---|---|{'---|' * len(experiment.settings)}",
+    ]
+    for row in experiment.rows:
+        for name, described in _MEASURES.items():
+            if name == "last" or _has(experiment, table, row, name):
+                cells = _measured(experiment, table, row, name)
+                shown = f"**{row.title}**" if name == "last" else ""
+                lines.append(f"| {shown} | {described} | {' | '.join(cells)} |")
+        if row.name in reported:
+            lines.append(f"| | paper | {' | '.join(_reported(experiment, row, reported))} |")
+    return "\n".join(lines)
+
+
+def _has(experiment: Experiment, table: Table, row: Row, measure: str) -> bool:
+    return any(measure in table[row.name, setting.name].measures for setting in experiment.settings)
+
+
+def _measured(experiment: Experiment, table: Table, row: Row, measure: str) -> list[str]:
+    cells = [table[row.name, setting.name].measures.get(measure) for setting in experiment.settings]
+    return ["–" if cell is None else str(cell) for cell in cells]
+
+
+def _reported(experiment: Experiment, row: Row, reported: Mapping[str, Mapping[str, Reported]]) -> list[str]:
+    cells = [reported[row.name].get(setting.name) for setting in experiment.settings]
+    return ["–" if cell is None else f"{cell.mean:.2f} ± {cell.deviation:.2f} (5)" for cell in cells]
