@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
-from trainer.reproduce.experiments import EXPERIMENTS, SEEDS, find_experiments, iterate_cells, plan_runs, select_cells
+from trainer.reproduce.experiments import (
+    EXPERIMENTS,
+    SEEDS,
+    drop_parts,
+    find_experiments,
+    iterate_cells,
+    plan_runs,
+    select_cells,
+)
 
 TABLE1 = EXPERIMENTS["table1"]
 each_seed = st.lists(st.integers(0, 99), unique=True, max_size=5)
@@ -64,3 +72,27 @@ def test_unknown_names_are_refused_with_near_matches() -> None:
         select_cells([TABLE1], None, ["sym2"])
     assert find_experiments([]) == list(EXPERIMENTS.values())
     assert find_experiments(["figure6", "table1", "figure6"]) == [EXPERIMENTS["figure6"], TABLE1]
+
+
+def test_a_run_that_is_part_of_another_is_not_planned_twice() -> None:
+    (chosen,) = select_cells([TABLE1], ["standard", "forward_correction"], ["sym20", "sym50"])
+    runs = plan_runs(chosen, (0, 1))
+    both = drop_parts([*runs, *runs])
+    assert [(run.row, run.setting, run.seed) for run in both] == [
+        ("forward_correction", setting, seed) for seed in (0, 1) for setting in ("sym20", "sym50")
+    ]
+    assert "methods=[standard, forward_correction]" in both[0].overrides
+    alone = [run for run in runs if run.row == "standard"]
+    assert drop_parts(alone) == alone
+    assert drop_parts([*alone, both[0]]) == [alone[1], *alone[2:], both[0]]
+
+
+def test_noise_ratios_override_a_recipe_of_their_kind() -> None:
+    runs = {run.setting: run for run in plan_runs(EXPERIMENTS["figure2"], (0,))}
+    assert {"sym70", "sym80", "sym90", "sym100", "asym40"} <= set(runs)
+    assert runs["sym100"].recipe == "cifar10_sym50"
+    assert "labels.ratio=1" in runs["sym100"].overrides
+    assert runs["asym30"].recipe == "cifar10_asym40"
+    assert not any("evaluation" in each for run in runs.values() for each in run.overrides)
+    shared = {*plan_runs(EXPERIMENTS["figure3"], (0,)), *plan_runs(EXPERIMENTS["figure7"], (0,))}
+    assert shared <= set(runs.values())

@@ -109,6 +109,8 @@ def test_a_record_without_what_is_needed_leaves_a_gap_and_is_not_stale() -> None
 def test_a_record_whose_keys_are_unknown_is_stale() -> None:
     matching = match_records(EXPECTED, {"a.json": record(PLANNED[0])}, lambda each: "no keys")
     assert [each.reasons for each in matching.stale] == [("no keys",)]
+    assert matching.among([PLANNED[0]]) == matching
+    assert not matching.among(PLANNED[1:]).stale
 
 
 def test_recorded_seeds_beyond_those_asked_for_count() -> None:

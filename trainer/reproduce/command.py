@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.config.argument_types import count_argument, path_argument
-from trainer.reproduce.experiments import EXPERIMENTS, SEEDS, find_experiments, select_cells
+from trainer.reproduce.experiments import EXPERIMENTS, Experiment, drop_parts, find_experiments, select_cells
 
 _RESULTS = Path("results")
 _SMOKE = Path("runs") / "smoke"
@@ -30,7 +30,9 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     reproduce.add_argument(
         "--settings", type=_names, metavar="A,B", help="only these noise settings, as sym50,asym40"
     )
-    reproduce.add_argument("--seeds", type=_seeds, metavar="0,1", help="seeds to ask for; default: 0,1,2")
+    reproduce.add_argument(
+        "--seeds", type=_seeds, metavar="0,1", help="seeds to ask for; default: 0,1,2, or 0 for ResNet-110"
+    )
     reproduce.add_argument(
         "--at-once", type=count_argument, metavar="N", help="maximum number of runs at a time; default: 8"
     )
@@ -74,28 +76,29 @@ def _reproduce(parsed: argparse.Namespace) -> int:
     if parsed.data is not None:
         local += [f"data.train.root={parsed.data}", f"data.eval.test.root={parsed.data}"]
     # Imported here: methods import torch, which takes seconds.
-    from trainer.reproduce.outcome import collect_outcome, describe_outcome, write_outcomes
+    from trainer.reproduce.outcome import Outcome, collect_outcome, describe_outcome, write_outcomes
     from trainer.reproduce.records import read_records
 
     results = parsed.results or (_SMOKE / "results" if parsed.smoke else _RESULTS)
-    seeds = parsed.seeds or ((0,) if parsed.smoke else SEEDS)
     folder, code = results / "runs", 0
+
+    def collect(experiment: Experiment) -> Outcome:
+        seeds = parsed.seeds or ((0,) if parsed.smoke else experiment.seeds)
+        return collect_outcome(experiment, recorded, seeds, parsed.smoke)
+
+    recorded = read_records(folder)
     if runs:
         from trainer.reproduce.runner import run_planned
 
-        recorded = read_records(folder)
-        outcomes = [collect_outcome(each, recorded, seeds, parsed.smoke) for each in chosen]
-        missing = list(dict.fromkeys(run for outcome in outcomes for run in outcome.missing()))
+        missing = drop_parts([run for each in chosen for run in collect(each).missing()])
         if missing:
             where = _SMOKE if parsed.smoke else None
             code = run_planned(missing, local, folder, parsed.at_once or _AT_ONCE, where)
-    recorded = read_records(folder)
+        recorded = read_records(folder)
     for each in chosen:
-        print(describe_outcome(collect_outcome(each, recorded, seeds, parsed.smoke)), end="\n\n")
+        print(describe_outcome(collect(each)), end="\n\n")
     if (runs and not code) or parsed.write:
-        written = write_outcomes(
-            [collect_outcome(each, recorded, seeds, parsed.smoke) for each in experiments], results
-        )
+        written = write_outcomes([collect(each) for each in experiments], results)
         print(f"written: {', '.join(map(str, written)) or 'nothing'}")
     return code
 
@@ -106,5 +109,5 @@ def _record(parsed: argparse.Namespace) -> int:
 
     for root in parsed.run_dirs:
         for content in build_records(root):
-            print(f"recorded: {write_record((parsed.results or _RESULTS) / 'runs', content, parsed.replace)}")
+            print(f"recorded: {write_record((parsed.results or _RESULTS) / 'runs', content, replace=parsed.replace)}")
     return 0

@@ -24,6 +24,9 @@ class Setting:
     """The shipped recipe of this setting."""
     overrides: tuple[str, ...] = ()
     """Overrides of the recipe that make it this setting."""
+    kind: str = ""
+    """Kind of noise, for an experiment over noise ratios."""
+    ratio: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Row:
     overrides: tuple[str, ...] = ()
     suffix: str = ""
     """Appended to the name of the setting's recipe."""
+    also: tuple[str, ...] = ()
+    """Rows whose runs are part of a run of this one, because it reads the networks that they train."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,13 @@ class PlannedRun:
     recipe: str
     stage: str
     overrides: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    """As in `Row`."""
 
     @property
     def slug(self) -> str:
         """The name of the run, which its record and its log lines have."""
-        return f"{self.recipe}-{self.stage}-seed{self.seed}"
+        return f"cifar10_{self.setting}-{self.row}-seed{self.seed}"
 
     @property
     def command(self) -> str:
@@ -76,15 +83,15 @@ class PlannedRun:
         return replace(self, overrides=(*self.overrides, *extra))
 
 
-def _without_incv(stage: str, title: str) -> Row:
-    """A method that trains on all samples: INCV is not run for it."""
-    return Row(stage, title, stage, (f"methods=[{stage}]", "incv=null"))
+def _without_incv(stage: str, title: str, *also: str) -> Row:
+    """A method that trains on all samples: INCV is not run for it. also: methods whose networks it reads."""
+    return Row(stage, title, stage, (f"methods=[{', '.join([*also, stage])}]", "incv=null"), also=also)
 
 
 _ALGORITHM_3 = ("methods=[coteaching_incv]",)
 _METHODS = (
     _without_incv("standard", "Standard training"),
-    _without_incv("forward_correction", "F-correction"),
+    _without_incv("forward_correction", "F-correction", "standard"),
     _without_incv("decoupling", "Decoupling"),
     _without_incv("coteaching", "Co-teaching"),
     _without_incv("mentornet", "MentorNet"),
@@ -101,11 +108,64 @@ _SETTINGS = (
 _RECORDED_WITH = ("precision=bf16", "evaluation.every=1")
 """How all runs of Table 1 are made: fast, and with the test accuracy of every epoch."""
 
+# Section 5.1: Algorithm 1 with ResNet-110, trained for 200 epochs so that it memorises the labels of its half.
+_NCV = Row(
+    "ncv",
+    "Noisy cross-validation, ResNet-110",
+    "incv",
+    (
+        "methods=[]",
+        "model.name=cifar_resnet110",
+        "incv.rounds=1",
+        "incv.epochs=200",
+        "incv.round_network=last",
+        "incv.remove_ratio=0.0",
+        "incv.optimizer.milestones=[[80, 0.0001], [120, 0.00001], [160, 0.000001], [180, 0.0000005]]",
+        "incv.optimizer.weight_decay=0.0",  # released code; the paper's text gives 1e-4 for all experiments
+    ),
+)
+
+
+def _noise_ratios(kind: str, recipe: str, percents: Sequence[int]) -> tuple[Setting, ...]:
+    """Settings of one kind of noise that override the ratio of a recipe."""
+    short = {"symmetric": "sym", "asymmetric": "asym"}[kind]
+    return tuple(
+        Setting(
+            f"{short}{each}", f"{kind} {each / 100:g}", recipe, (f"labels.ratio={each / 100:g}",), kind, each / 100
+        )
+        for each in percents
+    )
+
+
+_SYMMETRIC = _noise_ratios("symmetric", "cifar10_sym50", (10, 30, 50, 70, 80, 90, 100))
+_ASYMMETRIC = _noise_ratios("asymmetric", "cifar10_asym40", (10, 20, 30, 40, 50))
+
+
+def _settings_named(*names: str) -> tuple[Setting, ...]:
+    return tuple(each for name in names for each in (*_SYMMETRIC, *_ASYMMETRIC) if each.name == name)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
     for each in (
         Experiment("table1", "Table 1: test accuracy on CIFAR-10, ResNet-32", "accuracy", _METHODS, _SETTINGS),
         Experiment("figure1", "Figure 1: the noise transition matrix T", "nothing"),
+        Experiment(
+            "figure2",
+            "Figure 2: accuracy, label precision and recall of noisy cross-validation against the theory",
+            "rounds",
+            (_NCV,),
+            (*_SYMMETRIC, *_ASYMMETRIC),
+            seeds=(0,),
+        ),
+        Experiment(
+            "figure3",
+            "Figure 3: the confusion matrix M of a network trained on noisy labels, and T",
+            "confusion",
+            (_NCV,),
+            _settings_named("sym70"),
+            seeds=(0,),
+        ),
         Experiment(
             "figure4",
             "Figure 4: label precision and recall of INCV over its rounds",
@@ -119,6 +179,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "accuracy_per_epoch",
             _METHODS,
             _SETTINGS,
+        ),
+        Experiment(
+            "figure7",
+            "Figure 7: M and T where the training accuracy is low",
+            "confusion",
+            (_NCV,),
+            _settings_named("asym40", "sym80", "sym90", "sym100"),
+            seeds=(0,),
         ),
     )
 }
@@ -171,4 +239,12 @@ def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
 
 def _plan_run(row: Row, setting: Setting, seed: int) -> PlannedRun:
     overrides = (f"seed={seed}", *row.overrides, *setting.overrides, *_RECORDED_WITH)
-    return PlannedRun(row.name, setting.name, seed, setting.recipe + row.suffix, row.stage, overrides)
+    if row.stage == "incv":  # it trains no method that could be evaluated
+        overrides = tuple(each for each in overrides if not each.startswith("evaluation."))
+    return PlannedRun(row.name, setting.name, seed, setting.recipe + row.suffix, row.stage, overrides, row.also)
+
+
+def drop_parts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the different runs among these, without those that are part of another one of them."""
+    parts = {(row, run.setting, run.seed) for run in runs for row in run.also}
+    return [run for run in dict.fromkeys(runs) if (run.row, run.setting, run.seed) not in parts]

@@ -1,5 +1,6 @@
 """The paper's figures from recorded runs, as standalone SVG; pure functions."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,14 @@ from statistics import mean
 from trainer.report.plots import Series, heatmap, line_chart, percent
 from trainer.reproduce.experiments import Experiment, PlannedRun
 from trainer.reproduce.records import RunRecord
-from trainer.theory import asymmetric_transition, symmetric_transition
+from trainer.theory import (
+    Array,
+    accuracy,
+    asymmetric_transition,
+    label_precision,
+    label_recall,
+    symmetric_transition,
+)
 
 Runs = Mapping[PlannedRun, RunRecord]
 Panel = tuple[str, str]
@@ -16,11 +24,14 @@ Panel = tuple[str, str]
 
 _CSS = Path(__file__).parents[1] / "report" / "page.css"
 _GAP, _HEADING = 24, 26
+_CLASSES = 10  # of CIFAR-10, all equally frequent
+_UNIFORM = [1 / _CLASSES] * _CLASSES
+_TRANSITIONS = {"symmetric": symmetric_transition, "asymmetric": asymmetric_transition}
 
 
 def draw_transitions(_experiment: Experiment, _runs: Runs) -> str | None:
     """Figure 1: T of symmetric and asymmetric noise, with the paper's 5 classes and ratio 0.4."""
-    kinds = {"symmetric": symmetric_transition(0.4, 5), "asymmetric": asymmetric_transition(0.4, 5)}
+    kinds = {kind: transition(0.4, 5) for kind, transition in _TRANSITIONS.items()}
     panels = [
         (
             f"{kind} noise, ratio 0.4",
@@ -85,6 +96,62 @@ def draw_rounds(experiment: Experiment, runs: Runs) -> str | None:
     return arrange(experiment.title, panels) if panels else None
 
 
+def draw_theory(experiment: Experiment, runs: Runs) -> str | None:
+    """Figure 2: agreement with the labels, LP and LR of one round by noise ratio, and the theory's curves."""
+    measures: dict[str, tuple[str, Callable[[Array], float]]] = {
+        "agreement": ("accuracy on the held-out half", lambda T: accuracy(T, _UNIFORM)),
+        "label_precision": ("label precision (LP)", lambda T: label_precision(T, _UNIFORM)),
+        "label_recall": ("label recall (LR)", lambda T: label_recall(T, _UNIFORM)),
+    }
+    panels = []
+    for kind, transition in _TRANSITIONS.items():
+        settings = {each.name: each for each in experiment.settings if each.kind == kind}
+        known = [(settings[run.setting].ratio, record) for run, record in runs.items() if run.setting in settings]
+        if not known:
+            continue
+        ratios = [tenth / 10 for tenth in range(11 if kind == "symmetric" else 6)]
+        for key, (title, formula) in measures.items():
+            points = {ratio: [each.rounds[0][key] for own, each in known if own == ratio] for ratio, _ in known}
+            measured = [(ratio, _mean_known(values)) for ratio, values in sorted(points.items())]
+            theory = [(ratio, _finite(formula(transition(ratio, _CLASSES)))) for ratio in ratios]
+            series = [Series("measured", measured, 0), Series("theory", theory, 1, dashed=True)]
+            chart = line_chart(
+                series, title=title, x_label="noise ratio", size=(340, 280), x_ticks=ratios[::2], y_range=(0, 1)
+            )
+            panels.append((f"{kind}: {title}", chart))
+    return arrange(experiment.title, panels, columns=3) if panels else None
+
+
+def draw_confusions(experiment: Experiment, runs: Runs) -> str | None:
+    """Figures 3 and 7: M from the held-out predictions of one round beside T, for each setting with a run."""
+    panels = []
+    for setting in experiment.settings:
+        record = next((record for run, record in runs.items() if run.setting == setting.name), None)
+        if record is None or record.confusion is None:
+            continue
+        names = [str(number) for number in range(len(record.confusion["predicted"]))]
+        for key, title, columns in (("predicted", "M", "prediction"), ("transition", "T", "given label")):
+            chart = heatmap(
+                record.confusion[key],
+                title=f"{title}, {setting.title}",
+                names=names,
+                row_label="true class",
+                column_label=columns,
+                width=400,
+            )
+            panels.append((f"{title}, {setting.title}", chart))
+    return arrange(experiment.title, panels) if panels else None
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def mean_over_rounds(
     records: Sequence[RunRecord], read: Callable[[Mapping], float | None]
 ) -> list[tuple[float, float | None]]:
@@ -92,9 +159,7 @@ def mean_over_rounds(
     rounds = min(len(record.rounds) for record in records)
     points: list[tuple[float, float | None]] = []
     for index in range(rounds):
-        values = [read(record.rounds[index]) for record in records]
-        known = [value for value in values if value is not None]
-        points.append((index + 1, mean(known) if known else None))
+        points.append((index + 1, _mean_known([read(record.rounds[index]) for record in records])))
     return points
 
 
@@ -134,7 +199,10 @@ def _read_style() -> str:
 
 DRAWINGS: dict[str, Callable[[Experiment, Runs], str | None]] = {
     "figure1": draw_transitions,
+    "figure2": draw_theory,
+    "figure3": draw_confusions,
     "figure4": draw_rounds,
     "figure6": draw_curves,
+    "figure7": draw_confusions,
 }
 """By the name of the experiment; each returns None if no run that it needs is recorded."""

@@ -1,7 +1,7 @@
 """Joins planned runs with recorded ones by their result keys and numerics versions; pure functions."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ class Stale:
 
     file: str
     reasons: tuple[str, ...]
+    run: PlannedRun
+    """The planned run that it is closest to."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ class Matching:
     stale: list[Stale]
     superseded: list[Stale]
     """Records of a run for which another record is used."""
+
+    def among(self, runs: Collection[PlannedRun]) -> "Matching":
+        """Return the part of the matching that concerns these runs."""
+        return Matching(
+            {run: file for run, file in self.recorded.items() if run in runs},
+            [each for each in self.stale if each.run in runs],
+            [each for each in self.superseded if each.run in runs],
+        )
 
     def missing(self, planned: Iterable[PlannedRun]) -> list[PlannedRun]:
         return [run for run in planned if run not in self.recorded]
@@ -66,19 +76,19 @@ def match_records(
             continue
         own = identify(record)
         if isinstance(own, str):
-            stale.append(Stale(file, (own,)))
+            stale.append(Stale(file, (own,), runs[0]))
             continue
         reasons = {run: find_differences(own, expected[run]) for run in runs}
         nearest = min(runs, key=lambda run: len(reasons[run]))
         if reasons[nearest]:
-            stale.append(Stale(file, reasons[nearest]))
+            stale.append(Stale(file, reasons[nearest], nearest))
         elif is_complete(record):
             candidates.setdefault(nearest, []).append(file)
     recorded, superseded = {}, []
     for run, files in candidates.items():
         *others, best = sorted(files, key=lambda file: _preference(records[file], file))
         recorded[run] = best
-        superseded += [Stale(file, (f"{best} is used",)) for file in others]
+        superseded += [Stale(file, (f"{best} is used",), run) for file in others]
     return Matching(recorded, stale, superseded)
 
 

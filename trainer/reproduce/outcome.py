@@ -8,7 +8,7 @@ from typing import Any
 
 from shards.durable import write_bytes, write_json
 from trainer.reproduce import paper
-from trainer.reproduce.experiments import Experiment, Needs, PlannedRun, plan_runs
+from trainer.reproduce.experiments import EXPERIMENTS, Experiment, Needs, PlannedRun, plan_runs
 from trainer.reproduce.figures import DRAWINGS
 from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan, identify_record
 from trainer.reproduce.matching import Identity, Matching, Stale, match_records, seeds_of
@@ -50,22 +50,30 @@ class Outcome:
 def collect_outcome(
     experiment: Experiment, records: Mapping[str, RunRecord], seeds: Sequence[int], smoke: bool = False
 ) -> Outcome:
-    """Match the runs that an experiment needs with the recorded ones; seeds beyond `seeds` count if recorded."""
-    asked: list[PlannedRun] = []
+    """Match the runs that an experiment needs with the recorded ones; seeds beyond `seeds` count if recorded.
+
+    Records are matched with the runs of all experiments: one that counts for another is not stale for this one.
+    """
+    every = seeds_of(records.values(), seeds)
+    own = _plan(experiment, every, smoke)
     unavailable: dict[str, list[str]] = {}
-    expected: dict[PlannedRun, Identity] = {}
-    for run in plan_runs(experiment, seeds_of(records.values(), seeds)):
-        run = run.with_overrides(smoke_overrides(run)) if smoke else run
-        reason = find_unavailable(run)
-        if reason is not None:
+    for run in own:
+        if (reason := find_unavailable(run)) is not None:
             cells = unavailable.setdefault(reason, [])
             cells += [cell] if (cell := f"{run.row} {run.setting}") not in cells else []
-            continue
-        expected[run] = identify_plan(run, None if smoke else CIFAR10_TRAIN)
-        if run.seed in seeds:
-            asked.append(run)
-    matching = match_records(expected, records, identify_record, _HAS[experiment.needs])
+    kinds = {(run.recipe, run.stage) for run in own}
+    expected: dict[PlannedRun, Identity] = {}
+    for run in (*own, *(run for other in EXPERIMENTS.values() for run in _plan(other, every, smoke))):
+        if (run.recipe, run.stage) in kinds and run not in expected and find_unavailable(run) is None:
+            expected[run] = identify_plan(run, None if smoke else CIFAR10_TRAIN)
+    matching = match_records(expected, records, identify_record, _HAS[experiment.needs]).among(own)
+    asked = [run for run in own if run.seed in seeds and run in expected]
     return Outcome(experiment, asked, unavailable, matching, records, "--smoke" if smoke else "--run")
+
+
+def _plan(experiment: Experiment, seeds: Sequence[int], smoke: bool) -> list[PlannedRun]:
+    runs = plan_runs(experiment, seeds)
+    return [run.with_overrides(smoke_overrides(run)) for run in runs] if smoke else runs
 
 
 def describe_outcome(outcome: Outcome) -> str:

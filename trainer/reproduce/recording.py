@@ -51,8 +51,10 @@ def _build_record(
     command: Any,
 ) -> dict[str, Any]:
     entries, last = manifest["stages"], manifest["starts"][-1]
-    reads_incv = stage == "incv" or any(key.startswith("incv.") for key in entries[stage]["keys"])
-    trained = [*(["incv"] if reads_incv else []), *([stage] if stage != "incv" else [])]
+    keys = entries[stage]["keys"]  # with those of the stages that it builds on
+    trains = [name for name in ("incv", *config["methods"]) if name in entries]
+    trained = [name for name in trains if name == stage or any(key.startswith(f"{name}.") for key in keys)]
+    reads_incv = "incv" in trained
     around = [*_BEFORE_METHODS, *trained, *_AFTER_METHODS]
     seconds = {name: entries[name]["seconds"] for name in around if name in entries}
     noise = {name: value for name, value in report["noise"].items() if name != "stated"}
@@ -75,7 +77,7 @@ def _build_record(
         "rounds": [{key: each.get(key) for key in _ROUND} for each in report["rounds"]] if reads_incv else [],
         "accuracy": accuracy,
         "accuracy_per_epoch": read_accuracy_per_epoch(run, stage),
-        "keys": entries[stage]["keys"],
+        "keys": keys,
         "numerics": {name: entries[name].get("numerics", 1) for name in trained},
     }
     if reads_incv:
@@ -118,12 +120,13 @@ def find_commit(code: str | None) -> str | None:
     return answers[0].stdout.strip() if not answers[1].stdout.strip() else None
 
 
-def write_record(folder: Path, record: dict[str, Any], replace: bool = False) -> Path:
-    """Write a record as <recipe>-<method>-seed<seed>.json; another name if that one has other result keys.
+def write_record(folder: Path, record: dict[str, Any], name: str | None = None, replace: bool = False) -> Path:
+    """Write a record as NAME.json; a hash is appended if that file has other result keys.
 
-    Raises ConfigError if the same run is recorded with other numbers, unless `replace`.
+    name: None: <recipe>-<method>-seed<seed>. Raises ConfigError if the same run is recorded with other numbers,
+    unless `replace`.
     """
-    name = f"{record['recipe']}-{record['method']}-seed{record['seed']}"
+    name = name or f"{record['recipe']}-{record['method']}-seed{record['seed']}"
     path = folder / f"{name}.json"
     if path.exists() and not _is_same(read_record(path), record):
         path = folder / f"{name}-{hash_keys({'keys': record['keys'], 'numerics': record['numerics']})[:8]}.json"
@@ -136,13 +139,11 @@ def write_record(folder: Path, record: dict[str, Any], replace: bool = False) ->
 
 def format_record(record: dict[str, Any]) -> str:
     """Return a record as JSON, with lists of numbers on one line."""
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    return (
-        re.sub(
-            r"\[[-+.eE\d,\s]*\]", lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text
-        )
-        + "\n"
-    )
+
+    def join(found: re.Match[str]) -> str:
+        return f"[{' '.join(found[1].split())}]"
+
+    return re.sub(r"\[([-+.eE\d,\s]*)\]", join, json.dumps(record, indent=1, ensure_ascii=False)) + "\n"
 
 
 def read_record(path: Path) -> RunRecord:

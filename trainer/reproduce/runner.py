@@ -34,8 +34,12 @@ def run_planned(
     by_root = {variant.root: run for variant, run in zip(variants, planned, strict=True)}
 
     def record(variant: Variant) -> None:
-        for content in build_records(variant.root, by_root[variant.root].command):
-            _log.info("recorded: %s", write_record(records, content, replace=True))
+        run = by_root[variant.root]
+        for content in build_records(variant.root, run.command):
+            is_part = content["method"] != run.stage
+            name = f"{run.recipe}-{content['method']}-seed{run.seed}" if is_part else run.slug
+            if not (is_part and (records / f"{name}.json").exists()):  # it may be the better one
+                _log.info("recorded: %s", write_record(records, content, name, replace=True))
 
     codes = run_sweep(variants, (), None, at_once, on_finish=record)
     return next((code for code in codes if code), 0)
