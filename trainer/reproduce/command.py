@@ -68,7 +68,11 @@ def _seeds(given: str) -> tuple[int, ...]:
 def _reproduce(parsed: argparse.Namespace) -> int:
     words = [*parsed.experiments, *parsed.overrides]
     experiments = find_experiments([word for word in words if "=" not in word])
-    chosen = select_cells(experiments, parsed.methods, parsed.settings)
+    chosen = [
+        each
+        for each in select_cells(experiments, parsed.methods, parsed.settings)
+        if each.needs == "nothing" or (each.rows and each.settings)
+    ]
     runs = parsed.run or parsed.smoke
     local = [word for word in words if "=" in word]
     if (local or parsed.data or parsed.at_once) and not runs:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from shards.errors import ConfigError, did_you_mean
 
-Needs = Literal["accuracy", "accuracy_per_epoch", "rounds", "confusion", "nothing"]
-"""What an experiment reads from a recorded run; `nothing`: it follows from the theory."""
+Needs = Literal["accuracy", "accuracy_per_epoch", "rounds", "confusion", "suspects", "nothing", "own_data"]
+"""What an experiment reads from a recorded run. nothing: it follows from the theory; own_data: it needs WebVision,
+and its runs are started one by one with `incv run`."""
 
 SEEDS = (0, 1, 2)
 """The seeds that an experiment asks for unless `--seeds` names others; the paper has five runs of each."""
@@ -72,7 +73,7 @@ class PlannedRun:
     @property
     def slug(self) -> str:
         """The name of the run, which its record and its log lines have."""
-        return f"cifar10_{self.setting}-{self.row}-seed{self.seed}"
+        return f"{self.recipe.partition('_')[0]}_{self.setting}-{self.row}-seed{self.seed}"
 
     @property
     def command(self) -> str:
@@ -145,6 +146,14 @@ def _settings_named(*names: str) -> tuple[Setting, ...]:
     return tuple(each for name in names for each in (*_SYMMETRIC, *_ASYMMETRIC) if each.name == name)
 
 
+_WEBVISION = (Setting("webvision50", "WebVision, 50 classes", "webvision50"),)
+
+
+def _with_estimate(row: Row) -> Row:
+    """The row with INCV, whose noise estimate the method reads where the true ratio is unknown."""
+    return replace(row, overrides=tuple(each for each in row.overrides if each != "incv=null"))
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
     for each in (
@@ -174,6 +183,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             _SETTINGS,
         ),
         Experiment(
+            "figure5",
+            "Figure 5: the most suspicious labels of the original CIFAR-10",
+            "suspects",
+            (Row("incv", "INCV, one round", "incv", ("methods=[]", "incv.rounds=1")),),
+            (Setting("original", "no noise added", "cifar10_sym20", ("labels={noise: none}",)),),
+            seeds=(0,),
+        ),
+        Experiment(
             "figure6",
             "Figure 6: test accuracy on CIFAR-10 during training",
             "accuracy_per_epoch",
@@ -186,6 +203,22 @@ EXPERIMENTS: dict[str, Experiment] = {
             "confusion",
             (_NCV,),
             _settings_named("asym40", "sym80", "sym90", "sym100"),
+            seeds=(0,),
+        ),
+        Experiment(
+            "figure8",
+            "Figure 8: the most suspicious labels of WebVision",
+            "own_data",
+            (Row("incv", "INCV", "incv", ("methods=[]",)),),
+            _WEBVISION,
+            seeds=(0,),
+        ),
+        Experiment(
+            "table2",
+            "Table 2: validation accuracy on WebVision and ILSVRC12, Inception-ResNet-v2",
+            "own_data",
+            tuple(_with_estimate(row) if row.name == "coteaching" else row for row in _METHODS[:-1]),
+            _WEBVISION,
             seeds=(0,),
         ),
     )
@@ -239,6 +272,8 @@ def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
 
 def _plan_run(row: Row, setting: Setting, seed: int) -> PlannedRun:
     overrides = (f"seed={seed}", *row.overrides, *setting.overrides, *_RECORDED_WITH)
+    if setting in _WEBVISION:
+        overrides = (f"seed={seed}", *row.overrides)  # the recipe has the rest
     if row.stage == "incv":  # it trains no method that could be evaluated
         overrides = tuple(each for each in overrides if not each.startswith("evaluation."))
     return PlannedRun(row.name, setting.name, seed, setting.recipe + row.suffix, row.stage, overrides, row.also)

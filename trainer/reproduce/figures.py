@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from statistics import mean
 
@@ -24,6 +25,7 @@ Panel = tuple[str, str]
 
 _CSS = Path(__file__).parents[1] / "report" / "page.css"
 _GAP, _HEADING = 24, 26
+_IMAGE = 128  # pixels of an image's side
 _CLASSES = 10  # of CIFAR-10, all equally frequent
 _UNIFORM = [1 / _CLASSES] * _CLASSES
 _TRANSITIONS = {"symmetric": symmetric_transition, "asymmetric": asymmetric_transition}
@@ -143,6 +145,22 @@ def draw_confusions(experiment: Experiment, runs: Runs) -> str | None:
     return arrange(experiment.title, panels) if panels else None
 
 
+def draw_suspects(experiment: Experiment, runs: Runs) -> str | None:
+    """Figure 5: images of the most suspicious labels, each with its given and its predicted class."""
+    suspects = [each for record in runs.values() for each in record.suspects if each["image"]]
+    panels = [
+        (
+            f"labelled {escape(each['given'])}",
+            f'<svg width="{_IMAGE}" height="{_IMAGE + 20}">'
+            f'<image href="{escape(each["image"])}" width="{_IMAGE}" height="{_IMAGE}" '
+            f'style="image-rendering: pixelated"/><text x="0" y="{_IMAGE + 16}">predicted {escape(each["predicted"])}'
+            "</text></svg>",
+        )
+        for each in suspects
+    ]
+    return arrange(experiment.title, panels, columns=4) if panels else None
+
+
 def _mean_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if known else None
@@ -202,6 +220,7 @@ DRAWINGS: dict[str, Callable[[Experiment, Runs], str | None]] = {
     "figure2": draw_theory,
     "figure3": draw_confusions,
     "figure4": draw_rounds,
+    "figure5": draw_suspects,
     "figure6": draw_curves,
     "figure7": draw_confusions,
 }

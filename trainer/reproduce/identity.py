@@ -31,9 +31,10 @@ def find_unavailable(run: PlannedRun) -> str | None:
 
 
 def identify_plan(run: PlannedRun, checksum: str | None = CIFAR10_TRAIN) -> Identity:
-    """Return the identity that a planned run would have today. checksum: of the training set; None: any."""
+    """Return the identity that a planned run would have today. checksum: of CIFAR-10; None: any."""
     identity = _identify(run.recipe, run.stage, run.overrides)
-    facts = {} if checksum is None else {"data.train.checksum": checksum}
+    is_known = checksum is not None and identity.keys.get("data.train.source") == "cifar10"
+    facts = {"data.train.checksum": checksum} if is_known else {}
     return Identity({**identity.keys, **facts}, identity.numerics)
 
 

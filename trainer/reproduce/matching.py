@@ -118,10 +118,10 @@ def find_differences(recorded: Identity, expected: Identity) -> tuple[str, ...]:
 def comparable_keys(keys: Keys) -> dict[str, Any]:
     """Return the keys that decide the result of the last epoch.
 
-    `evaluation.every` does not, unless an evaluation chooses the epoch: it only records more.
+    Keys of evaluations do not, unless an evaluation chooses the epoch: they only record more.
     """
     decides = "evaluation.choose_on" in keys
-    return {key: value for key, value in keys.items() if decides or key != "evaluation.every"}
+    return {key: value for key, value in keys.items() if decides or not key.startswith("evaluation.")}
 
 
 def _is_checksum(key: str) -> bool:

@@ -23,6 +23,8 @@ _HAS: dict[Needs, Callable[[RunRecord], bool]] = {
     "accuracy_per_epoch": lambda record: bool(record.test_curve()),
     "rounds": lambda record: bool(record.rounds),
     "confusion": lambda record: bool((record.confusion or {}).get("predicted")),
+    "suspects": lambda record: bool(record.suspects),
+    "own_data": lambda record: False,
 }
 
 
@@ -41,7 +43,8 @@ class Outcome:
     """The option of `incv reproduce` that fills the gaps."""
 
     def missing(self) -> list[PlannedRun]:
-        return self.matching.missing(self.planned)
+        """Return the runs that `incv reproduce --run` would execute."""
+        return [] if self.experiment.needs == "own_data" else self.matching.missing(self.planned)
 
     def runs(self) -> dict[PlannedRun, RunRecord]:
         return {run: self.records[file] for run, file in self.matching.recorded.items()}
@@ -73,7 +76,8 @@ def collect_outcome(
 
 def _plan(experiment: Experiment, seeds: Sequence[int], smoke: bool) -> list[PlannedRun]:
     runs = plan_runs(experiment, seeds)
-    return [run.with_overrides(smoke_overrides(run)) for run in runs] if smoke else runs
+    tiny = smoke and experiment.needs != "own_data"
+    return [run.with_overrides(smoke_overrides(run)) for run in runs] if tiny else runs
 
 
 def describe_outcome(outcome: Outcome) -> str:
@@ -86,16 +90,36 @@ def describe_outcome(outcome: Outcome) -> str:
         parts.append(experiment.title)
     if experiment.needs == "nothing":
         return "\n".join([*parts, "  follows from the theory: no run is needed"])
+    if experiment.needs == "own_data":
+        return "\n".join([*parts, *_describe_own_data(outcome)])
     have = len(outcome.planned) - len(outcome.missing())
     parts.append(f"\n{have} of {len(outcome.planned)} runs are recorded")
     parts += _list("stale, and not used", outcome.matching.stale)
     parts += _list("recorded twice, and not used", outcome.matching.superseded)
-    if outcome.unavailable:
-        parts.append("not available yet:")
-        parts += [f"  {', '.join(cells)}: {reason}" for reason, cells in outcome.unavailable.items()]
+    parts += _list_unavailable(outcome)
     if commands := fill_commands(experiment.name, outcome.missing(), outcome.flag):
         parts += ["to fill the gaps:", *(f"  {command}" for command in commands)]
     return "\n".join(parts)
+
+
+def _list_unavailable(outcome: Outcome) -> list[str]:
+    cells = [f"  {', '.join(cells)}: {reason}" for reason, cells in outcome.unavailable.items()]
+    return ["not available yet:", *cells] if cells else []
+
+
+def _describe_own_data(outcome: Outcome) -> list[str]:
+    """Say how the runs are started, and what the paper reports of them."""
+    lines = []
+    if outcome.experiment.name == "table2":
+        lines.append(f"\n{'paper: top-1 (top-5) in percent':<34}{'WebVision':>14}{'ILSVRC12':>16}")
+        lines += [f"{title:<34}{web:>14}{imagenet:>16}" for title, web, imagenet in _table2(outcome.experiment)]
+    lines.append("\nnothing is recorded; each run by itself (add --dry-run for its estimated time and cost):")
+    return [*lines, *(f"  {run.command}" for run in outcome.planned), *_list_unavailable(outcome)]
+
+
+def _table2(experiment: Experiment) -> list[tuple[str, str, str]]:
+    titles = {row.name: row.title for row in experiment.rows}
+    return [(titles[name], *values) for name, values in paper.TABLE2.items() if name in titles]
 
 
 def _list(what: str, stale: Sequence[Stale]) -> list[str]:
@@ -157,5 +181,8 @@ def build_part(outcome: Outcome) -> str:
     if experiment.name == "table1":
         table = build_table(experiment, outcome.matching.recorded, outcome.records)
         return format_markdown(experiment, table, paper.TABLE1)
+    if experiment.name == "table2":
+        head = ["| paper: top-1 (top-5) in percent | WebVision | ILSVRC12 |", "|---|---|---|"]
+        return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in _table2(experiment))])
     figure = next((path for path in build_files(outcome) if path.endswith(".svg")), None)
     return f"![{experiment.title}](../results/{figure})" if figure else "No run is recorded yet."

@@ -4,15 +4,21 @@ import json
 import re
 import shlex
 import subprocess
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from PIL import Image
 
 from shards.durable import read_json, write_bytes
-from shards.errors import ConfigError
+from shards.errors import ConfigError, InputError
+from shards.image_check import decode_rgb
+from shards.sample_index import SampleIndex
+from trainer.loading.shard_reader import ShardReader
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
+from trainer.report.suspects import thumbnails
 from trainer.reproduce.matching import Identity, find_differences
 from trainer.reproduce.records import RunRecord, parse_record
 from trainer.run.result_keys import hash_keys
@@ -21,6 +27,7 @@ from trainer.run.start_checks import code_hash
 _ROUND = ("round", "selected", "candidates", "removed", "agreement", "label_precision", "label_recall", "theory")
 _BEFORE_METHODS = ("pack", "labels")
 _AFTER_METHODS = ("evaluate", "export", "report")
+_SUSPECTS = 8
 
 
 def build_records(root: Path, command: str | None = None) -> list[dict[str, Any]]:
@@ -84,8 +91,24 @@ def _build_record(
         matrices = ("prior", "transition", "confident", "predicted")
         record["selection"] = report["selection"]
         record["confusion"] = {name: report["confusion"].get(name) for name in matrices}
+    if stage == "incv":
+        record["suspects"] = _read_suspects(report, Path(config["data"]["train"]["shards"]))
     training = run.method(stage) / "training.json"
     return record | ({"training": read_json(training)} if training.exists() else {})
+
+
+def _read_suspects(report: dict[str, Any], shards: Path) -> list[dict[str, Any]]:
+    """Return the most suspicious labels by the names of their classes, with their images if they can be read."""
+    suspects, names = (report["suspicious"] or [])[:_SUSPECTS], report["class_names"]
+    images: dict[int, dict[str, Any]] = {}
+    with suppress(InputError), closing(ShardReader(SampleIndex.load(shards))) as reader:  # maybe on another machine
+        images = thumbnails(suspects, lambda number: Image.fromarray(decode_rgb(reader.read(number))))
+    return [_name_suspect(each, names, images.get(each["sample_id"], {}).get("uri")) for each in suspects]
+
+
+def _name_suspect(suspect: dict[str, Any], names: list[str], image: str | None) -> dict[str, Any]:
+    classes = {key: names[suspect[key]] for key in ("given", "predicted")}
+    return {"sample_id": suspect["sample_id"], **classes, "loss": suspect["loss"], "image": image}
 
 
 def _command_of(start: dict[str, Any]) -> str:

@@ -53,6 +53,8 @@ class RunRecord(BaseModel):
     """Counts of INCV's last selection, total and by class."""
     confusion: dict[str, Any] | None = None
     """T, its estimate, and M from the held-out predictions of the first round."""
+    suspects: list[dict[str, Any]] = []
+    """The most suspicious labels of a run without methods, with their images."""
     commit: str | None = None
     code: str | None = None
     """Hash of the source code of the last start."""
