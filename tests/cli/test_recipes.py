@@ -93,10 +93,14 @@ THE_PAPERS: dict[str, tuple[object, str]] = {
         [[20, 0.05], [30, 0.025], [40, 0.01]],
         "divided by 2 after 20 and 30 epochs, and finally takes the value 0.01 after 40 epochs",
     ),
-    "standard.optimizer.milestones": ([[40, 0.01], [80, 0.001]], "divided by 10 after 40, and 80 epochs"),
-    "coteaching.optimizer.milestones": ([[40, 0.01], [80, 0.001]], "divided by 10 after 40, and 80 epochs"),
-    "standard.epochs": (120, "we train the networks for 120 epochs"),
-    "coteaching.epochs": (120, "we train the networks for 120 epochs"),
+    **{
+        f"{method}.{key}": said
+        for method in ("standard", "forward_correction", "decoupling", "coteaching", "mentornet", "d2l")
+        for key, said in {
+            "epochs": (120, "we train the networks for 120 epochs"),
+            "optimizer.milestones": ([[40, 0.01], [80, 0.001]], "divided by 10 after 40, and 80 epochs"),
+        }.items()
+    },
     "coteaching_incv.warmup_epochs": (20, "we set the warm-up epoch as E0 = 20"),
     "coteaching.ramp_epochs": (10, "section 5.3: n(e) = |B_S| (1 - noise of S * min(e / 10, 1))"),
 }
