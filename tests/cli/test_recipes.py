@@ -121,7 +121,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.ema",
     "data.eval_fraction",
     "evaluation.*",
-    *("image.random_resized_crop", "image.rand_augment.*", "image.color_jitter.*", "*.mixup.alpha"),
+    *("image.cutout", "image.random_resized_crop", "image.rand_augment.*", "image.color_jitter.*", "*.mixup.alpha"),
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
 

@@ -44,6 +44,11 @@ class ImageConfig(Section):
     rand_augment: RandAugmentConfig = RandAugmentConfig()
     color_jitter: ColorJitterConfig = ColorJitterConfig()
     """Applied after RandAugment."""
+    cutout: Annotated[int, Field(ge=0)] = 0
+    """Side of the square, in pixels, that is blanked out at a random place in each training image; 0: none.
+
+    It is set to the mean, and may lie partly outside the image (Cutout, DeVries and Taylor 2017).
+    """
     chroma: Literal["smooth", "fast"] = "smooth"
     """Chroma upsampling of the GPU's JPEG decoder. smooth: as CPU decoders do it; fast: by repeating pixels."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -62,6 +67,8 @@ class ImageConfig(Section):
                 "image.pad and image.random_resized_crop cannot both be set: make image.pad 0, or "
                 "image.random_resized_crop null"
             )
+        if self.cutout > self.size:
+            raise ValueError("image.cutout is larger than image.size: it would blank out most of the image")
         if self.resize is not None and self.resize < self.size:
             raise ValueError("image.resize is smaller than image.size: no crop of that size would fit")
         return self

@@ -30,6 +30,8 @@ class Geometry:
     """Whether GPU decoders upsample chroma as CPU decoders do."""
     random_resized_crop: RandomResizedCropConfig | None = None
     """Training crops of random area and aspect ratio; None: squares of one size."""
+    cutout: int = 0
+    """Side of the square that is blanked out in each training image; 0: none."""
 
     def side(self, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32], pad: int) -> npt.NDArray[np.int64]:
         """Return the side of each square crop box in stored pixels: int64 [n]. Crops are later scaled to `size`.
@@ -58,6 +60,19 @@ def training_boxes(
     left = _draw_offset(draw_uniforms(stream, epoch, ids, "left"), widths + 2 * geometry.pad - side) - geometry.pad
     top = _draw_offset(draw_uniforms(stream, epoch, ids, "top"), heights + 2 * geometry.pad - side) - geometry.pad
     return np.stack([left, top, side, side], axis=1).astype(np.int32), flips
+
+
+def draw_holes(geometry: Geometry, stream: int, epoch: int, ids: Ids) -> npt.NDArray[np.int32] | None:
+    """Draw the square to blank out in the crop of each sample in this epoch; None without `cutout`.
+
+    int32 [n, 4]: left, top, right and bottom in pixels of the crop. Its centre is any pixel, so it may extend beyond
+    the crop.
+    """
+    if not geometry.cutout:
+        return None
+    centre = [(draw_uniforms(stream, epoch, ids, f"cutout {axis}") * geometry.size).astype(np.int32) for axis in "xy"]
+    left, top = (each - geometry.cutout // 2 for each in centre)
+    return np.stack([left, top, left + geometry.cutout, top + geometry.cutout], axis=1)
 
 
 def resized_boxes(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -41,6 +42,8 @@ class BatchRequest:
     """[n], the operations on each image after the crop; empty if there are none."""
     mix: RowMix | None = None
     """How rows are mixed with others of the request; None without mixup."""
+    holes: npt.NDArray[np.int32] | None = None
+    """[n, 4]: left, top, right and bottom of the square to blank out in each image; None without cutout."""
 
     @property
     def real_rows(self) -> int:
@@ -131,6 +134,8 @@ def assemble_batches(
         unreadable.append([int(sample) for sample in request.ids[lost[lost < request.real_rows]]])
     source, weight = np.concatenate(sources), np.concatenate(weights)
     labels = np.concatenate([request.labels for request in requests])
+    if requests[0].holes is not None:
+        show = partial(_show_with_holes, show, np.concatenate([request.holes for request in requests]))
     images = show(source)
     mixed: list[MixedLabels | None] = [None] * len(requests)
     rows = [request.rows for request in requests]
@@ -148,6 +153,21 @@ def assemble_batches(
             tensors, requests, unreadable, mixed, strict=True
         )
     ]
+
+
+def _show_with_holes(
+    show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
+    holes: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.int64],
+) -> torch.Tensor:
+    """Show these rows with their holes: pixels that are 0 after normalisation, which is the mean."""
+    images = show(rows)
+    (own,) = copy_to_device(images.device, holes[rows])
+    left, top, right, bottom = own.long().unbind(dim=1)
+    y, x = (torch.arange(size, device=images.device) for size in images.shape[2:])
+    across = (x >= left[:, None]) & (x < right[:, None])
+    down = (y >= top[:, None]) & (y < bottom[:, None])
+    return images.masked_fill((down[:, :, None] & across[:, None, :])[:, None], 0.0)
 
 
 def _ids_and_weights(

@@ -152,6 +152,7 @@ def build_geometry(image: ImageConfig) -> Geometry:
         image.fill,
         image.chroma == "smooth",
         image.random_resized_crop,
+        image.cutout,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.sample_index import SampleIndex
-from trainer.loading.augment import Geometry, centre_boxes, training_boxes
+from trainer.loading.augment import Geometry, centre_boxes, draw_holes, training_boxes
 from trainer.loading.batch import BatchRequest
 from trainer.loading.mixup import RowMix, mix_for_rank
 from trainer.loading.operations import NO_AUGMENTATION, Augmentation
@@ -37,6 +37,7 @@ def training_requests(
         shown = [_rows_of_rank(plan, step, rank, world) for step in steps]
         ids = np.concatenate([own for own, _, _ in shown])
         boxes, flips = training_boxes(geometry, plan.stream, epoch, ids, index.width[ids], index.height[ids])
+        holes = draw_holes(geometry, plan.stream, epoch, ids)
         given, end = labels[ids], 0
         for step, (own, real, mix) in zip(steps, shown, strict=True):
             part = slice(end, end := end + len(own))
@@ -51,6 +52,7 @@ def training_requests(
                 step=step,
                 operations=augmentation.draw(plan.stream, epoch, own),
                 mix=mix,
+                holes=None if holes is None else holes[part],
             )
 
 
