@@ -36,9 +36,10 @@ from trainer.distributed.stop import StopRequest
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_module, seed_rng
+from trainer.methods.precision import image_type
 from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
-from trainer.methods.task import TaskSettings, build_task_settings, image_type
+from trainer.methods.task import TaskSettings, build_task_settings
 from trainer.run.data_sets import open_splits
 from trainer.run.evaluation import count_hits
 from trainer.run.labels import make_labels

@@ -19,9 +19,9 @@ from tests.support.toy_networks import (
     step_at,
 )
 from trainer.loading.batch import MixedLabels
+from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.standard import StandardTask
 from trainer.methods.targets import agreement, mix_labels
-from trainer.methods.task import sample_losses, target_losses
 
 shares_of = st.lists(st.floats(0, 1, width=32), min_size=8, max_size=8)
 labels_of = st.lists(st.integers(0, CLASSES - 1), min_size=8, max_size=8)

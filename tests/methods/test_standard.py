@@ -23,8 +23,8 @@ from tests.support.toy_networks import (
 from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
+from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.standard import StandardTask
-from trainer.methods.task import sample_losses, target_losses
 from trainer.training.finite_guard import NonFiniteError
 
 

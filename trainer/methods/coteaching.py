@@ -16,9 +16,11 @@ from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
 from trainer.loading.transfer import copy_to_device
+from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.precision import autocast
 from trainer.methods.sections import CoteachingConfig, Rank
-from trainer.methods.task import BaseTask, TaskSettings, autocast, sample_losses, target_losses
+from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED

@@ -13,12 +13,13 @@ from trainer.acceleration.cuda_graphs import Inputs, StaticSizes
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import Ids, StepIds, derive_stream, slice_for_rank
 from trainer.methods.dimensionality import draw_batches, is_turning_point, label_share, mean_lid
+from trainer.methods.losses import target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
 from trainer.methods.pass_rows import collect_rows, gather_rows
 from trainer.methods.sections import D2lConfig
 from trainer.methods.standard import StandardTask
 from trainer.methods.targets import mix_labels
-from trainer.methods.task import TaskSettings, target_losses
+from trainer.methods.task import TaskSettings
 from trainer.models.features import PenultimateFeatures
 from trainer.training.checkpoint import TrainState, load_module, module_state
 

@@ -9,10 +9,11 @@ must not get the weight of a whole batch. There are no epochs on all rows first 
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram
+from trainer.methods.losses import target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import DecouplingConfig
 from trainer.methods.targets import agreement
-from trainer.methods.task import BaseTask, target_losses
+from trainer.methods.task import BaseTask
 from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED

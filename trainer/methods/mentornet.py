@@ -28,10 +28,11 @@ from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import Ids, StepIds, draw_uniforms
 from trainer.loading.transfer import copy_to_device
+from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import MentorNetConfig
 from trainer.methods.targets import agreement
-from trainer.methods.task import BaseTask, TaskSettings, sample_losses, target_losses
+from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
 from trainer.training.checkpoint import TrainState

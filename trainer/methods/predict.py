@@ -14,7 +14,7 @@ from trainer.distributed.stop import Stopped, StopRequest
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids
-from trainer.methods.task import autocast
+from trainer.methods.precision import autocast
 from trainer.training.loop import RunContext
 
 Passes = Iterator[tuple[Batch, list[torch.Tensor]]]

@@ -3,10 +3,11 @@
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
+from trainer.methods.losses import target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
 from trainer.methods.targets import agreement, build_targets
-from trainer.methods.task import BaseTask, target_losses
+from trainer.methods.task import BaseTask
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
 

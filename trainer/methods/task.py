@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from shards.errors import ConfigError
@@ -31,6 +30,7 @@ from trainer.loading.sample_order import StepIds, TrainingPlan
 from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import list_networks, to_device
+from trainer.methods.precision import autocast
 from trainer.methods.weight_average import WeightAverage
 from trainer.models.twin import TwinModel
 from trainer.training.checkpoint import (
@@ -48,36 +48,9 @@ from trainer.training.optim import make_optimizer, scheduled_rate
 
 _log = logging.getLogger(__name__)
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALLEST_SCALE = 1.0
 _BUFFERS = "buffers"
 """Checkpoint key of the per-rank buffers, used if there are several ranks."""
-
-
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
-    """Return an autocast context with no weight cache: a cast captured in one CUDA graph is invalid in another."""
-    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST, cache_enabled=False)
-
-
-def image_type(precision: Precision) -> torch.dtype:
-    """Return the dtype in which to load images: the one that autocast would cast them to in the first layer."""
-    return _AUTOCAST.get(precision, torch.float32)
-
-
-def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each row: [rows], in fp32 at any precision (fp64 for fp64 logits)."""
-    return target_losses(logits, labels)
-
-
-def target_losses(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """Return the cross-entropy of each row with its target: [rows], in fp32 at any precision (fp64 for fp64 logits).
-
-    targets: labels, int64 [rows], or probabilities, float [rows, classes]; smoothing: the share of each target that
-    is spread evenly over the classes.
-    """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    targets = targets.to(logits.dtype) if targets.is_floating_point() else targets
-    return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
 
 @dataclass(frozen=True)

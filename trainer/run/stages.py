@@ -27,9 +27,10 @@ from trainer.loading.shard_reader import ShardReader
 from trainer.methods.epoch_evaluation import EvaluatedTask
 from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts, Result
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
+from trainer.methods.precision import image_type
 from trainer.methods.predict import Passes, predict
 from trainer.methods.registry import get_method, methods_of
-from trainer.methods.task import BaseTask, image_type
+from trainer.methods.task import BaseTask
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels, read_labels, write_labels
 from trainer.records.unreadable import Location, UnreadableLog
