@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from tests.support.fast_steps import BASELINES, batch_at, furthest, position, task_of, told
+from tests.support.fast_steps import BASELINES, furthest, task_of, told
 from tests.support.graph_ranks import assert_same_values, told_by
 from tests.support.graph_ranks import furthest as furthest_weights
 from trainer.distributed.world import World
-from trainer.training.checkpoint import Checkpointer, find_newest_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,47 +52,6 @@ def test_bf16_and_compiled_blocks_stay_close(kind):
     fast = told(task_of(kind, WORLD, graphs=True, compile=True, precision="bf16"), range(8), torch.bfloat16)
     for ours, theirs in zip(fast.values, eager.values, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.1)
-
-
-def test_a_batch_in_parts_is_replayed_in_parts():
-    eager = told(task_of("decoupling", WORLD, micro=8), range(12))
-    assert furthest(told(task_of("decoupling", WORLD, micro=8, graphs=True), range(12)), eager) < 1e-6
-
-
-@each_kind
-def test_saved_loaded_and_continued_after_the_recording(kind, tmp_path):
-    """Into the task that was recorded, which has gone on meanwhile, and into a new one: as if never stopped."""
-    uninterrupted = told(task_of(kind, WORLD, graphs=True), range(40))
-    task, keeper = task_of(kind, WORLD, graphs=True), Checkpointer(tmp_path)
-    told(task, range(20))
-    keeper.save(20, task.state())
-    told(task, range(20, 26))  # while it is being written
-    keeper.wait()
-    keeper.close()
-    _, saved = find_newest_checkpoint(tmp_path)
-    task.load(saved)
-    new = task_of(kind, WORLD, graphs=True)
-    new.load(saved)
-    for each in (task, new):
-        story = told(each, range(20, 40))
-        assert story.values == uninterrupted.values[20:]
-        assert furthest(story, uninterrupted) == 0.0
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-@each_kind
-def test_twenty_steps_wait_for_nothing(kind, graphs):
-    """Steps 30 to 50 begin epochs, in which MentorNet draws anew, and its last phase."""
-    task = task_of(kind, WORLD, graphs=graphs, precision="bf16")
-    steps = [(batch_at(step, task.device, torch.bfloat16), position(step)) for step in range(30, 51)]
-    task.step(*steps[0])  # records
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for batch, at in steps[1:]:
-            task.step(batch, at)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from tests.support.fast_steps import KINDS, batch_at, furthest, position, task_of, told
+from tests.support.fast_steps import (
+    BASELINES,
+    KINDS,
+    batch_at,
+    furthest,
+    position,
+    step_without_waiting,
+    task_of,
+    told,
+)
 from trainer.distributed.world import World
 from trainer.training.checkpoint import Checkpointer, find_newest_checkpoint
 
@@ -14,6 +23,7 @@ pytestmark = [
 ]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = 50
+every_kind = pytest.mark.parametrize("kind", [*KINDS, *BASELINES])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
@@ -74,13 +84,13 @@ def test_bf16_and_compiled_blocks_stay_close(kind):
 
 
 @pytest.mark.parametrize("micro", [None, 8])
-@pytest.mark.parametrize("kind", ["standard", "eval_first"])
+@pytest.mark.parametrize("kind", ["standard", "eval_first", "decoupling"])
 def test_a_batch_in_parts_is_replayed_in_parts(kind, micro):
     eager = told(task_of(kind, WORLD, micro=micro), range(12))
     assert furthest(told(task_of(kind, WORLD, micro=micro, graphs=True), range(12)), eager) < 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_saved_loaded_and_continued_after_the_recording(kind, tmp_path):
     """Into the task that was recorded, which has gone on meanwhile, and into a new one: as if never stopped."""
     uninterrupted = told(task_of(kind, WORLD, graphs=True), range(40))
@@ -102,18 +112,10 @@ def test_saved_loaded_and_continued_after_the_recording(kind, tmp_path):
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_twenty_steps_wait_for_nothing(kind, graphs):
-    task = task_of(kind, WORLD, graphs=graphs, precision="bf16")
-    steps = [(batch_at(step, task.device, torch.bfloat16), position(step)) for step in range(30, 51)]
-    task.step(*steps[0])  # records
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for batch, at in steps[1:]:
-            task.step(batch, at)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    """Steps 30 to 50 begin epochs, in which MentorNet draws anew, and its last phase."""
+    step_without_waiting(task_of(kind, WORLD, graphs=graphs, precision="bf16"), range(30, 51))
 
 
 def test_a_rehearsal_draws_nothing():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.support.fast_steps import batch_at, furthest, position
+from tests.support.fast_steps import furthest, step_without_waiting
 from tests.support.single_network_steps import KINDS, task_of, told_by_epochs
 from trainer.distributed.world import World
 
@@ -49,16 +49,7 @@ def test_saved_loaded_and_continued_after_the_recording(kind, stop):
 @every_kind
 @pytest.mark.parametrize("graphs", [True, False])
 def test_steps_wait_for_nothing(kind, graphs):
-    task = task_of(kind, WORLD, graphs=graphs, precision="bf16")
-    steps = [(batch_at(step, task.device, torch.bfloat16), position(step)) for step in range(30, 41)]
-    task.step(*steps[0])  # records
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for batch, at in steps[1:]:
-            task.step(batch, at)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    step_without_waiting(task_of(kind, WORLD, graphs=graphs, precision="bf16"), range(30, 41))
 
 
 @every_kind

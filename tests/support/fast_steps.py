@@ -115,6 +115,19 @@ def told(task: BaseTask, steps: range, dtype: torch.dtype = torch.float32, mixed
     return story
 
 
+def step_without_waiting(task: BaseTask, steps: range) -> None:
+    """Make bf16 steps; an error if the host waits for the GPU in any but the first, which may be captured."""
+    made = [(batch_at(step, task.device, torch.bfloat16), position(step)) for step in steps]
+    task.step(*made[0])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch, at in made[1:]:
+            task.step(batch, at)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def furthest(a: Story, b: Story) -> float:
     """The largest difference of a number of the two final states; they hold the same names."""
     assert a.state.keys() == b.state.keys()
