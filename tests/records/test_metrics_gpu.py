@@ -32,7 +32,7 @@ def no_waiting(tmp_path) -> Iterator[None]:
 def write_lines(log: MetricsLog) -> None:
     for step in (1, 2, 3):
         log.add({"loss": torch.full((), float(step), device=GPU)})
-        log.write_when_computed(step=step)
+        log.write(False, step=step)
 
 
 def diverged() -> FiniteGuard:
@@ -48,7 +48,7 @@ def test_lines_follow_when_the_gpu_has_computed_them(tmp_path, no_waiting):
     assert not log.has_lines()
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    assert log.write_when_computed(step=4) == ""  # no step since the last line
+    assert log.write(False, step=4) == ""  # no step since the last line
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [*({"step": step, "loss": float(step)} for step in (1, 2, 3)), {"step": 4}]
 

@@ -27,11 +27,12 @@ class _Line:
     sums: HostCopy | None
     """float64 [len(names)]; None: no step since the last line."""
 
+    @property
+    def is_ready(self) -> bool:
+        return self.sums is None or self.sums.is_ready
+
     def means(self) -> dict[str, float]:
-        if self.sums is None:
-            return {}
-        sums = dict(zip(self.names, self.sums.get().tolist(), strict=True))
-        steps = round(sums.pop(COUNTED))
+        steps, sums = _split(self.names, None if self.sums is None else self.sums.get())
         return {name: total / steps for name, total in sums.items() if steps}
 
 
@@ -76,31 +77,18 @@ class MetricsLog:
         assert self._sums is not None
         self._sums += stacked
 
-    def write(self, **facts: Any) -> str:
-        """Append a line with `facts` and the means since the last line; returns a short text for the progress bar."""
-        self._begin_line(facts)
-        self.flush()
-        return self._note
+    def write(self, wait: bool = True, /, **facts: Any) -> str:
+        """Append a line with `facts` and the means since the last line; returns a short text for the progress bar.
 
-    def write_when_computed(self, **facts: Any) -> str:
-        """Like `write`, but without waiting for the GPU: the line follows in a later call. The text is that of the
-        last line that was written."""
-        self._begin_line(facts)
-        while self._pending and (self._pending[0].sums is None or self._pending[0].sums.is_ready):
-            self._append(self._pending.popleft())
-        while len(self._pending) > _MOST_PENDING:
-            self._append(self._pending.popleft())
-        return self._note
-
-    def flush(self) -> None:
-        """Write all lines that were begun; waits for the device."""
-        while self._pending:
-            self._append(self._pending.popleft())
-
-    def _begin_line(self, facts: Mapping[str, Any]) -> None:
+        wait: for the device. Otherwise the line follows in a later call, once its numbers have arrived, and the text
+        is that of the last line in the file.
+        """
         sums = None if self._sums is None else HostCopy(self._sums)
         self._pending.append(_Line(facts, self._names, sums))
         self._reset()
+        while self._pending and (wait or self._pending[0].is_ready or len(self._pending) > _MOST_PENDING):
+            self._append(self._pending.popleft())
+        return self._note
 
     def _append(self, pending: _Line) -> None:
         means = pending.means()
@@ -117,8 +105,9 @@ class MetricsLog:
 
     def state(self) -> dict[str, Any]:
         """Return the sums since the last line, which is in the file by then."""
-        self.flush()
-        steps, sums = self._read()
+        while self._pending:
+            self._append(self._pending.popleft())
+        steps, sums = _split(self._names, self._sums)
         return {"sums": sums, "steps": steps}
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
@@ -132,9 +121,10 @@ class MetricsLog:
     def _reset(self) -> None:
         self._names, self._sums = (), None
 
-    def _read(self) -> tuple[int, dict[str, float]]:
-        """Return the number of counted steps and the sums over them, with one device sync."""
-        if self._sums is None:
-            return 0, {}
-        sums = dict(zip(self._names, self._sums.tolist(), strict=True))
-        return round(sums.pop(COUNTED)), sums
+
+def _split(names: tuple[str, ...], numbers: torch.Tensor | None) -> tuple[int, dict[str, float]]:
+    """Return the number of counted steps and the sums over them. numbers: one for each name; None before a step."""
+    if numbers is None:
+        return 0, {}
+    sums = dict(zip(names, numbers.tolist(), strict=True))
+    return round(sums.pop(COUNTED)), sums

@@ -177,12 +177,14 @@ class StageRunner:
                 name: opened.enter_context(closing(self._evaluation_set(name))) for name in self._evaluation_names()
             }
 
+            labels = self._labels_by_kind() if config.training_labels else None
+
             def measure(networks: Sequence[nn.Module]) -> dict[str, float]:
                 with self._ctx.time_phase("predict", method.name):
                     found = {
                         name: top1_share(self._count(networks, method, name, data)) for name, data in sets.items()
                     }
-                    return found | (self._fit_to_labels(networks, method) if config.training_labels else {})
+                    return found if labels is None else found | self._fit_to_labels(networks, method, labels)
 
             yield EvaluatedTask(training.task, config, training.plan.epochs, measure)
 
@@ -267,18 +269,24 @@ class StageRunner:
         own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, count_hits)
         return reduce_counts(ctx.world, own, len(networks))
 
-    def _fit_to_labels(self, networks: Sequence[nn.Module], method: Method) -> dict[str, float]:
-        """Return the accuracy on the training images, against their given labels and, if known, the true ones."""
-        data, ctx = self._training_set(), self._ctx
+    def _labels_by_kind(self) -> dict[str, torch.Tensor]:
+        """Return the given labels of the training set and, if known, the true ones: on the device, by sample_id."""
+        data = self._training_set()
         kinds = {"train_given": data.labels}
         if self._data.labels.true is not None:
             kinds["train_true"] = read_labels(self._run.true_labels).by_id(len(data.index))
-        labels = torch.from_numpy(np.stack(list(kinds.values()))).to(ctx.world.device)
+        return {kind: torch.from_numpy(labels).to(self._ctx.world.device) for kind, labels in kinds.items()}
+
+    def _fit_to_labels(
+        self, networks: Sequence[nn.Module], method: Method, labels: dict[str, torch.Tensor]
+    ) -> dict[str, float]:
+        """Return the accuracy on the training images against each kind of label."""
+        data, ctx = self._training_set(), self._ctx
         title = f"evaluate {method.name} on the training set"
-        read = partial(count_label_hits, labels=labels)
+        read = partial(count_label_hits, labels=torch.stack(list(labels.values())))
         own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, read)
         count, *hits = ctx.world.all_reduce(own).tolist()
-        return {kind: hit / max(count, 1) for kind, hit in zip(kinds, hits, strict=True)}
+        return {kind: hit / max(count, 1) for kind, hit in zip(labels, hits, strict=True)}
 
     def _trained(self, method: Method, classes: int) -> list[nn.Module]:
         folder = self._run.method(method.name)

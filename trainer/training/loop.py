@@ -298,8 +298,7 @@ class _TrainingRecords:
         """Log the steps since the last line; return a short text. wait: for the device, which is left idle then."""
         self._task.require_finite(wait)
         epoch = round(done / self._plan.steps_per_epoch, 3)
-        write = self.metrics.write if wait else self.metrics.write_when_computed
-        return write(step=done, epoch=epoch, learning_rate=self._task.learning_rate)
+        return self.metrics.write(wait, step=done, epoch=epoch, learning_rate=self._task.learning_rate)
 
     def end_epoch(self, done: int) -> None:
         """Run the task's `end_epoch`. If a stop interrupts it, save a checkpoint and let the next start repeat it."""
@@ -333,8 +332,7 @@ class _TrainingRecords:
 
     def _write_profile(self) -> None:
         """Write the profile. Called with every checkpoint, so that after a kill both cover the same steps."""
-        training = self._training
-        watch = self._ctx.watch(training.name)
+        training, watch = self._training, self._ctx.watch(self._training.name)
         if watch is not None:
             watch.write(training.folder, training.stage, training.round, training.fold)
 
