@@ -29,7 +29,7 @@ from trainer.config.argument_types import (
 )
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
-from trainer.config.sweep import Variant, combinations, sweep_file
+from trainer.config.sweep import AT_ONCE, Variant, combinations, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
@@ -55,7 +55,6 @@ _PRINTED = {
 }
 _STDOUT = 1
 _EXIT_UNHEARD = 141  # 128 + SIGPIPE, as a shell reports it
-_AT_ONCE = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -295,7 +294,7 @@ def _tell(root: Path, code: int, stage: str | None, recipe: Path | None = None, 
 def _run_side_by_side(variants: Sequence[Variant], parsed: argparse.Namespace) -> int:
     from trainer.run.sweep_runner import run_sweep
 
-    codes = run_sweep(variants, parsed.redo, parsed.stage, parsed.at_once or _AT_ONCE, parsed.check_source)
+    codes = run_sweep(variants, parsed.redo, parsed.stage, parsed.at_once or AT_ONCE, parsed.check_source)
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage, advise=False)

@@ -9,6 +9,9 @@ from pathlib import Path
 from shards.errors import ConfigError
 from trainer.config.schema import Recipe
 
+AT_ONCE = 8
+"""Default maximum number of runs in progress in one process."""
+
 
 @dataclass(frozen=True)
 class Variant:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from shards.csv_file import unescape_cell, write_csv
 from shards.sample_index import SampleIndex
 from trainer.records.run_directory import RunDirectory
+from trainer.report.text import choose_form
 
 OUTCOMES = {
     "rejected": ("image rejected", "images rejected"),
@@ -49,8 +50,8 @@ def list_left_out(name: str, index: SampleIndex) -> pa.Table:
 
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Say how many files have each outcome: `3 images rejected, 12 files ignored`."""
-    words = {outcome: one if counts.get(outcome) == 1 else several for outcome, (one, several) in OUTCOMES.items()}
-    return ", ".join(f"{counts[outcome]:,} {word}" for outcome, word in words.items() if counts.get(outcome))
+    found = {outcome: counts[outcome] for outcome in OUTCOMES if counts.get(outcome)}
+    return ", ".join(f"{number:,} {choose_form(number, *OUTCOMES[outcome])}" for outcome, number in found.items())
 
 
 def read_left_out(run: RunDirectory) -> dict[str, Any]:

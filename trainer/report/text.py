@@ -1,6 +1,11 @@
 """Formats durations and shortens long texts, for the report and the command line."""
 
 
+def choose_form(number: int, one: str, several: str) -> str:
+    """Return the words for this number of things."""
+    return one if number == 1 else several
+
+
 def format_duration(seconds: float | None) -> str:
     """Format seconds as 0.4 s, 12 s, 3 min 05 s or 2 h 07 min; a dash for None."""
     if seconds is None:

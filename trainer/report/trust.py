@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trainer.report.text import choose_form
+
 Level = Literal["trusted", "with care", "do not use"]
 MEANING: dict[Level, str] = {
     "trusted": "the most suspicious labels are nearly all wrong, and the estimated share of wrong labels is close",
@@ -227,4 +229,4 @@ def _percent(value: float) -> str:
 
 
 def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+    return f"{number} {choose_form(number, one, many)}"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.config.argument_types import count_argument, path_argument
+from trainer.config.sweep import AT_ONCE
 from trainer.reproduce.experiments import EXPERIMENTS, Experiment, drop_parts, find_experiments, select_cells
 
 _RESULTS = Path("results")
 _SMOKE = Path("runs") / "smoke"
-_AT_ONCE = 8
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -97,7 +97,7 @@ def _reproduce(parsed: argparse.Namespace) -> int:
         missing = drop_parts([run for each in chosen for run in collect(each).missing()])
         if missing:
             where = _SMOKE if parsed.smoke else None
-            code = run_planned(missing, local, folder, parsed.at_once or _AT_ONCE, where)
+            code = run_planned(missing, local, folder, parsed.at_once or AT_ONCE, where)
         recorded = read_records(folder)
     for each in chosen:
         print(describe_outcome(collect(each)), end="\n\n")
