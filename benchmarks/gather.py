@@ -81,6 +81,9 @@ def made_up(ids: Any) -> Any:
         loss=-np.log(probability),
         given_probability=probability,
         predicted_probability=np.maximum(probability, 1 - probability),
+        second=(ids * 7907 % 1000).astype(np.int32),
+        second_probability=np.minimum(probability, 1 - probability),
+        given_rank=(ids * 7901 % 1000).astype(np.int32),
         status=np.where(ids % 1000 == 0, Status.UNREADABLE, Status.OK).astype(np.int8),
     )
 

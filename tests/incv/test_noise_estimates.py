@@ -1,4 +1,4 @@
-"""Both noise estimates, and every rule that depends on them."""
+"""The noise estimates, and every rule that depends on them."""
 
 import json
 import warnings
@@ -10,6 +10,8 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from shards.durable import read_parquet, write_parquet
+from shards.errors import DataError
 from tests.support import RECIPES
 from tests.support.prediction_rows import rows
 from trainer import theory
@@ -53,8 +55,8 @@ def noise_of_selected(config: CoteachingIncvConfig, rules: IncvConfig, noise: No
     return coteaching_incv.noise_of_selected(config, rules, facts(noise, rules), len(noise.prior))
 
 
-def estimates(paper: float, classes: int = 10, confident: float = 0.9) -> NoiseEstimates:
-    return NoiseEstimates(paper, confident, 0.05, np.full(classes, 1 / classes), np.eye(classes))
+def estimates(paper: float, classes: int = 10, confident: float = 0.9, curve: float = 0.7) -> NoiseEstimates:
+    return NoiseEstimates(paper, confident, curve, 0.05, np.full(classes, 1 / classes), np.eye(classes))
 
 
 def half(fold: int, first_id: int, agreeing: int, count: int, status: object = Status.OK) -> Predictions:
@@ -381,6 +383,9 @@ def test_noise_of_the_selected_by_the_estimated_transition():
         ones,
         right,
         ones,
+        (1 - true).astype(np.int32),
+        0 * ones,
+        (given != true).astype(np.int32),
         np.zeros(1000, np.int8),
     )
     found = estimate_noise(sure_of_the_truth, given, 2, incv())
@@ -406,3 +411,24 @@ def test_forget_rate_of_coteaching_alone():
     assert (rate(0.3), rate(0.0), rate("true_ratio")) == (0.3, 0.0, 0.25)
     assert rate("estimate", facts(found, incv())) == 0.2
     assert rate("estimate", facts(found, incv(noise_estimate="confident"))) == 0.4
+
+
+def test_predictions_of_version_0_1_give_the_other_two_estimates(tmp_path):
+    whole = joined(half(0, 0, 8, 10), half(1, 10, 6, 10))
+    whole.write(tmp_path / "now.parquet")
+    later = {"second", "second_probability", "given_rank"}
+    write_parquet(tmp_path / "before.parquet", read_parquet(tmp_path / "now.parquet", "").drop_columns(list(later)))
+    given = np.zeros(20, np.int64)
+    now = estimate_noise(Predictions.read(tmp_path / "now.parquet"), given, 10, incv())
+    before = estimate_noise(Predictions.read(tmp_path / "before.parquet"), given, 10, incv())
+    assert now.confidence_curve is not None
+    assert (before.paper, before.confident, before.confidence_curve) == (now.paper, now.confident, None)
+    assert NoiseEstimates.from_json(before.as_json()).confidence_curve is None
+    with pytest.raises(DataError, match="--redo incv"):
+        before.of_rule(incv(noise_estimate="confidence_curve"))
+
+
+def test_each_estimate_can_be_the_one_of_the_rules():
+    found = estimates(0.5, confident=0.2, curve=0.3)
+    chosen = [found.of_rule(incv(noise_estimate=name)) for name in ("paper", "confident", "confidence_curve")]
+    assert chosen == [0.5, 0.2, 0.3]

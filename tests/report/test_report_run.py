@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 
 from shards.durable import read_json, write_json, write_parquet
@@ -183,8 +184,8 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "true_labels.parquet").unlink()
     report = write_report(RunDirectory(run_dir))
-    expected = {"paper": 0.263, "confident": 0.421, "confirmed": None, "true": None, "stated": "confident"}
-    assert report["noise"] == expected
+    expected = {"paper": 0.263, "confident": 0.421, "confidence_curve": None, "confirmed": None, "true": None}
+    assert report["noise"] == expected | {"stated": "confident"}
     for entry in report["rounds"]:
         assert (entry["label_precision"], entry["label_recall"], entry["theory"]) == (None, None, None)
         assert entry["selected"] > 0
@@ -195,6 +196,24 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     page, _ = parsed(run_dir)
     assert "true labels of this data set are unknown" in page
     assert verdict(report).startswith("About 42.1 % of the 597 labels are wrong (251); INCV kept 356; ")
+
+
+def test_the_estimate_from_the_confidence_curve_is_reported(make_run: Make) -> None:
+    run = RunDirectory(make_run())
+    found = read_json(run.incv)
+    write_json(run.incv, found | {"noise": found["noise"] | {"confidence_curve": 0.377}})
+    assert "37.7 %" in summary_table(write_report(run))
+    page, _ = parsed(run.root)
+    assert "the one from the confidence curve" in page
+    (run.root / "true_labels.parquet").unlink()
+    config = yaml.safe_load(run.config.read_text())
+    config["incv"]["noise_estimate"] = "confidence_curve"
+    run.config.write_text(yaml.safe_dump(config))
+    report = write_report(run)
+    assert report["noise"]["stated"] == "confidence_curve"
+    assert "\nAbout 37.7 % of the 597 labels are wrong (225).\n" in summary_table(report)
+    page, _ = parsed(run.root)
+    assert "This report states the estimate from the confidence curve." in page
 
 
 def test_without_truth_the_summary_states_one_share(make_run: Make) -> None:

@@ -52,6 +52,9 @@ def rows(ids: np.ndarray, seed: int) -> Predictions:
         loss=floats(),
         given_probability=floats(),
         predicted_probability=floats(),
+        second=draws.integers(-1, 1000, count, dtype=np.int32),
+        second_probability=floats(),
+        given_rank=draws.integers(-1, 1000, count, dtype=np.int32),
         status=draws.integers(0, 3, count, dtype=np.int8),
     )
 

@@ -17,6 +17,9 @@ def rows(
     predicted: Any = 0,
     given_probability: Any = 0.5,
     predicted_probability: Any = 0.5,
+    second: Any = 1,
+    second_probability: Any = 0.25,
+    given_rank: Any = 0,
     status: Any = Status.OK,
 ) -> Predictions:
     """Predictions in the order given; a scalar serves for every row. Unusable rows are as `collect` writes them."""
@@ -33,8 +36,11 @@ def rows(
         "loss": column(loss, np.float32),
         "given_probability": column(given_probability, np.float32),
         "predicted_probability": column(predicted_probability, np.float32),
+        "second": column(second, np.int32),
+        "second_probability": column(second_probability, np.float32),
+        "given_rank": column(given_rank, np.int32),
     }
-    nothing = {"predicted": -1, "agrees": False}
+    nothing = {"predicted": -1, "agrees": False, "second": -1, "given_rank": -1}
     for name, values in columns.items():
         values[unusable] = nothing.get(name, np.nan)
     return Predictions(np.asarray(sample_id, np.int64), column(fold, np.int8), **columns, status=states)

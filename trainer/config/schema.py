@@ -201,8 +201,8 @@ class IncvConfig(TrainingConfig):
     """A prediction agrees with a label that is among its k most likely classes."""
     noise_kind: Literal["symmetric", "asymmetric"] = "symmetric"
     """The kind of noise that INCV assumes; independent of the `labels` section."""
-    noise_estimate: Literal["paper", "confident"] = "paper"
-    """Which noise estimate is used for r, E0, the rule for round_network and the noise of S."""
+    noise_estimate: Literal["paper", "confident", "confidence_curve"] = "paper"
+    """Which noise estimate is used for r, E0, round_network's rule and the noise of S; see docs/design-notes.md."""
     remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
     """r in removed = floor(r * selected), per half; from_noise: min(2, ε/(1-ε)), or 0 for asymmetric noise."""
     min_per_class: Annotated[int, Field(ge=0)] = 0

@@ -9,7 +9,8 @@ from trainer.distributed.world import World
 from trainer.incv.predictions import Predictions, merge_predictions
 from trainer.loading.sample_order import Ids
 
-_FLOATS = ("loss", "given_probability", "predicted_probability")
+_FLOATS = ("loss", "given_probability", "predicted_probability", "second_probability")
+_INTS = ("predicted", "second", "given_rank")
 _ONCE = 1 << 16
 """A bit above those that encode a row: added once per prediction, so that the all-reduced sum counts predictions."""
 
@@ -49,8 +50,8 @@ def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predic
         "fold": (facts & 1).astype(np.int8),
         "agrees": (facts & 2).astype(bool),
         "status": ((facts >> 2) & 3).astype(np.int8),
-        "predicted": _sum(world, ids, places, part.predicted),
     }
+    columns |= {name: _sum(world, ids, places, getattr(part, name)) for name in _INTS}
     columns |= {
         name: _sum(world, ids, places, getattr(part, name).view(np.int32)).view(np.float32) for name in _FLOATS
     }

@@ -1,4 +1,4 @@
-"""Estimate the noise in two ways from the same held-out predictions, and apply the rules that depend on it."""
+"""Estimate the noise in three ways from the same held-out predictions, and apply the rules that depend on it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shards.errors import DataError
 from trainer import theory
 from trainer.config.schema import IncvConfig
+from trainer.incv.confidence_curve import estimate_from_confidence
 from trainer.incv.confident import confident_joint
 from trainer.incv.predictions import Predictions
 
@@ -22,6 +24,9 @@ class NoiseEstimates:
     """ε from the agreement, by Eq. 4: exact for a network that memorises, too low for one that generalises."""
     confident: float
     """ε from counts of given versus confidently predicted labels; does not assume memorisation."""
+    confidence_curve: float | None
+    """ε as the disagreement that predictions of growing confidence tend to; does not assume memorisation either. None
+    if the predictions were made by version 0.1."""
     confident_of_selected: float
     """ε_S = 1 - LP by Prop. 2, with the confident estimates of T and of the class prior."""
     prior: npt.NDArray[np.float64]
@@ -30,12 +35,19 @@ class NoiseEstimates:
     """The confident estimate of T, [true, given]; None if there are more than 100 classes."""
 
     def of_rule(self, config: IncvConfig) -> float:
-        return self.paper if config.noise_estimate == "paper" else self.confident
+        value: float | None = getattr(self, config.noise_estimate)
+        if value is None:
+            raise DataError(
+                f"incv.noise_estimate is {config.noise_estimate}, which the predictions of version 0.1 do not give: "
+                "restart the stage with `--redo incv`"
+            )
+        return value
 
     def as_json(self) -> dict[str, Any]:
         return {
             "paper": self.paper,
             "confident": self.confident,
+            "confidence_curve": self.confidence_curve,
             "confident_of_selected": self.confident_of_selected,
             "prior": self.prior.tolist(),
             "transition": None if self.transition is None else self.transition.tolist(),
@@ -47,6 +59,7 @@ class NoiseEstimates:
         return cls(
             paper=content["paper"],
             confident=content["confident"],
+            confidence_curve=content.get("confidence_curve"),
             confident_of_selected=content["confident_of_selected"],
             prior=np.asarray(content["prior"]),
             transition=None if transition is None else np.asarray(transition),
@@ -56,7 +69,7 @@ class NoiseEstimates:
 def estimate_noise(
     predictions: Predictions, given: npt.NDArray[np.int64], classes: int, config: IncvConfig
 ) -> NoiseEstimates:
-    """Compute both noise estimates from the predictions of the first round.
+    """Compute the noise estimates from the predictions of the first round.
 
     given: the given label of each predicted sample, int64 [rows].
     """
@@ -73,10 +86,12 @@ def estimate_noise(
         classes,
     )
     prior = joint.sum(axis=0)
+    known = bool((predictions.given_rank[usable] >= 0).all())
     transition = np.where(prior > 0, joint / np.where(prior > 0, prior, 1.0), np.eye(classes)).T
     return NoiseEstimates(
         paper=float(paper),
         confident=float(1.0 - np.trace(joint)),
+        confidence_curve=estimate_from_confidence(predictions, given, classes) if known else None,
         confident_of_selected=float(1.0 - theory.label_precision(transition, prior)),
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,

@@ -29,6 +29,11 @@ class Predictions:
     loss: npt.NDArray[np.float32]
     given_probability: npt.NDArray[np.float32]
     predicted_probability: npt.NDArray[np.float32]
+    second: npt.NDArray[np.int32]
+    """The second likeliest class; -1 if the row is not usable."""
+    second_probability: npt.NDArray[np.float32]
+    given_rank: npt.NDArray[np.int32]
+    """Number of classes that are likelier than the given label; -1 if the row is not usable."""
     status: npt.NDArray[np.int8]
 
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -51,7 +56,17 @@ class Predictions:
     @classmethod
     def read(cls, path: Path) -> "Predictions":
         table = read_parquet(path, "table of predictions")
-        return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})
+        columns = {name: table[name].to_numpy() for name in cls.__dataclass_fields__ if name in table.column_names}
+        return cls(**_unknown(table.num_rows) | columns)
+
+
+def _unknown(count: int) -> dict[str, npt.NDArray[np.generic]]:
+    """The columns that files of version 0.1 do not have."""
+    return {
+        "second": np.full(count, -1, np.int32),
+        "second_probability": np.full(count, np.nan, np.float32),
+        "given_rank": np.full(count, -1, np.int32),
+    }
 
 
 EMPTY_PREDICTIONS = Predictions(
@@ -62,6 +77,9 @@ EMPTY_PREDICTIONS = Predictions(
     loss=np.empty(0, np.float32),
     given_probability=np.empty(0, np.float32),
     predicted_probability=np.empty(0, np.float32),
+    second=np.empty(0, np.int32),
+    second_probability=np.empty(0, np.float32),
+    given_rank=np.empty(0, np.int32),
     status=np.empty(0, np.int8),
 )
 """The predictions of a rank that has no rows to predict."""
@@ -102,7 +120,9 @@ def _judged(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.T
     """Compute the prediction columns of one batch, including its fill rows, on the batch's device."""
     log_p = torch.log_softmax(logits, dim=1)
     given = log_p.gather(1, batch.labels[:, None])[:, 0]
-    highest, likeliest = log_p.topk(min(top_k, log_p.shape[1]), dim=1)
+    highest, likeliest = log_p.topk(min(max(top_k, 2), log_p.shape[1]), dim=1)
+    runner_up = min(1, likeliest.shape[1] - 1)
+    agrees = (likeliest[:, :top_k] == batch.labels[:, None]).any(dim=1)
     finite = torch.isfinite(log_p).all(dim=1)
     status = torch.where(finite, int(Status.OK), int(Status.NON_FINITE))
     status = torch.where(batch.weights > 0, status, int(Status.UNREADABLE))
@@ -110,9 +130,12 @@ def _judged(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.T
     return {
         "sample_id": batch.ids,
         "predicted": torch.where(usable, likeliest[:, 0], -1).int(),
-        "agrees": (likeliest == batch.labels[:, None]).any(dim=1) & usable,
+        "agrees": agrees & usable,
         "loss": torch.where(usable, -given, torch.nan).float(),
         "given_probability": torch.where(usable, given.exp(), torch.nan).float(),
         "predicted_probability": torch.where(usable, highest[:, 0].exp(), torch.nan).float(),
+        "second": torch.where(usable, likeliest[:, runner_up], -1).int(),
+        "second_probability": torch.where(usable, highest[:, runner_up].exp(), torch.nan).float(),
+        "given_rank": torch.where(usable, (log_p > given[:, None]).sum(dim=1), -1).int(),
         "status": status.to(torch.int8),
     }

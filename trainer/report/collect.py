@@ -56,6 +56,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "noise": {
             "paper": noise.get("paper"),
             "confident": noise.get("confident"),
+            "confidence_curve": noise.get("confidence_curve"),
             "confirmed": confirmed_noise(run, samples, selection, repeated),
             "true": samples.realised_noise(),
         },

@@ -21,11 +21,12 @@ STATES = (
 
 
 def noise_plot(report: dict[str, Any]) -> Markup | None:
-    """Plot both noise estimates as bars and, if known, the true ratio as a bar and a dashed line."""
+    """Plot the noise estimates as bars and, if known, the true ratio as a bar and a dashed line."""
     noise = report["noise"]
     rows = (
         ("Paper's estimate", noise["paper"], 0),
         ("Confident estimate", noise["confident"], 1),
+        ("Confidence curve", noise.get("confidence_curve"), 4),
         ("Confirmed twice", noise.get("confirmed"), 3),
         ("Truth", noise["true"], 2),
     )

@@ -139,18 +139,30 @@ def noise_words(report: dict[str, Any]) -> str:
         "labels, so the estimate is too low. The confident estimate counts, for each class, the held-out samples "
         "that the network confidently assigns to another class, and does not need this assumption."
     )
+    if report["noise"].get("confidence_curve") is not None:
+        words += (
+            " The confidence curve follows how often the given labels contradict predictions of growing confidence, "
+            "and takes the share that this tends to."
+        )
     if report["noise"]["confirmed"] is not None:
         words += (
-            " The third estimate is the share of labels that networks of two rounds, trained on different samples, "
+            " Confirmed twice is the share of labels that networks of two rounds, trained on different samples, "
             "contradict by the same class, the last one confidently."
         )
     if true is None and claimed_noise(report) is not None:
-        name = {"paper": "paper's", "confident": "confident", "confirmed": "third"}[report["noise"]["stated"]]
-        words += f" This report states the {name} estimate."
+        name = {
+            "paper": "the paper's estimate",
+            "confident": "the confident estimate",
+            "confidence_curve": "the estimate from the confidence curve",
+            "confirmed": "the share that is confirmed twice",
+        }[report["noise"]["stated"]]
+        words += f" This report states {name}."
     if true is None or paper is None or confident is None:
         return words
     far = [f"the paper's estimate is {_off(paper - true)}", f"the confident one {_off(confident - true)}"]
-    return f"{words} Here the true noise ratio is {share(true)}: {far[0]}, {far[1]}."
+    if (curve := report["noise"].get("confidence_curve")) is not None:
+        far.append(f"the one from the confidence curve {_off(curve - true)}")
+    return f"{words} Here the true noise ratio is {share(true)}: {', '.join(far)}."
 
 
 def _off(difference: float) -> str:

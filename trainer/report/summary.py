@@ -177,6 +177,8 @@ def _noise_lines(report: dict[str, Any]) -> list[str]:
         withheld = noise["stated"] is not None and claimed_noise(report) is None
         return [_sentence(_noise_words(report) + (": see `trust` below" if withheld else ""))]
     columns = {"paper's estimate": noise["paper"], "confident estimate": noise["confident"]}
+    if noise.get("confidence_curve") is not None:
+        columns["confidence curve"] = noise["confidence_curve"]
     if noise["confirmed"] is not None:
         columns["confirmed twice"] = noise["confirmed"]
     columns["truth"] = noise["true"]

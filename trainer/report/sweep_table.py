@@ -12,7 +12,12 @@ from shards.csv_file import write_csv
 from shards.durable import write_json
 from trainer.report.text import shorten
 
-_NOISE = {"paper": "noise, paper", "confident": "noise, confident", "true": "noise, true"}
+_NOISE = {
+    "paper": "noise, paper",
+    "confident": "noise, confident",
+    "confidence_curve": "noise, confidence curve",
+    "true": "noise, true",
+}
 _SELECTION = {"label_precision": "precision", "label_recall": "recall"}
 _NAME_WIDTH = 34
 
