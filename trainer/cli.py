@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
@@ -18,15 +17,10 @@ from trainer.auditing.command import add_command as add_audit_command
 from trainer.commands.completion import add_command as add_completion_command
 from trainer.commands.parser import CommandParser
 from trainer.commands.recipes import add_commands as add_recipe_commands
-from trainer.commands.recipes import add_recipe_arguments, take_recipe
+from trainer.commands.recipes import take_recipe
+from trainer.commands.run_arguments import PRINTED, add_run_arguments, take_estimate_options
 from trainer.commands.version import ShowVersion
-from trainer.config.argument_types import (
-    count_argument,
-    counts_argument,
-    path_argument,
-    price_argument,
-    profile_argument,
-)
+from trainer.config.argument_types import path_argument
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
 from trainer.config.sweep import AT_ONCE, Variant, combinations, sweep_file
@@ -48,11 +42,6 @@ from trainer.run.stage_graph import all_stages, stages_of
 
 _log = logging.getLogger(__name__)
 
-_PRINTED = {
-    "run-dir": "the run directory that these arguments would use",
-    "stages": "the stages of the recipe",
-    "splits": "one line per split (recipe key, shards folder, arguments for `incv shards pack`)",
-}
 _STDOUT = 1
 _EXIT_UNHEARD = 141  # 128 + SIGPIPE, as a shell reports it
 
@@ -108,11 +97,11 @@ def build_parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run", help="run all stages of a recipe; skip finished stages and resume interrupted ones"
     )
-    _add_run_arguments(run)
+    add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
     for stage in all_stages()[1:]:
         alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe")
-        _add_run_arguments(alone)
+        add_run_arguments(alone)
         alone.set_defaults(func=_run, stage=stage)
     doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
     doctor.add_argument(
@@ -131,85 +120,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe_arguments(parser)
-    parser.add_argument(
-        "--run-dir",
-        type=path_argument,
-        help="where to write; default: runs/<recipe>, plus a hash if overrides change results",
-    )
-    parser.add_argument(
-        "--redo",
-        action="append",
-        default=[],
-        metavar="STAGE",
-        help="rerun a finished stage and those that depend on it; `pack` packs changed images into a new folder and "
-        "reruns the stages that read them; repeatable",
-    )
-    parser.add_argument(
-        "--check-source",
-        action="store_true",
-        help="compare more than 200,000 image files with what was packed too; fewer are always compared",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the plan with its estimated time and cost, and exit"
-    )
-    parser.add_argument(
-        "--profile",
-        nargs="?",
-        const="summary",
-        type=profile_argument,
-        metavar="trace",
-        help="add the time spent per phase to the report; with `trace`, also trace a few steps with torch.profiler",
-    )
-    parser.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="KEY=V,W",
-        help="start one run per value, concurrently in one process; if repeated, one per combination",
-    )
-    parser.add_argument(
-        "--at-once", type=count_argument, metavar="N", help="maximum number of --vary runs at a time; default: 8"
-    )
-    estimate = parser.add_argument_group("options for --dry-run")
-    estimate.add_argument(
-        "--gpus",
-        type=counts_argument,
-        metavar="1,8,64",
-        help="GPU counts to estimate; default: the number of processes",
-    )
-    estimate.add_argument(
-        "--gpu-price", type=price_argument, metavar="DOLLARS", help="price of a GPU hour; default: 4"
-    )
-    estimate.add_argument(
-        "--samples",
-        type=count_argument,
-        metavar="N",
-        help="number of training samples; default: as packed, otherwise the published size of the data set",
-    )
-    estimate.add_argument("--probe", action="store_true", help="measure this machine with a few steps")
-    for what, described in _PRINTED.items():
-        parser.add_argument(f"--print-{what}", action="store_true", help=f"print {described} and exit")
-
-
-def _asked(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The options of the estimate that were given; refuses them without --dry-run."""
-    given = {"gpus": parsed.gpus, "price": parsed.gpu_price, "samples": parsed.samples, "probe": parsed.probe or None}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if asked and not parsed.dry_run:
-        raise ConfigError(
-            "--gpus, --gpu-price, --samples and --probe are for the estimate of --dry-run: add it, or leave them"
-        )
-    if parsed.probe and parsed.gpus:
-        raise ConfigError("--probe measures this machine, and --gpus estimates for others: leave out one of them")
-    return asked
-
-
 def _run(parsed: argparse.Namespace) -> int:
     path = recipe_path(parsed.recipe)
     variants = _variants(path, parsed)
-    asked = _asked(parsed)
+    asked = take_estimate_options(parsed)
     if _prints(parsed):
         for one in variants:
             _print_facts(parsed, one.recipe, one.root)
@@ -319,7 +233,7 @@ def _tell_together(variants: Sequence[Variant], codes: Sequence[int], name: str)
 
 
 def _prints(parsed: argparse.Namespace) -> bool:
-    return any(getattr(parsed, f"print_{what.replace('-', '_')}") for what in _PRINTED)
+    return any(getattr(parsed, f"print_{what.replace('-', '_')}") for what in PRINTED)
 
 
 def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None:

@@ -1,1 +1,3 @@
-"""Commands of `incv` that need no run: `--version` and those about recipes. `trainer.cli` adds them to its parser."""
+"""Commands of `incv` that need no run (`--version` and those about recipes), and the options of those that run.
+`trainer.cli` adds them to its parser.
+"""
