@@ -101,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.set_defaults(func=_run, stage=None)
     for stage in all_stages()[1:]:
         alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe")
-        add_run_arguments(alone)
+        add_run_arguments(alone, stage)
         alone.set_defaults(func=_run, stage=stage)
     doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
     doctor.add_argument(
@@ -136,7 +136,13 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         for one in variants:
             plan = describe_plan(
-                one.recipe, recipe_name(path), one.root, parsed.redo, EstimateOptions(**asked), parsed.check_source
+                one.recipe,
+                recipe_name(path),
+                one.root,
+                parsed.redo,
+                EstimateOptions(**asked),
+                parsed.check_source,
+                parsed.incv_from,
             )
             print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
         return 0
@@ -146,7 +152,14 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.run_dir is None and detect_launch().rank == 0:
         _note_same_run(path, one)
     code = run_recipe(
-        one.recipe, recipe_name(path), one.root, parsed.redo, parsed.stage, parsed.profile, parsed.check_source
+        one.recipe,
+        recipe_name(path),
+        one.root,
+        parsed.redo,
+        parsed.stage,
+        parsed.profile,
+        parsed.check_source,
+        parsed.incv_from,
     )
     _tell(one.root, code, parsed.stage)
     return code
@@ -208,7 +221,14 @@ def _tell(root: Path, code: int, stage: str | None, recipe: Path | None = None, 
 def _run_side_by_side(variants: Sequence[Variant], parsed: argparse.Namespace) -> int:
     from trainer.run.sweep_runner import run_sweep
 
-    codes = run_sweep(variants, parsed.redo, parsed.stage, parsed.at_once or AT_ONCE, parsed.check_source)
+    codes = run_sweep(
+        variants,
+        parsed.redo,
+        parsed.stage,
+        parsed.at_once or AT_ONCE,
+        parsed.check_source,
+        incv_from=parsed.incv_from,
+    )
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage, advise=False)

@@ -21,7 +21,9 @@ PRINTED = {
 """The facts that `--print-<name>` prints."""
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, stage: str | None = None) -> None:
+    """Add the options of a run. stage: the only stage that the command runs; None: all."""
+    parser.set_defaults(incv_from=None)
     add_recipe_arguments(parser)
     parser.add_argument(
         "--run-dir",
@@ -36,6 +38,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="rerun a finished stage and those that depend on it; `pack` packs changed images into a new folder and "
         "reruns the stages that read them; repeatable",
     )
+    if stage in (None, "incv"):
+        parser.add_argument(
+            "--incv-from",
+            type=path_argument,
+            metavar="RUN_DIR",
+            help="take over the finished INCV stage of another run instead of running it; both must have the same "
+            "data and the same values of all keys that INCV depends on",
+        )
     parser.add_argument(
         "--check-source",
         action="store_true",

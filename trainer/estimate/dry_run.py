@@ -32,6 +32,7 @@ from trainer.run.data_sets import (
 )
 from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.held_out import HELD_OUT_SET
+from trainer.run.incv_takeover import NOTE, check_takeover
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.recipe_check import check_without_data
@@ -48,6 +49,7 @@ def describe_plan(
     redo: Sequence[str] = (),
     options: EstimateOptions | None = None,
     check_source: bool = False,
+    incv_from: Path | None = None,
 ) -> str:
     """Describe the plan, and why the run would be refused, if so. Reads shards and run directory, writes nothing."""
     folders = find_folders(recipe, RunDirectory(root))
@@ -59,6 +61,8 @@ def describe_plan(
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
     obstacles += unusable
+    if states.get("incv", "done") != "done" and (incv_from or NOTE in Manifest(RunDirectory(root)).content):
+        states["incv"] = "taken over"
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
     lines = [f"recipe {name}, model {recipe.model.name}, batch {batch}, into {root}"]
     lines += _describe_weights(recipe, weights, unusable)
@@ -71,7 +75,11 @@ def describe_plan(
     world = replace(SINGLE_PROCESS, device=device or SINGLE_PROCESS.device)
     obstacles += no_device + _find_refusals(lambda: check_rows(recipe, world.size))
     if train is not None:
-        obstacles += _find_refusals(lambda: preflight(recipe, train, world, weights))
+        labels, refusals = _try(lambda: preflight(recipe, train, world, weights))
+        obstacles += refusals
+        if incv_from is not None and labels is not None:
+            ledger = _open_ledger(recipe, RunDirectory(root), indices, weights)
+            obstacles += _find_refusals(partial(check_takeover, incv_from, ledger, RunDirectory(root), labels, redo))
     else:
         obstacles += _find_refusals(lambda: check_without_data(recipe))
     sizes, refusals = _examine_splits(recipe, indices, "pack" in redo, check_source)
@@ -163,13 +171,22 @@ def _find_states(
     unknown = recipe.model.has_initial_weights and weights is None
     if not run.manifest.exists() or train is None or unknown or obstacles:
         return states, obstacles
-    present = {name: index for name, index in indices.items() if index is not None and name != "train"}
-    book = StageLedger(recipe, checksum_keys(recipe, train, present, weights), run, Manifest(run))
+    book = _open_ledger(recipe, run, indices, weights)
     states |= {stage: book.status(stage).state for stage in states if stage not in ("pack", "report")}
     states |= {stage: "redo" for stage in book.with_followers(redo) if stage != "report"}
     return states, _find_refusals(lambda: require_stages(redo, None, recipe)) or _find_refusals(
         lambda: book.require_unchanged(redo)
     )
+
+
+def _open_ledger(
+    recipe: Recipe, run: RunDirectory, indices: dict[str, SampleIndex | None], weights: Weights | None
+) -> StageLedger:
+    """Return the ledger of a run whose training set is packed."""
+    train, *_ = indices.values()
+    assert train is not None
+    present = {name: index for name, index in indices.items() if index is not None and name != "train"}
+    return StageLedger(recipe, checksum_keys(recipe, train, present, weights), run, Manifest(run))
 
 
 def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:

@@ -103,7 +103,7 @@ class RunDirectory:
         if not self.root.is_dir():
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
         content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_temporary(path)]
-        if content and not self._has_manifest():
+        if content and not self.has_manifest():
             raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
 
     def require_writable(self) -> None:
@@ -117,7 +117,8 @@ class RunDirectory:
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(f"cannot create or write to {self.root}: {error.strerror}; choose another --run-dir")
 
-    def _has_manifest(self) -> bool:
+    def has_manifest(self) -> bool:
+        """Whether the folder has the manifest of a run."""
         try:
             content = json.loads(self.manifest.read_text())
         except (OSError, ValueError):

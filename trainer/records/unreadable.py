@@ -65,6 +65,14 @@ class UnreadableLog:
 
         return replace(data, loader=_WatchedLoader(data.loader, record))
 
+    def adopt(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Add the lines of another run's logs, each once; a repeated call adds nothing."""
+        known = {_identity(line): line for line in self._lines}
+        every = known | {_identity(line): line for line in lines if _identity(line) not in known}
+        if len(every) > len(known):
+            self._lines = list(every.values())
+            write_bytes(self._path, b"".join(map(_encode_line, self._lines)))
+
     def _append(self, data: "ImageSet", location: Location, samples: list[int]) -> None:
         if not samples:
             return

@@ -31,6 +31,7 @@ from trainer.records.trackers import tracker_settings
 from trainer.report.left_out import write_left_out
 from trainer.run.data_sets import load_packed_splits, name_folders, open_splits, with_folders
 from trainer.run.fitted_recipe import fit_recipe, log_trainings
+from trainer.run.incv_takeover import check_takeover, open_finished_incv, plan_takeover
 from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_other_recipe, refuse_own_list
@@ -61,6 +62,8 @@ class RunOptions:
     """`summary`: measure the phases of each training; `trace`: also trace a few steps; None: neither."""
     check_source: bool = False
     """Whether to compare a large source with what was packed from it; a small one is always compared."""
+    incv_from: Path | None = None
+    """The directory of a run whose finished INCV stage this run takes over; None: it runs INCV itself."""
 
 
 def run_recipe(
@@ -71,13 +74,14 @@ def run_recipe(
     only: str | None = None,
     profile: str | None = None,
     check_source: bool = False,
+    incv_from: Path | None = None,
 ) -> int:
     """Run all stages, or `only` one, in the directory `root`; returns the exit code. Call it on every rank.
 
     Nothing is written to the run directory until recipe, shards and labels have passed all checks. Raises
     CommandStopped if packing is stopped.
     """
-    options = RunOptions(recipe, name, RunDirectory(root), redo, only, profile, check_source)
+    options = RunOptions(recipe, name, RunDirectory(root), redo, only, profile, check_source, incv_from)
     return run_to_end(iterate_run(options))
 
 
@@ -159,7 +163,7 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
         require_common_directory(world, run)
         with log_to_file(run.rank_log(world.rank), world.rank, world.size):
             ctx = _build_context(options, world, stop, shared["start"])
-            stages = StageRunner(recipe, run, ctx, data, shared["identities"])
+            stages = StageRunner(recipe, run, ctx, data, shared["identities"], shared["incv_from"])
             return (yield from iterate_stages(run, recipe, ctx, stages, claim, options.only))
     finally:
         run.release()
@@ -194,6 +198,8 @@ def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: We
     refuse_other_recipe(options.run, options.name)
     refuse_own_list(options.recipe, options.run)
     require_stages(options.redo, options.only, options.recipe)
+    if options.incv_from is not None and Manifest(options.run).stages.get("incv", {}).get("state") != "done":
+        open_finished_incv(options.incv_from)  # whether it fits is checked when the data are known
     check_before_packing(options.recipe, options.run, weights)
     redo = "pack" in options.redo
     train, eval_sets = open_splits(options.recipe, stop, options.run, redo, options.check_source)
@@ -217,14 +223,20 @@ def _claim_directory(
 ) -> Claim:
     """On rank 0: lock the directory, refuse or redo changed stages, and record this start."""
     recipe, run = options.recipe, options.run
+    facts = checksum_keys(recipe, data.train, data.eval, data.weights)
+    if options.incv_from is not None:
+        before = StageLedger(recipe, facts, run, Manifest(run))
+        check_takeover(options.incv_from, before, run, data.labels, options.redo)
     run.acquire()
     manifest = Manifest(run)
-    ledger = StageLedger(recipe, checksum_keys(recipe, data.train, data.eval, data.weights), run, manifest)
+    ledger = StageLedger(recipe, facts, run, manifest)
     ledger.require_unchanged(options.redo)
     if options.only is not None:
         ledger.require_inputs(options.only)
     stop.remove_stale_file()
     ledger.redo(options.redo)
+    if options.only in (None, "incv"):
+        plan_takeover(options.incv_from, ledger, manifest, run, data.labels)
     run.stopped.unlink(missing_ok=True)
     write_bytes(run.config, recipe_yaml(recipe).encode())
     write_left_out(run, {"train": data.train, **data.eval})

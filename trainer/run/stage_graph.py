@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from shards.errors import ConfigError, DataError, list_some
 from trainer.config.schema import Recipe
@@ -126,6 +127,15 @@ class StageLedger:
         self._recipe, self._run, self._manifest = recipe, run, manifest
         self._keys = stage_keys(recipe, facts)
 
+    def has_stage(self, stage: str) -> bool:
+        """Whether the recipe has this stage."""
+        return stage in self._keys
+
+    def compare(self, stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the keys, with both values, in which a stage of another run differs. record: its manifest entry."""
+        before = upgrade_keys(record, stage, self._recipe)
+        return _changes(before, self._keys[stage], default_keys(self._recipe))[0]
+
     def status(self, stage: str) -> StageStatus:
         recorded = self._manifest.stages.get(stage)
         if recorded is None or stage in _ALWAYS_RUN:
@@ -175,20 +185,26 @@ class StageLedger:
         if not stages:
             return
         again = self._manifest.content.get("redo") == sorted(stages)
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        for stage in self.with_followers(stages):
-            if stage not in self._manifest.stages:
-                continue
-            if again and self._can_go_on(stage):
-                continue
-            for output in outputs_of(stage, self._run):
-                if output.exists():
-                    target = self._run.old / stamp / output.relative_to(self._run.root)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(output, target)
-            del self._manifest.stages[stage]
+        stamp = _stamp()
+        redone = self.with_followers(stages)
+        for stage in redone:
+            if not (again and stage in self._manifest.stages and self._can_go_on(stage)):
+                self.set_aside(stage, stamp)
+        if "incv" in redone and "incv" not in self._manifest.stages:
+            self._manifest.content.pop("incv_from", None)  # `--incv-from` of an earlier start
         self._manifest.content["redo"] = sorted(stages)  # until the run finishes
         self._manifest.save()
+
+    def set_aside(self, stage: str, stamp: str | None = None) -> None:
+        """Move the outputs of a stage to old/`stamp` and forget it; does nothing if it has not begun."""
+        if stage not in self._manifest.stages:
+            return
+        for output in outputs_of(stage, self._run):
+            if output.exists():
+                target = self._run.old / (stamp or _stamp()) / output.relative_to(self._run.root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(output, target)
+        del self._manifest.stages[stage]
 
     def require_inputs(self, stage: str) -> None:
         for needed in inputs_of(stage, self._recipe):
@@ -244,10 +260,19 @@ class StageLedger:
         return bool(changed) and all(key.startswith("data.") for key in changed)
 
     def _can_go_on(self, stage: str) -> bool:
-        """Whether a stage was begun with the current keys, and every training with logged steps has a checkpoint."""
+        """Whether a stage was begun with the current keys, and every training with logged steps has a checkpoint.
+
+        Folds that were taken over from another run have none.
+        """
+        if stage == "incv" and "incv_from" in self._manifest.content:
+            return self.status(stage).state in ("done", "half done")
         logged = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
         whole = all(any((training / "checkpoints").glob("step-*")) for training in logged)
         return whole and self.status(stage).state in ("done", "half done")
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
 
 
 def _changes(old: Keys, new: Keys, defaults: Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,6 +15,7 @@ from trainer.distributed.watchdog import WorldError
 from trainer.records.manifest import Manifest, now
 from trainer.records.profile import merge_profiles
 from trainer.records.run_directory import RunDirectory
+from trainer.run.incv_takeover import NOTE
 from trainer.run.stage_graph import StageLedger, stages_of
 from trainer.run.stages import StageRunner
 from trainer.training.interleave import Steps
@@ -33,7 +34,8 @@ class Claim:
 
     def shared(self) -> dict[str, Any]:
         """Return the part that every rank needs."""
-        return {"start": self.start, "identities": self.ledger.identities()}
+        taken = self.manifest.content.get(NOTE)
+        return {"start": self.start, "identities": self.ledger.identities(), "incv_from": taken}
 
 
 def iterate_stages(

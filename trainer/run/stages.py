@@ -41,6 +41,7 @@ from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_share
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
+from trainer.run.incv_takeover import copy_incv
 from trainer.run.preflight import RunData
 from trainer.training.interleave import Steps
 from trainer.training.loop import RunContext, TrainingJob, iterate_training
@@ -52,17 +53,28 @@ class StageRunner:
     """Runs the stages of one run; the training set is opened on first use."""
 
     def __init__(
-        self, recipe: Recipe, run: RunDirectory, ctx: RunContext, data: RunData, identities: dict[str, str]
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        ctx: RunContext,
+        data: RunData,
+        identities: dict[str, str],
+        incv_from: dict[str, Any] | None = None,
     ) -> None:
-        """identities: the hash of the result keys of each stage, which identifies its checkpoints."""
+        """identities: the hash of the result keys of each stage, which identifies its checkpoints.
+
+        incv_from: the manifest's note of a run whose INCV stage is taken over; None: INCV runs here.
+        """
         self._recipe, self._run, self._ctx, self._data = recipe, run, ctx, data
-        self._identities = identities
+        self._identities, self._incv_from = identities, incv_from
         self._opened: ImageSet | None = None
 
     def iterate(self, stage: str) -> Steps[None]:
         """Run a stage, yielding after every training step. Call it on all ranks; rank 0 writes the files."""
         self._ctx.heartbeat.update(stage, 0, 0)
         on_rank0 = {"labels": self._write_labels, "export": self._export, "report": self._report}
+        if self._incv_from is not None:
+            on_rank0["incv"] = partial(self._take_over_incv, self._incv_from)
         if stage in on_rank0:
             if self._ctx.world.is_rank0:
                 on_rank0[stage]()
@@ -82,6 +94,10 @@ class StageRunner:
             self._evaluate()
         else:
             yield from self._train(get_method(stage))
+
+    def _take_over_incv(self, note: dict[str, Any]) -> None:
+        copy_incv(note, self._run)
+        write_review(self._run, self._review())
 
     def close(self) -> None:
         if self._opened is not None:

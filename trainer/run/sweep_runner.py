@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from shards.errors import CommandStopped, ConfigError, InputError
 from trainer.config.sweep import Variant
@@ -25,10 +26,12 @@ def run_sweep(
     at_once: int,
     check_source: bool = False,
     on_finish: Callable[[Variant], None] = lambda variant: None,
+    incv_from: Path | None = None,
 ) -> list[int]:
     """Run all variants, `at_once` at a time; returns their exit codes. A failure does not stop the others.
 
     All share the execution keys of the first. on_finish: called with each variant as soon as it has finished.
+    incv_from: a run whose finished INCV stage each variant takes over.
     """
     if detect_launch().master_address is not None:
         raise ConfigError("--vary runs all variants in one process: start it without a launcher")
@@ -38,7 +41,13 @@ def run_sweep(
     world.watchdog.stop()  # each run starts its own watchdog
     options = [
         RunOptions(
-            variant.recipe, variant.recipe_name, RunDirectory(variant.root), redo, only, check_source=check_source
+            variant.recipe,
+            variant.recipe_name,
+            RunDirectory(variant.root),
+            redo,
+            only,
+            check_source=check_source,
+            incv_from=incv_from,
         )
         for variant in variants
     ]
