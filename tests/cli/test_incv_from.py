@@ -13,6 +13,7 @@ from shards.durable import read_json, write_json
 from tests.support.command_line import THREADS, TINY, Answer, contents, exit_code, unchanged
 from trainer.records.stored_labels import read_labels, write_labels
 from trainer.records.unreadable import parse_complete_lines
+from trainer.reproduce.recording import build_records
 from trainer.run import incv_takeover
 
 Incv = Callable[..., Answer]
@@ -82,6 +83,11 @@ def test_the_run_ends_as_if_it_had_run_incv_itself(incv: Incv, first: Path) -> N
     assert noted == {"run": str(first), **{key: stage[key] for key in ("hash", "finished", "seconds")}}
     assert manifest("second")["stages"]["incv"]["numerics"] == stage["numerics"]
     assert "incv_from" not in manifest("own")
+    pages = [(Path(run) / "report.html").read_text() for run in ("second", "own")]
+    assert [f"taken over from <code>{first}</code>" in page for page in pages] == [True, False]
+    (record,) = build_records(Path("second"))
+    own = manifest("second")["stages"]["incv"]["seconds"]
+    assert record["stage_seconds"]["incv"] == pytest.approx(stage["seconds"] + own)
 
 
 def test_tables_are_links_and_files_that_grow_are_copies(incv: Incv, first: Path) -> None:
@@ -139,8 +145,9 @@ def killed_after(files: int, arguments: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("repeats_option", [True, False])
-@pytest.mark.parametrize("files", [0, 5, 12, 13])
+@pytest.mark.parametrize(
+    ("files", "repeats_option"), [(0, False), (5, True), (5, False), (12, False), (13, True), (13, False)]
+)
 def test_a_killed_copy_is_repeated(incv: Incv, first: Path, files: int, repeats_option: bool) -> None:
     arguments = ["run", "-c", TINY, "--run-dir", "second", *ALONE, "--incv-from", "first"]
     assert killed_after(files, arguments) == -signal.SIGKILL
@@ -188,10 +195,12 @@ def test_incv_that_was_begun_here_moves_to_old(incv: Incv, first: Path) -> None:
 
 
 def test_redo_takes_over_instead_of_what_is_there(incv: Incv, first: Path) -> None:
-    assert start(incv, *ALONE, "incv.epochs=2").code == 0
+    shutil.copytree(first, "second")
+    Path("second/rounds/mark").touch()
     answer = take(incv, *ALONE, "--redo", "incv")
     assert answer.code == 0, answer.err
     assert files_of_incv("second") == files_of_incv(first)
+    assert list(Path("second/old").glob("*/rounds/mark"))
 
 
 def test_a_run_that_took_incv_over_can_pass_it_on(incv: Incv, first: Path) -> None:

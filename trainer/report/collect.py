@@ -76,6 +76,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,
         "curves": read_curves(run),
         "time_s": stage_times(manifest.get("stages") or {}),
+        "incv_from": manifest.get("incv_from"),
         "profile": read_profile(run),
         "starts": {
             "count": len(starts),

@@ -64,6 +64,8 @@ def _build_record(
     reads_incv = "incv" in trained
     around = [*_BEFORE_METHODS, *trained, *_AFTER_METHODS]
     seconds = {name: entries[name]["seconds"] for name in around if name in entries}
+    if "incv" in seconds:  # if another run has executed it, the time it took there
+        seconds["incv"] += (manifest.get("incv_from") or {}).get("seconds", 0.0)
     noise = {name: value for name, value in report["noise"].items() if name != "stated"}
     accuracy = {name: {stage: each[stage]} for name, each in (report["accuracy"] or {}).items() if stage in each}
     record: dict[str, Any] = {
