@@ -66,6 +66,22 @@ def test_a_smoke_run_ends_in_a_table_and_figures_and_is_not_repeated(incv, here)
     assert records(here / "elsewhere")[same] == found[same]
 
 
+def test_a_smoke_run_of_plus_keeps_its_parts_and_states_its_ensemble(incv, here):
+    answer = incv("reproduce", "table1", "--smoke", "--settings", "asym40", "--methods", "coteaching_incv_plus")
+    assert answer.code == 0, answer.err
+    results = here / "runs" / "smoke" / "results"
+    (found,) = records(results).values()
+    keys = found["keys"]
+    assert (keys["image.cutout"], keys["coteaching_incv.ema.decay"]) == (4, 0.9995)
+    assert "incv.noise_estimate" in keys  # not the default, the paper's
+    for section in ("incv", "coteaching_incv"):
+        assert keys[f"{section}.optimizer.schedule"] == "cosine"
+    cell = json.loads((results / "table1.json").read_text())["coteaching_incv_plus"]["asym40"]
+    accuracy = found["accuracy"]["test"]["coteaching_incv"]
+    assert (cell["measure"], cell["mean"]) == ("ensemble", accuracy["top1_ensemble"])
+    assert cell["last"]["mean"] == accuracy["top1"]
+
+
 def test_a_record_of_the_same_run_with_other_numbers_is_not_replaced_by_itself(incv, here):
     assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard").code == 0
     run = "runs/smoke/cifar10_sym20-standard-seed0"

@@ -102,3 +102,18 @@ def test_f_correction_and_d2l_have_the_values_of_their_authors(name: str) -> Non
     assert recipe.section("forward_correction").percentile == 97.0
     expected = {"initial_epochs": "auto", "window": 5, "neighbours": 20, "lid_rows": 128, "lid_batches": 10}
     assert values_of(recipe.section("d2l"), *expected) == expected
+
+
+@each_recipe
+def test_plus_differs_from_algorithm_3_in_its_named_parts_alone(name: str) -> None:
+    """Network, budget and algorithm are the same: `incv reproduce ablation` varies the rest."""
+    without, plus = (
+        stage_keys(shipped(recipe, ("methods=[coteaching_incv]",)), {})["coteaching_incv"]
+        for recipe in (name, f"{name}_plus")
+    )
+    changed = {key for key in without.keys() | plus.keys() if without.get(key) != plus.get(key)}
+    optimizer = ("kind", "learning_rate", "schedule", "milestones", "weight_decay", "decay_scope")
+    assert changed == {
+        *("image.cutout", "image.mean", "image.std", "incv.noise_estimate", "coteaching_incv.ema.decay"),
+        *(f"{section}.optimizer.{key}" for section in ("incv", "coteaching_incv") for key in optimizer),
+    }

@@ -54,10 +54,11 @@ def test_the_page_is_up_to_date(outcomes: dict[str, Outcome]) -> None:
 def test_table1_json_has_the_documented_form() -> None:
     table = json.loads((RESULTS / "table1.json").read_text())
     assert list(table) == [row.name for row in EXPERIMENTS["table1"].rows]
-    for settings in table.values():
+    for method, settings in table.items():
         for cell in settings.values():
             assert 0 <= cell["mean"] <= 100
             assert cell["seeds"] == len(cell["runs"])
+            assert cell["measure"] == ("ensemble" if method.endswith("_plus") else "last")
             assert (cell["std"] is None) == (cell["seeds"] == 1)
 
 

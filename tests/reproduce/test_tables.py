@@ -41,7 +41,24 @@ def test_a_cell_is_the_mean_over_seeds(recorded) -> None:
     assert cell["paper"] == {"mean": 89.05, "std": 0.32}
     assert cell["runs"] == ["cifar10_sym20-coteaching-seed0.json", "cifar10_sym20-coteaching-seed2.json"]
     file = "cifar10_sym50-standard-seed1.json"
-    assert table["standard"] == {"sym50": {"mean": 75.41, "std": None, "seeds": 1, "runs": [file]}}
+    assert table["standard"] == {"sym50": {"mean": 75.41, "std": None, "seeds": 1, "measure": "last", "runs": [file]}}
+
+
+def test_plus_states_the_ensemble_first_and_says_so() -> None:
+    (experiment,) = select_cells([EXPERIMENTS["table1"]], ["coteaching_incv_plus"], ["sym20"])
+    runs = plan_runs(experiment, (0, 1))
+    records = {run.slug: record(run, 80.0 + run.seed, [], 90.0 + 2 * run.seed) for run in runs}
+    table = build_table(experiment, {run: run.slug for run in runs}, records)
+    cell = table_json(experiment, table, TABLE1)["coteaching_incv_plus"]["sym20"]
+    assert (cell["mean"], cell["seeds"], cell["measure"]) == (91.0, 2, "ensemble")
+    assert cell["last"]["mean"] == 80.5
+    assert format_markdown(experiment, table, TABLE1).splitlines()[2:] == [
+        "| **INCV + Co-teaching, plus** | ensemble of both networks, last epoch | 91.00 ± 1.41 (2) |",
+        "|  | mean of both networks, last epoch | 80.50 ± 0.71 (2) |",
+    ]
+    lines = format_text(experiment, table, TABLE1).splitlines()
+    assert lines[-2].startswith("INCV + Co-teaching, plus  ensemble of both networks")
+    assert lines[-1].strip().startswith("mean of both networks, last epoch")
 
 
 def test_the_text_puts_the_papers_values_below(recorded) -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from trainer.reproduce.experiments import Experiment, PlannedRun, Row, iterate_cells
+from trainer.reproduce.experiments import Experiment, Measure, PlannedRun, Row, iterate_cells
 from trainer.reproduce.paper import Reported
 from trainer.reproduce.records import RunRecord
 
 LAST_EPOCHS = 10
-_MEASURES = {
+_MEASURES: dict[Measure, str] = {
     "last": "last epoch",
     "last_10": f"mean of the last {LAST_EPOCHS} epochs",
     "ensemble": "ensemble of both networks, last epoch",
@@ -39,7 +39,7 @@ class Summary:
 class Cell:
     """The recorded results of one method in one setting."""
 
-    measures: Mapping[str, Summary] = field(default_factory=dict)
+    measures: Mapping[Measure, Summary] = field(default_factory=dict)
     """By the names of `_MEASURES`; a measure that no run records is left out."""
     files: tuple[str, ...] = ()
 
@@ -54,9 +54,9 @@ def summarise(values: Sequence[float]) -> Summary | None:
     return Summary(mean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def measure_run(record: RunRecord) -> dict[str, float]:
+def measure_run(record: RunRecord) -> dict[Measure, float]:
     """Return what a run contributes to each measure."""
-    measured: dict[str, float] = {}
+    measured: dict[Measure, float] = {}
     accuracy, curve = record.test_accuracy(), record.test_curve()
     if accuracy is not None:
         measured["last"] = accuracy.top1
@@ -86,14 +86,17 @@ def build_table(
 def table_json(
     experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]
 ) -> dict[str, Any]:
-    """Return {method: {setting: {mean, std, seeds, ...}}}: last epoch, mean of both networks, in percent."""
+    """Return {method: {setting: {mean, std, seeds, measure, ...}}}, in percent.
+
+    mean, std and seeds are those of the method's headline, which `measure` names; the other measures stand beside it.
+    """
     content: dict[str, Any] = {row.name: {} for row in experiment.rows}
     for row, setting in iterate_cells(experiment):
         cell = table[row.name, setting.name]
-        if "last" not in cell.measures:
+        if row.headline not in cell.measures:
             continue
-        entry = cell.measures["last"].as_json()
-        entry |= {name: cell.measures[name].as_json() for name in ("last_10", "ensemble") if name in cell.measures}
+        entry = cell.measures[row.headline].as_json() | {"measure": row.headline}
+        entry |= {name: cell.measures[name].as_json() for name in _order(row)[1:] if name in cell.measures}
         if paper := reported.get(row.name, {}).get(setting.name):
             entry["paper"] = {"mean": paper.mean, "std": paper.deviation}
         content[row.name][setting.name] = entry | {"runs": list(cell.files)}
@@ -105,10 +108,9 @@ def format_text(experiment: Experiment, table: Table, reported: Mapping[str, Map
     head = ["", "", *(setting.title for setting in experiment.settings)]
     lines = [head]
     for row in experiment.rows:
-        names = ["last", *(name for name in ("last_10", "ensemble") if _has(experiment, table, row, name))]
-        for name in names:
-            title = row.title if name == "last" else ""
-            lines.append([title, _MEASURES[name], *_measured(experiment, table, row, name)])
+        for name in _shown(experiment, table, row):
+            title = row.title if name == row.headline else ""
+            lines.append([title, _describe(row, name), *_measured(experiment, table, row, name)])
         if row.name in reported:
             lines.append(["", "paper", *_reported(experiment, row, reported)])
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
@@ -119,7 +121,8 @@ def format_text(experiment: Experiment, table: Table, reported: Mapping[str, Map
         ).rstrip()
         for line in lines
     )
-    return f"{experiment.title} (%, mean of both networks ± standard deviation, number of seeds)\n\n{text}"
+    units = "%, mean ± standard deviation, number of seeds; without `ensemble`, the mean of both networks"
+    return f"{experiment.title} ({units})\n\n{text}"
 
 
 def format_markdown(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
@@ -129,21 +132,37 @@ def format_markdown(experiment: Experiment, table: Table, reported: Mapping[str,
         f"|---|---|{'---|' * len(experiment.settings)}",
     ]
     for row in experiment.rows:
-        for name, described in _MEASURES.items():
-            if name == "last" or _has(experiment, table, row, name):
-                cells = _measured(experiment, table, row, name)
-                shown = f"**{row.title}**" if name == "last" else ""
-                lines.append(f"| {shown} | {described} | {' | '.join(cells)} |")
+        for name in _shown(experiment, table, row):
+            cells = _measured(experiment, table, row, name)
+            shown = f"**{row.title}**" if name == row.headline else ""
+            lines.append(f"| {shown} | {_describe(row, name)} | {' | '.join(cells)} |")
         if row.name in reported:
             lines.append(f"| | paper | {' | '.join(_reported(experiment, row, reported))} |")
     return "\n".join(lines)
 
 
-def _has(experiment: Experiment, table: Table, row: Row, measure: str) -> bool:
+def _order(row: Row) -> list[Measure]:
+    """Return all measures, the row's headline first."""
+    return [row.headline, *(name for name in _MEASURES if name != row.headline)]
+
+
+def _shown(experiment: Experiment, table: Table, row: Row) -> list[Measure]:
+    """Return the headline, and all other measures that are recorded."""
+    first, *others = _order(row)
+    return [first, *(name for name in others if _has(experiment, table, row, name))]
+
+
+def _describe(row: Row, measure: Measure) -> str:
+    """Name a measure; below an ensemble, the last epoch must say that it is not of the ensemble."""
+    is_below = measure == "last" and row.headline == "ensemble"
+    return f"mean of both networks, {_MEASURES[measure]}" if is_below else _MEASURES[measure]
+
+
+def _has(experiment: Experiment, table: Table, row: Row, measure: Measure) -> bool:
     return any(measure in table[row.name, setting.name].measures for setting in experiment.settings)
 
 
-def _measured(experiment: Experiment, table: Table, row: Row, measure: str) -> list[str]:
+def _measured(experiment: Experiment, table: Table, row: Row, measure: Measure) -> list[str]:
     cells = [table[row.name, setting.name].measures.get(measure) for setting in experiment.settings]
     return ["–" if cell is None else str(cell) for cell in cells]
 
