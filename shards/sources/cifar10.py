@@ -15,6 +15,12 @@ _PIXELS = 3 * 32 * 32
 _RECORD = 1 + _PIXELS
 _LARGEST_PICKLE = 64 * 2**20
 _BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+_SPLITS = {  # the official set, and its rows
+    "train": ("train", range(50_000)),
+    "test": ("test", range(10_000)),
+    "fit": ("train", range(45_000)),
+    "validation": ("train", range(45_000, 50_000)),
+}
 _LAYOUT = (
     "cifar-10-batches-bin/ (data_batch_1.bin ... data_batch_5.bin, test_batch.bin, batches.meta.txt) or "
     "cifar-10-batches-py/ (data_batch_1 ... data_batch_5, test_batch, batches.meta), "
@@ -23,15 +29,20 @@ _LAYOUT = (
 
 
 class Cifar10:
-    """50,000 `train` and 10,000 `test` images in the order of the official files."""
+    """50,000 `train` and 10,000 `test` images in the order of the official files.
+
+    To choose settings without the test set, `fit` has the first 45,000 training images and `validation` the other
+    5,000, under the keys that they have in `train`.
+    """
 
     name = "cifar10"
     subset = ""
 
     def __init__(self, root: Path | None, split: str) -> None:
-        require_split(self.name, split, tuple(_BATCHES))
+        require_split(self.name, split, tuple(_SPLITS))
         self.split = split
-        self._files = _find_batch_files(require_root(self.name, root, _LAYOUT), split)
+        self._official, self._rows = _SPLITS[split]
+        self._files = _find_batch_files(require_root(self.name, root, _LAYOUT), self._official)
         self.class_names = _read_class_names(self._files[0].parent)
         self._batches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for file in self._files:
@@ -46,19 +57,22 @@ class Cifar10:
         return {**self.__dict__, "_batches": {}}
 
     def __len__(self) -> int:
-        return _ROWS * len(self._files)
+        return len(self._rows)
 
     def key(self, row: int) -> str:
-        return f"cifar10/{self.split}/{row:05d}"
+        return f"cifar10/{self._official}/{self._rows[row]:05d}"
 
     def label(self, row: int) -> int:
-        return int(self._batch(row // _ROWS)[0][row % _ROWS])
+        number, place = divmod(self._rows[row], _ROWS)
+        return int(self._batch(number)[0][place])
 
     def origin(self, row: int) -> str:
-        return f"{self._files[row // _ROWS].name} image {row % _ROWS}"
+        number, place = divmod(self._rows[row], _ROWS)
+        return f"{self._files[number].name} image {place}"
 
     def sample(self, row: int) -> RawSample:
-        planes = self._batch(row // _ROWS)[1][row % _ROWS].reshape(3, 32, 32)
+        number, place = divmod(self._rows[row], _ROWS)
+        planes = self._batch(number)[1][place].reshape(3, 32, 32)
         pixels = np.ascontiguousarray(planes.transpose(1, 2, 0))
         return RawSample(self.key(row), self.label(row), "png", encode_png(pixels))
 
@@ -73,17 +87,17 @@ class Cifar10:
 SOURCE = SourceType(
     Cifar10.name,
     Cifar10,
-    splits=tuple(_BATCHES),
-    published={("train", "all"): (50_000, 10), ("test", "all"): (10_000, 10)},
+    splits=tuple(_SPLITS),
+    published={(split, "all"): (len(rows), 10) for split, (_, rows) in _SPLITS.items()},
 )
 
 
-def _find_batch_files(root: Path, split: str) -> list[Path]:
-    """Return the files of `split` from the first folder that has all of them."""
+def _find_batch_files(root: Path, official: str) -> list[Path]:
+    """Return the files of an official set from the first folder that has all of them."""
     missing: list[Path] = []
     for folder in (root, root / "cifar-10-batches-bin", root / "cifar-10-batches-py"):
         for suffix in (".bin", ""):
-            files = [folder / f"{batch}{suffix}" for batch in _BATCHES[split]]
+            files = [folder / f"{batch}{suffix}" for batch in _BATCHES[official]]
             absent = [file for file in files if not file.is_file()]
             if not absent:
                 return files

@@ -1,6 +1,7 @@
 """`incv reproduce` and `incv record`: from made-up CIFAR-10 files to a table, and what is refused."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from shards.sample_index import SampleIndex
+from tests.support import REPOSITORY
 from tests.support.made_up_cifar import pack_cifar, write_cifar
 
 FEW = ("--settings", "sym20", "--methods", "standard,coteaching,coteaching_incv")
@@ -163,6 +166,29 @@ def test_a_baseline_on_packed_files_needs_no_root(incv, here, tmp_path):
     write_cifar(tmp_path / "other", images=1)
     answer = incv("reproduce", "table1", "--smoke", "--data", "other", "--settings", "sym20", "--methods", "standard")
     assert answer.code == 0, answer.err
+
+
+def test_settings_can_be_compared_without_the_test_set(incv, here):
+    """The command of docs/results.md, on few images."""
+    page = (REPOSITORY / "docs" / "results.md").read_text()
+    command = page.split("## Tuning without the test set")[1].split("```sh")[1].split("```")[0]
+    program, *words = shlex.split(command)
+    assert program == "incv"
+    tiny = ("precision=fp32", "data.train.limit=40", "data.eval.validation.limit=20", "image={size: 8, resize: 8}")
+    tiny += (
+        "model={name: digits_cnn}",
+        "batch={global: 8}",
+        "incv.rounds=1",
+        "incv.epochs=1",
+        "incv.min_per_class=1",
+    )
+    answer = incv(
+        *words, *tiny, "coteaching_incv.epochs=1", "execution={device: cpu, threads: 1}", "--run-dir", "tuned"
+    )
+    assert answer.code == 0, answer.err
+    report = json.loads((here / "tuned" / "report.json").read_text())
+    assert list(report["accuracy"]) == ["validation"]
+    assert SampleIndex.load(Path("data/shards/cifar10-validation")).keys()[3] == "cifar10/train/45003"
 
 
 @pytest.mark.slow

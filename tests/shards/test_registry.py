@@ -103,6 +103,8 @@ def test_every_record_is_found_by_its_name():
         (("webvision", "train", "google", 1000), (980_000, 1000)),
         (("ilsvrc12", "val", None, 50), (2_500, 50)),
         (("cifar10", "test"), (10_000, 10)),
+        (("cifar10", "fit"), (45_000, 10)),
+        (("cifar10", "validation"), (5_000, 10)),
         (("image_folder", "train"), None),
         (("no such data set", "train"), None),
     ],

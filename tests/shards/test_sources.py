@@ -74,6 +74,22 @@ def test_cifar10_train_runs_over_the_five_files_and_travels_light(cifar):
     assert pickle.loads(pickle.dumps(source)).sample(5) == source.sample(5)
 
 
+def test_cifar10_fit_and_validation_are_the_training_set_in_two_parts(cifar):
+    train, fit, validation = (
+        open_source("cifar10", cifar[0] / "b", split) for split in ("train", "fit", "validation")
+    )
+    assert (len(fit), len(validation), fit.class_names) == (45_000, 5_000, train.class_names)
+    assert [*map(fit.key, range(45_000)), *map(validation.key, range(5_000))] == [*map(train.key, range(50_000))]
+    assert [*map(fit.label, range(45_000)), *map(validation.label, range(5_000))] == [
+        *map(train.label, range(50_000))
+    ]
+    assert validation.sample(7) == train.sample(45_007)
+    assert fit.sample(44_999) == train.sample(44_999)
+    assert validation.origin(7) == train.origin(45_007) == "data_batch_5.bin image 5007"
+    with pytest.raises(IndexError):
+        validation.key(5_000)
+
+
 def test_cifar10_reads_pickles_of_python_2_and_column_major_arrays(tmp_path):
     """The official files were written by Python 2: byte strings are STRING opcodes, the array state too."""
     (tmp_path / "batches.meta.txt").write_text("\n".join(NAMES))

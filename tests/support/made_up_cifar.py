@@ -32,6 +32,6 @@ def write_cifar(root: Path, images: int = 200) -> Path:
 def pack_cifar(folder: Path, images: int = 60) -> Path:
     """Pack the first images of made-up files below `folder`, where the CIFAR-10 recipes expect them; returns it."""
     root = write_cifar(folder / "data" / "cifar10")
-    for split in ("train", "test"):
+    for split in ("train", "test", "fit", "validation"):
         pack(FirstRows(open_source("cifar10", root, split), images), folder / "data" / "shards" / f"cifar10-{split}")
     return folder

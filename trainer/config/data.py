@@ -14,7 +14,10 @@ class DataConfig(Section):
     source: str
     """Name of a source: webvision, ilsvrc12, image_folder, image_csv, webdataset, cifar10 or digits."""
     split: str = "train"
-    """Which split of the source: train, val or test, as far as the source has them."""
+    """Which split of the source: train, val or test, as far as the source has them.
+
+    cifar10 also has fit and validation: the first 45,000 and the last 5,000 images of train.
+    """
     subset: str | None = None
     """A subset of the split (webvision: google, flickr or all); null: the source's default."""
     classes: Positive | None = None
