@@ -85,6 +85,22 @@ def test_a_smoke_run_of_plus_keeps_its_parts_and_states_its_ensemble(incv, here)
     assert cell["last"]["mean"] == accuracy["top1"]
 
 
+def test_a_smoke_run_of_the_ablation_compares_parts_on_the_validation_split(incv, here):
+    parts = ("plus_without_cosine", "coteaching_incv")
+    command = ("reproduce", "ablation", "--smoke", "--data", "data/cifar10", "--settings", "sym50_validation")
+    answer = incv(*command, "--methods", ",".join(parts))
+    assert answer.code == 0, answer.err
+    assert "2 of 2 runs are recorded" in answer.out
+    results = here / "runs" / "smoke" / "results"
+    found = records(results)
+    assert set(found) == {f"cifar10_sym50_validation-{part}-seed0.json" for part in parts}
+    for each in found.values():
+        assert (list(each["accuracy"]), list(each["accuracy_per_epoch"])) == (["validation"], ["validation"])
+        assert each["keys"]["data.train.split"] == "fit"
+    table = json.loads((results / "ablation.json").read_text())
+    assert {row for row, cells in table.items() if cells} == set(parts)
+
+
 def test_a_record_of_the_same_run_with_other_numbers_is_not_replaced_by_itself(incv, here):
     assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard").code == 0
     run = "runs/smoke/cifar10_sym20-standard-seed0"

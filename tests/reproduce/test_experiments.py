@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
+from trainer.config.shipped import RECIPES
 from trainer.reproduce.experiments import (
     EXPERIMENTS,
     SEEDS,
@@ -16,6 +17,9 @@ from trainer.reproduce.experiments import (
     plan_runs,
     select_cells,
 )
+from trainer.reproduce.identity import identify_plan
+from trainer.reproduce.smoke import smoke_overrides
+from trainer.run.recipe import load_recipe
 
 TABLE1 = EXPERIMENTS["table1"]
 each_seed = st.lists(st.integers(0, 99), unique=True, max_size=5)
@@ -85,6 +89,48 @@ def test_a_run_that_is_part_of_another_is_not_planned_twice() -> None:
     alone = [run for run in runs if run.row == "standard"]
     assert drop_parts(alone) == alone
     assert drop_parts([*alone, both[0]]) == [alone[1], *alone[2:], both[0]]
+
+
+OPTIMIZERS = ("incv.optimizer", "coteaching_incv.optimizer")
+PARTS = {  # row of the ablation -> the keys that differ from plus
+    "coteaching_incv_plus": set(),
+    "plus_without_cosine": {f"{each}.{key}" for each in OPTIMIZERS for key in ("schedule", "milestones")},
+    "plus_without_cutout": {"image.cutout"},
+    "plus_without_ema": {"coteaching_incv.ema.decay"},
+    "plus_with_adam": {
+        f"{each}.{key}" for each in OPTIMIZERS for key in ("kind", "learning_rate", "weight_decay", "decay_scope")
+    },
+    "plus_with_paper_estimate": {"incv.noise_estimate"},
+}
+
+
+def test_each_row_of_the_ablation_changes_one_part_of_plus() -> None:
+    runs = {(run.row, run.setting): run for run in plan_runs(EXPERIMENTS["ablation"], (0,))}
+    assert {row for row, _ in runs} == {*PARTS, "coteaching_incv"}
+    for setting in ("sym50_validation", "asym40_validation"):
+        plus = identify_plan(runs["coteaching_incv_plus", setting]).keys
+        for row, changed in PARTS.items():
+            keys = identify_plan(runs[row, setting]).keys
+            assert {key for key in keys.keys() | plus.keys() if keys.get(key) != plus.get(key)} == changed, row
+
+
+def test_the_ablation_neither_trains_nor_evaluates_on_images_of_the_test_set() -> None:
+    for run in plan_runs(EXPERIMENTS["ablation"], (0,)):
+        data = load_recipe(RECIPES / f"{run.recipe}.yaml", run.overrides).data
+        assert {key: each.split for key, each in data.splits().items()} == {
+            "data.train": "fit",
+            "data.eval.validation": "validation",
+        }
+        assert len({each.shards for each in data.splits().values()}) == 2
+        assert "data.train.checksum" not in identify_plan(run).keys  # that of the whole training set
+
+
+@pytest.mark.parametrize("name", [name for name, each in EXPERIMENTS.items() if each.needs != "own_data"])
+def test_smoke_runs_of_an_experiment_all_differ(name: str) -> None:
+    """Otherwise one record would count for another run."""
+    tiny = [run.with_overrides(smoke_overrides(run)) for run in plan_runs(EXPERIMENTS[name], (0,))]
+    known = {repr((run.stage, sorted(identify_plan(run, None).keys.items()))) for run in tiny}
+    assert len(known) == len(tiny)
 
 
 def test_noise_ratios_override_a_recipe_of_their_kind() -> None:

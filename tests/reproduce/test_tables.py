@@ -61,6 +61,21 @@ def test_plus_states_the_ensemble_first_and_says_so() -> None:
     assert lines[-1].strip().startswith("mean of both networks, last epoch")
 
 
+def test_the_ablation_states_validation_accuracies_alone() -> None:
+    (experiment,) = select_cells([EXPERIMENTS["ablation"]], ["plus_without_ema"], ["sym50_validation"])
+    (run,) = plan_runs(experiment, (0,))
+    tested = record(run, 99.0, [99.0] * 10, 99.0)
+    accuracy = {"validation": {run.stage: {"top1": 80.0, "top1_ensemble": 82.5}}}
+    own = RunRecord.model_validate(tested.model_dump() | {"accuracy": accuracy})
+    found, empty = (
+        table_json(experiment, build_table(experiment, {run: "file"}, {"file": each}), {}) for each in (own, tested)
+    )
+    cell = found["plus_without_ema"]["sym50_validation"]
+    assert (cell["mean"], cell["measure"], cell["last"]["mean"]) == (82.5, "ensemble", 80.0)
+    assert "last_10" not in cell  # the curve is that of the test set
+    assert empty == {"plus_without_ema": {}}
+
+
 def test_the_text_puts_the_papers_values_below(recorded) -> None:
     lines = format_text(EXPERIMENT, build_table(EXPERIMENT, *recorded), TABLE1).splitlines()
     assert "89.00 ± 1.41 (2)" in next(line for line in lines if line.startswith("Co-teaching"))

@@ -1,7 +1,8 @@
-"""The paper's experiments: which runs each needs, recorded runs (results/runs/), and tables and figures from them.
+"""Experiments: which runs each needs, recorded runs (results/runs/), and tables and figures from them.
 
-`experiments` says which runs an experiment needs, `records` reads recorded runs, and `matching` joins the two by the
-identities that `identity` finds. `tables` and `figures` turn the result into text and SVG, `outcome` combines all.
-`recording` turns a finished run into a record, `runner` runs what is missing, and `command` is the command line.
-`experiments`, `matching`, `tables`, `figures` and `page` are pure functions.
+`experiments` has the paper's experiments and an ablation, whose rows `ablation` describes, and says which runs each
+needs. `records` reads recorded runs, and `matching` joins the two by the identities that `identity` finds. `tables`
+and `figures` turn the result into text and SVG, `outcome` combines all. `recording` turns a finished run into a
+record, `runner` runs what is missing, and `command` is the command line. `experiments`, `matching`, `tables`,
+`figures` and `page` are pure functions.
 """

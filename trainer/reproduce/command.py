@@ -24,14 +24,17 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     reproduce.add_argument(
         "--run", action="store_true", help="run what is not recorded, side by side; start again to resume"
     )
-    reproduce.add_argument("--write", action="store_true", help="write table, figures and docs/results.md")
+    reproduce.add_argument("--write", action="store_true", help="write tables, figures and docs/results.md")
     reproduce.add_argument("--smoke", action="store_true", help=f"run tiny versions on a CPU, in {_SMOKE}/")
     reproduce.add_argument("--methods", type=_names, metavar="A,B", help="only these methods")
     reproduce.add_argument(
         "--settings", type=_names, metavar="A,B", help="only these noise settings, as sym50,asym40"
     )
     reproduce.add_argument(
-        "--seeds", type=_seeds, metavar="0,1", help="seeds to ask for; default: 0,1,2, or 0 for ResNet-110"
+        "--seeds",
+        type=_seeds,
+        metavar="0,1",
+        help="seeds to ask for; default: 0,1,2, or 0 for ResNet-110 and the ablation",
     )
     reproduce.add_argument(
         "--at-once", type=count_argument, metavar="N", help="maximum number of runs at a time; default: 8"
@@ -77,8 +80,6 @@ def _reproduce(parsed: argparse.Namespace) -> int:
     local = [word for word in words if "=" in word]
     if (local or parsed.data or parsed.at_once) and not runs:
         raise ConfigError("--data, --at-once and execution keys are for runs: add --run, or leave them")
-    if parsed.data is not None:
-        local += [f"data.train.root={parsed.data}", f"data.eval.test.root={parsed.data}"]
     # Imported here: methods import torch, which takes seconds.
     from trainer.reproduce.outcome import Outcome, collect_outcome, describe_outcome, write_outcomes
     from trainer.reproduce.records import read_records
@@ -97,7 +98,7 @@ def _reproduce(parsed: argparse.Namespace) -> int:
         missing = drop_parts([run for each in chosen for run in collect(each).missing()])
         if missing:
             where = _SMOKE if parsed.smoke else None
-            code = run_planned(missing, local, folder, parsed.at_once or AT_ONCE, where)
+            code = run_planned(missing, local, folder, parsed.at_once or AT_ONCE, where, parsed.data)
         recorded = read_records(folder)
     for each in chosen:
         print(describe_outcome(collect(each)), end="\n\n")

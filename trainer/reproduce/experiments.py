@@ -1,4 +1,4 @@
-"""The experiments of the paper by name, and the runs that each needs; pure functions."""
+"""The paper's experiments and the ablation of plus by name, and the runs that each needs; pure functions."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shards.errors import ConfigError, did_you_mean
+from trainer.reproduce.ablation import CHANGES, WITHOUT_TEST_SET
 
 Needs = Literal["accuracy", "accuracy_per_epoch", "rounds", "confusion", "suspects", "nothing", "own_data"]
 """What an experiment reads from a recorded run. nothing: it follows from the theory; own_data: it needs WebVision,
@@ -17,6 +18,9 @@ epochs; or the accuracy of the ensemble of both networks after the last epoch.""
 
 SEEDS = (0, 1, 2)
 """The seeds that an experiment asks for unless `--seeds` names others; the paper has five runs of each."""
+
+TEST = "test"
+"""The evaluation set of the paper's experiments."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper: its rows, its settings, and what it reads from their runs."""
+    """A table or figure: its rows, its settings, and what it reads from their runs."""
 
     name: str
     title: str
@@ -61,6 +65,8 @@ class Experiment:
     rows: tuple[Row, ...] = ()
     settings: tuple[Setting, ...] = ()
     seeds: tuple[int, ...] = SEEDS
+    evaluation_set: str = TEST
+    """The evaluation set whose accuracy a table states."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class PlannedRun:
     overrides: tuple[str, ...]
     also: tuple[str, ...] = ()
     """As in `Row`."""
+    evaluation_set: str = TEST
+    """As in `Experiment`."""
 
     @property
     def slug(self) -> str:
@@ -159,6 +167,26 @@ def _settings_named(*names: str) -> tuple[Setting, ...]:
     return tuple(each for name in names for each in (*_SYMMETRIC, *_ASYMMETRIC) if each.name == name)
 
 
+def _without_test_set(*names: str) -> tuple[Setting, ...]:
+    """Settings of Table 1 on a split of the training set."""
+    return tuple(
+        replace(each, name=f"{each.name}_validation", overrides=WITHOUT_TEST_SET)
+        for each in _SETTINGS
+        if each.name in names
+    )
+
+
+_ABLATION = tuple(
+    replace(row, headline="ensemble")
+    for row in (
+        _METHODS[-1],
+        *(
+            replace(_METHODS[-1], name=name, title=title, overrides=(*_ALGORITHM_3, *changes))
+            for name, (title, changes) in CHANGES.items()
+        ),
+        _METHODS[-2],
+    )
+)
 _WEBVISION = (Setting("webvision50", "WebVision, 50 classes", "webvision50"),)
 
 
@@ -171,6 +199,15 @@ EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
     for each in (
         Experiment("table1", "Table 1: test accuracy on CIFAR-10, ResNet-32", "accuracy", _METHODS, _SETTINGS),
+        Experiment(
+            "ablation",
+            "Ablation: validation accuracy on CIFAR-10 without each part of plus, ResNet-32",
+            "accuracy",
+            _ABLATION,
+            _without_test_set("sym50", "asym40"),
+            seeds=(0,),
+            evaluation_set="validation",
+        ),
         Experiment("figure1", "Figure 1: the noise transition matrix T", "nothing"),
         Experiment(
             "figure2",
@@ -274,7 +311,11 @@ def _require_known(option: str, names: Sequence[str] | None, known: Iterable[str
 
 def plan_runs(experiment: Experiment, seeds: Sequence[int]) -> list[PlannedRun]:
     """Return the runs that an experiment needs, seed by seed: the first seed of all cells comes first."""
-    return [_plan_run(row, setting, seed) for seed in seeds for row, setting in iterate_cells(experiment)]
+    return [
+        _plan_run(row, setting, seed, experiment.evaluation_set)
+        for seed in seeds
+        for row, setting in iterate_cells(experiment)
+    ]
 
 
 def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
@@ -283,13 +324,14 @@ def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
             yield row, setting
 
 
-def _plan_run(row: Row, setting: Setting, seed: int) -> PlannedRun:
+def _plan_run(row: Row, setting: Setting, seed: int, evaluation_set: str) -> PlannedRun:
     overrides = (f"seed={seed}", *row.overrides, *setting.overrides, *_RECORDED_WITH)
     if setting in _WEBVISION:
         overrides = (f"seed={seed}", *row.overrides)  # the recipe has the rest
     if row.stage == "incv":  # it trains no method that could be evaluated
         overrides = tuple(each for each in overrides if not each.startswith("evaluation."))
-    return PlannedRun(row.name, setting.name, seed, setting.recipe + row.suffix, row.stage, overrides, row.also)
+    recipe = setting.recipe + row.suffix
+    return PlannedRun(row.name, setting.name, seed, recipe, row.stage, overrides, row.also, evaluation_set)
 
 
 def drop_parts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

@@ -31,9 +31,10 @@ def find_unavailable(run: PlannedRun) -> str | None:
 
 
 def identify_plan(run: PlannedRun, checksum: str | None = CIFAR10_TRAIN) -> Identity:
-    """Return the identity that a planned run would have today. checksum: of CIFAR-10; None: any."""
+    """Return the identity that a planned run would have today. checksum: of CIFAR-10's `train`; None: any."""
     identity = _identify(run.recipe, run.stage, run.overrides)
-    is_known = checksum is not None and identity.keys.get("data.train.source") == "cifar10"
+    data = (identity.keys.get("data.train.source"), identity.keys.get("data.train.split", "train"))
+    is_known = checksum is not None and data == ("cifar10", "train")
     facts = {"data.train.checksum": checksum} if is_known else {}
     return Identity({**identity.keys, **facts}, identity.numerics)
 

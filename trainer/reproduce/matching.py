@@ -93,7 +93,8 @@ def match_records(
 
 
 def _preference(record: RunRecord, file: str) -> tuple[int, str, str]:
-    return len(record.test_curve()), record.date or "", file
+    epochs = max(map(len, record.accuracy_per_epoch.values()), default=0)
+    return epochs, record.date or "", file
 
 
 def find_differences(recorded: Identity, expected: Identity) -> tuple[str, ...]:

@@ -17,15 +17,19 @@ from trainer.reproduce.records import RunRecord
 from trainer.reproduce.smoke import smoke_overrides
 from trainer.reproduce.tables import build_table, format_markdown, format_text, table_json
 
-_HAS: dict[Needs, Callable[[RunRecord], bool]] = {
-    "nothing": lambda record: True,
-    "accuracy": lambda record: record.test_accuracy() is not None,
-    "accuracy_per_epoch": lambda record: bool(record.test_curve()),
-    "rounds": lambda record: bool(record.rounds),
-    "confusion": lambda record: bool((record.confusion or {}).get("predicted")),
-    "suspects": lambda record: bool(record.suspects),
-    "own_data": lambda record: False,
+_HAS: dict[Needs, Callable[[RunRecord, str], bool]] = {
+    "nothing": lambda record, on: True,
+    "accuracy": lambda record, on: record.accuracy_on(on) is not None,
+    "accuracy_per_epoch": lambda record, on: bool(record.curve_on(on)),
+    "rounds": lambda record, on: bool(record.rounds),
+    "confusion": lambda record, on: bool((record.confusion or {}).get("predicted")),
+    "suspects": lambda record, on: bool(record.suspects),
+    "own_data": lambda record, on: False,
 }
+"""Whether a record has what an experiment needs, on its evaluation set."""
+
+_TABLES: dict[str, Mapping[str, Mapping[str, paper.Reported]]] = {"table1": paper.TABLE1, "ablation": {}}
+"""Experiments that are tables of accuracies, with the paper's values of their rows."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ def collect_outcome(
     for run in (*own, *(run for other in EXPERIMENTS.values() for run in _plan(other, every, smoke))):
         if (run.recipe, run.stage) in kinds and run not in expected and find_unavailable(run) is None:
             expected[run] = identify_plan(run, None if smoke else CIFAR10_TRAIN)
-    matching = match_records(expected, records, identify_record, _HAS[experiment.needs]).among(own)
+    matching = match_records(
+        expected, records, identify_record, lambda record: _HAS[experiment.needs](record, experiment.evaluation_set)
+    ).among(own)
     asked = [run for run in own if run.seed in seeds and run in expected]
     return Outcome(experiment, asked, unavailable, matching, records, "--smoke" if smoke else "--run")
 
@@ -83,9 +89,9 @@ def _plan(experiment: Experiment, seeds: Sequence[int], smoke: bool) -> list[Pla
 def describe_outcome(outcome: Outcome) -> str:
     """Return what `incv reproduce` prints of an experiment."""
     experiment, parts = outcome.experiment, []
-    if experiment.name == "table1":
+    if experiment.name in _TABLES:
         table = build_table(experiment, outcome.matching.recorded, outcome.records)
-        parts.append(format_text(experiment, table, paper.TABLE1))
+        parts.append(format_text(experiment, table, _TABLES[experiment.name]))
     else:
         parts.append(experiment.title)
     if experiment.needs == "nothing":
@@ -143,7 +149,7 @@ def fill_commands(name: str, missing: Sequence[PlannedRun], flag: str = "--run")
 
 
 def write_outcomes(outcomes: Sequence[Outcome], results: Path) -> list[Path]:
-    """Write table1.json and the figures to the folder `results`, and fill docs/results.md beside it, if it exists."""
+    """Write tables (JSON) and figures to the folder `results`, and fill docs/results.md beside it, if it exists."""
     written, parts = [], {}
     for outcome in outcomes:
         for path, text in build_files(outcome).items():
@@ -167,9 +173,9 @@ def build_files(outcome: Outcome) -> dict[str, str | dict[str, Any]]:
     """Return the files of an experiment by their path in the folder of results: text, or content for JSON."""
     experiment = outcome.experiment
     files: dict[str, str | dict[str, Any]] = {}
-    if experiment.name == "table1":
+    if experiment.name in _TABLES:
         table = build_table(experiment, outcome.matching.recorded, outcome.records)
-        files["table1.json"] = table_json(experiment, table, paper.TABLE1)
+        files[f"{experiment.name}.json"] = table_json(experiment, table, _TABLES[experiment.name])
     if experiment.name in DRAWINGS and (figure := DRAWINGS[experiment.name](experiment, outcome.runs())):
         files[f"figures/{experiment.name}.svg"] = figure
     return files
@@ -178,9 +184,9 @@ def build_files(outcome: Outcome) -> dict[str, str | dict[str, Any]]:
 def build_part(outcome: Outcome) -> str:
     """Return the generated part of docs/results.md for an experiment."""
     experiment = outcome.experiment
-    if experiment.name == "table1":
+    if experiment.name in _TABLES:
         table = build_table(experiment, outcome.matching.recorded, outcome.records)
-        return format_markdown(experiment, table, paper.TABLE1)
+        return format_markdown(experiment, table, _TABLES[experiment.name])
     if experiment.name == "table2":
         head = ["| paper: top-1 (top-5) in percent | WebVision | ILSVRC12 |", "|---|---|---|"]
         return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in _table2(experiment))])

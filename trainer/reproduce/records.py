@@ -11,7 +11,7 @@ from shards.errors import DataError
 
 
 class Accuracy(BaseModel):
-    """Test accuracies of a method on one evaluation set, in percent."""
+    """Accuracies of a method on one evaluation set, in percent."""
 
     top1: float
     """Mean of the networks."""
@@ -22,7 +22,7 @@ class Accuracy(BaseModel):
     """Of the mean of both networks' probabilities; None for a method with one network."""
     top5_ensemble: float | None = None
     count: int | None = None
-    """Number of test images."""
+    """Number of images."""
 
 
 class RunRecord(BaseModel):
@@ -67,11 +67,14 @@ class RunRecord(BaseModel):
     stage_seconds: dict[str, float | None] = {}
     note: str | None = None
 
-    def test_accuracy(self) -> Accuracy | None:
-        return self.accuracy.get("test", {}).get(self.method)
+    def accuracy_on(self, evaluation_set: str) -> Accuracy | None:
+        return self.accuracy.get(evaluation_set, {}).get(self.method)
+
+    def curve_on(self, evaluation_set: str) -> list[float]:
+        return self.accuracy_per_epoch.get(evaluation_set, [])
 
     def test_curve(self) -> list[float]:
-        return self.accuracy_per_epoch.get("test", [])
+        return self.curve_on("test")
 
 
 def read_records(folder: Path) -> dict[str, RunRecord]:

@@ -19,17 +19,23 @@ _log = logging.getLogger(__name__)
 
 
 def run_planned(
-    planned: Sequence[PlannedRun], local: Sequence[str], records: Path, at_once: int, runs: Path | None = None
+    planned: Sequence[PlannedRun],
+    local: Sequence[str],
+    records: Path,
+    at_once: int,
+    runs: Path | None = None,
+    data: Path | None = None,
 ) -> int:
     """Execute the planned runs, `at_once` at a time; returns the exit code.
 
-    local: overrides for this machine (folders, execution keys), which may not change results; records: folder to
-    which each finished run is recorded; runs: parent of the run directories, None: the default of `incv run`.
+    local: execution keys for this machine, which may not change results; records: folder to which each finished run
+    is recorded; runs: parent of the run directories, None: the default of `incv run`; data: folder of CIFAR-10, None:
+    that of the recipes.
     Raises DataError if a data set is missing.
     """
     from trainer.run.sweep_runner import run_sweep
 
-    variants = [_build_variant(run, local, runs) for run in planned]
+    variants = [_build_variant(run, local, runs, data) for run in planned]
     _require_data([variant.recipe for variant in variants])
     by_root = {variant.root: run for variant, run in zip(variants, planned, strict=True)}
 
@@ -45,10 +51,12 @@ def run_planned(
     return next((code for code in codes if code), 0)
 
 
-def _build_variant(run: PlannedRun, local: Sequence[str], runs: Path | None) -> Variant:
+def _build_variant(run: PlannedRun, local: Sequence[str], runs: Path | None, data: Path | None) -> Variant:
     path = RECIPES / f"{run.recipe}.yaml"
-    recipe = load_recipe(path, [*run.overrides, *local])
-    if result_keys(recipe) != result_keys(load_recipe(path, run.overrides)):
+    planned = load_recipe(path, run.overrides)
+    roots = [] if data is None else [f"{key}.root={data}" for key in planned.data.splits()]
+    recipe = load_recipe(path, [*run.overrides, *local, *roots])
+    if result_keys(recipe) != result_keys(planned):
         raise ConfigError(
             f"{' '.join(local)} changes the results of {run.recipe}: an experiment takes execution keys only, such "
             "as execution.workers=4"

@@ -5,7 +5,6 @@ from trainer.reproduce.experiments import PlannedRun
 _OVERRIDES = (
     "precision=fp32",
     "data.train.limit=40",
-    "data.eval.test.limit=20",
     "model={name: digits_cnn}",
     "batch={global: 8}",
     "execution={device: cpu, threads: 1, log_every: 2, checkpoint_every: 3}",
@@ -28,7 +27,8 @@ def smoke_overrides(run: PlannedRun) -> tuple[str, ...]:
         epochs["incv"] = 1
     trains = [f"{name}.epochs={count}" for name, count in epochs.items()]
     trains += [text for name in epochs for text in _optimizer(name, is_plus)]
-    return (*_OVERRIDES, *image, *trains, *(("incv.min_per_class=1",) if "incv" in epochs else ()))
+    limit = f"data.eval.{run.evaluation_set}.limit=20"
+    return (*_OVERRIDES, limit, *image, *trains, *(("incv.min_per_class=1",) if "incv" in epochs else ()))
 
 
 def _optimizer(section: str, is_plus: bool) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""Table 1 from recorded runs: numbers, plain text and Markdown; pure functions."""
+"""Tables of accuracies from recorded runs: numbers, plain text and Markdown; pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from trainer.reproduce.experiments import Experiment, Measure, PlannedRun, Row, iterate_cells
+from trainer.reproduce.experiments import TEST, Experiment, Measure, PlannedRun, Row, iterate_cells
 from trainer.reproduce.paper import Reported
 from trainer.reproduce.records import RunRecord
 
@@ -54,10 +54,10 @@ def summarise(values: Sequence[float]) -> Summary | None:
     return Summary(mean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def measure_run(record: RunRecord) -> dict[Measure, float]:
+def measure_run(record: RunRecord, evaluation_set: str = TEST) -> dict[Measure, float]:
     """Return what a run contributes to each measure."""
     measured: dict[Measure, float] = {}
-    accuracy, curve = record.test_accuracy(), record.test_curve()
+    accuracy, curve = record.accuracy_on(evaluation_set), record.curve_on(evaluation_set)
     if accuracy is not None:
         measured["last"] = accuracy.top1
         if accuracy.top1_ensemble is not None:
@@ -76,7 +76,7 @@ def build_table(
         runs = sorted(
             (run for run in recorded if (run.row, run.setting) == (row.name, setting.name)), key=lambda run: run.seed
         )
-        measured = [measure_run(records[recorded[run]]) for run in runs]
+        measured = [measure_run(records[recorded[run]], experiment.evaluation_set) for run in runs]
         summaries = {name: summarise([one[name] for one in measured if name in one]) for name in _MEASURES}
         known = {name: summary for name, summary in summaries.items() if summary is not None}
         table[row.name, setting.name] = Cell(known, tuple(recorded[run] for run in runs))
