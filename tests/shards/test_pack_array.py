@@ -85,6 +85,8 @@ from shards.errors import InputError
 class Slow(ListSource):
     def sample(self, row):
         time.sleep(0.04)
+        while Path(__file__).with_name("gate").exists():
+            time.sleep(0.01)
         return super().sample(row)
 
 if __name__ == "__main__":
@@ -140,8 +142,11 @@ def test_two_packers_that_would_do_the_same_are_not_both_let_in(tmp_path, first,
     out, script = tmp_path / "out", tmp_path / "slow_task.py"
     holder = _start(script, out, first)
     _wait_for_parts(out, 1, holder)
+    gate = tmp_path / "gate"
+    gate.touch()  # however long the other one takes to start
     other = _start(script, out, second)
     said, _ = other.communicate()
+    gate.unlink()
     assert other.returncode == 3
     assert words in said
     assert str(out) in said
