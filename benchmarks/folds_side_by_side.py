@@ -109,7 +109,7 @@ def run_eagerly(way: str, start: Path, overrides: Sequence[str]) -> Stage:
         if process.returncode:
             log.seek(0)
             sys.exit(f"{log.read()}\n{way}: ended with {process.returncode}")
-    share = others.broadcast_from_rank0()
+    share = others.share()
     manifest = json.loads((run / "manifest.json").read_text())
     checksum = json.loads((run / "incv.json").read_text())["selection_checksum"]
     last_start = manifest["starts"][-1]

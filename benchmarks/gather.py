@@ -36,9 +36,9 @@ def rank_body(way: str, rows: int) -> None:
     import torch.distributed as dist
 
     from trainer.config.schema import ExecutionConfig
-    from trainer.distributed.process_group import join_world, leave
+    from trainer.distributed.process_group import join_world, leave_world
     from trainer.incv.gathering import gather_predictions
-    from trainer.incv.predictions import Predictions, merged
+    from trainer.incv.predictions import Predictions, merge_predictions
 
     world = join_world(ExecutionConfig(device="cpu", threads=1, world=int(os.environ["WORLD_SIZE"])))
     part = made_up(np.random.default_rng(0).permutation(rows)[world.rank :: world.size])
@@ -47,7 +47,7 @@ def rank_body(way: str, rows: int) -> None:
     def by_objects() -> Predictions:
         parts: list[Any] = [None] * world.size
         dist.all_gather_object(parts, part)
-        return merged(parts, expected)
+        return merge_predictions(parts, expected)
 
     def by_tensors() -> Predictions:
         return gather_predictions(world, part, expected)
@@ -61,7 +61,7 @@ def rank_body(way: str, rows: int) -> None:
     for name in Predictions.__dataclass_fields__:
         digest.update(np.ascontiguousarray(getattr(whole, name)).tobytes())
     print(json.dumps({"seconds": seconds, "extra_mb": extra, "checksum": digest.hexdigest()}), flush=True)
-    leave(world)
+    leave_world(world)
     world.watchdog.stop()
 
 
@@ -147,7 +147,7 @@ def measure(ranks: int, rows: int, rounds: int, patience: float) -> list[dict[st
             wait_for_quiet(patience)
             others = Others()
             each = run(way, ranks, rows)
-            shares.append(others.broadcast_from_rank0())
+            shares.append(others.share())
             for figure, values in found.items():
                 values.append(max(one[figure] for one in each))
             checksums |= {one["checksum"] for one in each}

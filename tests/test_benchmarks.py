@@ -288,3 +288,13 @@ def test_a_figure_of_real_data_asks_for_its_folder(tmp_path):
     done = gpu("graphs_bf16_agree", "--results", tmp_path / "gpu.jsonl")
     assert done.returncode == 2
     assert "--cifar FOLDER" in done.stderr
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_from_the_trainer_exists(script):
+    """Also inside functions, where a renamed function would be noticed only when the figure is measured again."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("trainer", "shards"):
+            module = importlib.import_module(node.module)
+            missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+            assert not missing, (script.name, node.module, missing)
