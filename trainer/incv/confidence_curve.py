@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trainer.incv.measure import confusion_counts
 from trainer.incv.predictions import Predictions
 
 Ints = npt.NDArray[np.integer]
@@ -159,8 +160,7 @@ def _find_flips(reading: _Reading, given: Ints, random: float) -> tuple[Floats, 
     for _ in range(_PASSES):
         true_class, margin = reading.true_class(transition)
         confident = confidence_ranks(true_class, margin, reading.fold) < _CONFIDENT
-        counts = np.zeros((classes, classes))
-        np.add.at(counts, (true_class[confident], given[confident]), 1.0)
+        counts = confusion_counts(true_class[confident], given[confident], classes)
         rows = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
         share = counts / rows
         variance = np.maximum(share * (1.0 - share), random * (1.0 - random) + 1.0 / rows) / rows

@@ -3,6 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from trainer.incv.measure import confusion_counts
+
 
 def confident_joint(
     given: npt.NDArray[np.int64],
@@ -18,8 +20,7 @@ def confident_joint(
     """
     held = np.bincount(given, minlength=classes)
     sure = are_confident(given, predicted, given_probability, predicted_probability, classes)
-    counts = np.zeros((classes, classes))
-    np.add.at(counts, (given[sure], predicted[sure]), 1.0)
+    counts = confusion_counts(given[sure], predicted[sure], classes).astype(np.float64)
     empty = counts.sum(axis=1) == 0
     counts[empty] = np.eye(classes)[empty]  # no evidence against these labels
     counts *= (held / counts.sum(axis=1))[:, None]
