@@ -5,33 +5,27 @@ from trainer.reproduce.experiments import PlannedRun
 _OVERRIDES = (
     "precision=fp32",
     "data.train.limit=40",
+    "image.size=8",
+    "image.resize=8",
+    "image.pad=0",
     "model={name: digits_cnn}",
     "batch={global: 8}",
     "execution={device: cpu, threads: 1, log_every: 2, checkpoint_every: 3}",
 )
-_OPTIMIZER = "{kind: adam, learning_rate: 0.01, milestones: [], decay_scope: all}"  # no residual blocks, few epochs
-_IMAGE = "image={size: 8, resize: 8, flip: true}"
-_IMAGE_OF_PLUS = ("image.size=8", "image.resize=8", "image.pad=0")
+_OPTIMIZER = ("learning_rate=0.01", "decay_scope=all")  # there are no residual blocks
 
 
 def smoke_overrides(run: PlannedRun) -> tuple[str, ...]:
     """Return the overrides that make a planned run a matter of a second.
 
-    What the recipes `*_plus` add, such as Cutout and a schedule, stays, since experiments vary it.
+    What experiments vary, such as Cutout and the schedule, stays.
     """
-    is_plus = run.recipe.endswith("_plus")
-    has_cutout = is_plus and "image.cutout=0" not in run.overrides
-    image = (*_IMAGE_OF_PLUS, *(("image.cutout=4",) if has_cutout else ())) if is_plus else (_IMAGE,)
+    has_cutout = run.recipe.endswith("_plus") and "image.cutout=0" not in run.overrides
     epochs = dict.fromkeys(() if run.stage == "incv" else (*run.also, run.stage), 3)
     if "incv=null" not in run.overrides:
         epochs["incv"] = 1
     trains = [f"{name}.epochs={count}" for name, count in epochs.items()]
-    trains += [text for name in epochs for text in _optimizer(name, is_plus)]
+    trains += [f"{name}.optimizer.{text}" for name in epochs for text in _OPTIMIZER]
+    image = ("image.cutout=4",) if has_cutout else ()
     limit = f"data.eval.{run.evaluation_set}.limit=20"
     return (*_OVERRIDES, limit, *image, *trains, *(("incv.min_per_class=1",) if "incv" in epochs else ()))
-
-
-def _optimizer(section: str, is_plus: bool) -> tuple[str, ...]:
-    if not is_plus:
-        return (f"{section}.optimizer={_OPTIMIZER}",)
-    return tuple(f"{section}.optimizer.{text}" for text in ("learning_rate=0.01", "decay_scope=all"))
