@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from record import this_command
+
 ESTIMATES = ("paper", "confident", "confidence_curve")
 SETTINGS = {
     "digits": [
@@ -54,18 +56,19 @@ def line(
 ) -> dict[str, Any]:
     reports = [report_of(data, setting, seed, overrides) for seed in seeds]
     noise = [report["noise"] for report in reports]
+    last_start = reports[-1]["starts"]["list"][-1]
     errors = {name: [one[name] - one["true"] for one in noise] for name in ESTIMATES}
     return {
         "name": f"noise_{data}_{setting[1]}_{setting[2]}",
-        "command": f"python benchmarks/noise_estimates.py {data} --first-seed {seeds[0]} --seeds {len(seeds)}",
+        "command": this_command(),
         "seeds": list(seeds),
         "true": round(mean(one["true"] for one in noise), 4),
         **{name: round(mean(one[name] for one in noise), 4) for name in ESTIMATES},
         "error_std": {name: round(stdev(each), 4) if len(each) > 1 else None for name, each in errors.items()},
         "worst_error": {name: round(max(abs(error) for error in each), 4) for name, each in errors.items()},
-        "machine": reports[-1]["starts"]["list"][-1].get("machine"),
+        "machine": last_start["hardware"],
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": reports[-1]["starts"]["list"][-1]["versions"],
+        "versions": last_start["versions"],
     }
 
 
