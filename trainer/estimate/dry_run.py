@@ -20,7 +20,7 @@ from trainer.loading.image_set import limit_ids
 from trainer.methods.registry import get_method
 from trainer.models.pretrained import describe_hub_location
 from trainer.models.weights import Weights
-from trainer.records.manifest import Manifest
+from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import (
     check_files,
@@ -32,7 +32,7 @@ from trainer.run.data_sets import (
 )
 from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.held_out import HELD_OUT_SET
-from trainer.run.incv_takeover import NOTE, check_takeover
+from trainer.run.incv_takeover import check_takeover
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
 from trainer.run.recipe_check import check_without_data
@@ -61,7 +61,7 @@ def describe_plan(
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
     obstacles += unusable
-    if states.get("incv", "done") != "done" and (incv_from or NOTE in Manifest(RunDirectory(root)).content):
+    if states.get("incv", "done") != "done" and (incv_from or INCV_FROM in Manifest(RunDirectory(root)).content):
         states["incv"] = "taken over"
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
     lines = [f"recipe {name}, model {recipe.model.name}, batch {batch}, into {root}"]

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 if TYPE_CHECKING:  # slow, because it imports torch; not needed to read a manifest
     from trainer.distributed.world import World
 
+INCV_FROM = "incv_from"
+"""Key of the note on the run whose INCV stage this run takes over (`--incv-from`)."""
 _PACKAGES = ("incv", "torch", "torchvision", "timm", "numpy", "pyarrow", "pillow")
 
 

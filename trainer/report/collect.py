@@ -14,6 +14,7 @@ from shards.durable import read_json
 from shards.errors import ConfigError
 from trainer.incv.selection_index import SelectionIndex
 from trainer.methods.registry import get_method, method_names, title_of
+from trainer.records.manifest import INCV_FROM
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_curves
 from trainer.report.left_out import read_left_out
@@ -76,7 +77,7 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,
         "curves": read_curves(run),
         "time_s": stage_times(manifest.get("stages") or {}),
-        "incv_from": manifest.get("incv_from"),
+        "incv_from": manifest.get(INCV_FROM),
         "profile": read_profile(run),
         "starts": {
             "count": len(starts),

@@ -16,7 +16,7 @@ from shards.errors import ConfigError, InputError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.loading.shard_reader import ShardReader
-from trainer.records.manifest import Manifest
+from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.report.suspects import thumbnails
 from trainer.reproduce.matching import Identity, find_differences
@@ -65,7 +65,7 @@ def _build_record(
     around = [*_BEFORE_METHODS, *trained, *_AFTER_METHODS]
     seconds = {name: entries[name]["seconds"] for name in around if name in entries}
     if "incv" in seconds:  # if another run has executed it, the time it took there
-        seconds["incv"] += (manifest.get("incv_from") or {}).get("seconds", 0.0)
+        seconds["incv"] += (manifest.get(INCV_FROM) or {}).get("seconds", 0.0)
     noise = {name: value for name, value in report["noise"].items() if name != "stated"}
     accuracy = {name: {stage: each[stage]} for name, each in (report["accuracy"] or {}).items() if stage in each}
     record: dict[str, Any] = {

@@ -15,7 +15,7 @@ from shards.durable import atomic_folder, read_json, write_atomically
 from shards.errors import ConfigError, DataError, list_some
 from trainer.incv import NUMERICS
 from trainer.incv.selection_index import SelectionIndex
-from trainer.records.manifest import Manifest
+from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import read_labels
 from trainer.records.unreadable import UnreadableLog, parse_complete_lines
@@ -24,8 +24,6 @@ from trainer.run.stage_graph import StageLedger
 
 _log = logging.getLogger(__name__)
 
-NOTE = "incv_from"
-"""Key of manifest.json: the run whose INCV stage this run takes over."""
 _ALONE = "leave out --incv-from to run INCV here"
 _NEVER_REWRITTEN = ".parquet"  # replaced as a whole, so that a hard link stays as it is; metrics.jsonl is appended to
 
@@ -64,7 +62,7 @@ def open_finished_incv(root: Path) -> FinishedIncv:
     for path in files:
         if not path.exists():
             raise DataError(f"--incv-from {root}: INCV has finished, but {path} is missing: restore it, or {_ALONE}")
-    before = (manifest.content.get(NOTE) or {}).get("seconds", 0.0)
+    before = (manifest.content.get(INCV_FROM) or {}).get("seconds", 0.0)
     return FinishedIncv(run, record, round(record.get("seconds", 0.0) + before, 3))
 
 
@@ -122,7 +120,7 @@ def plan_takeover(
     asked: None: the run that an earlier start has noted, if any. What this run has trained of INCV itself moves to
     old/.
     """
-    noted = manifest.content.get(NOTE)
+    noted = manifest.content.get(INCV_FROM)
     if not ledger.has_stage("incv") or (asked is None and noted is None) or ledger.status("incv").state == "done":
         return
     try:
@@ -133,7 +131,7 @@ def plan_takeover(
         raise type(error)(f"{error} (this run has begun to take it over: add `--redo incv`)") from None
     if noted is None:
         ledger.set_aside("incv")
-    manifest.content[NOTE] = found.note()
+    manifest.content[INCV_FROM] = found.note()
 
 
 def copy_incv(note: dict[str, Any], run: RunDirectory) -> None:

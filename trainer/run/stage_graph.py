@@ -12,7 +12,7 @@ from shards.errors import ConfigError, DataError, list_some
 from trainer.config.schema import Recipe
 from trainer.incv import NUMERICS as INCV_NUMERICS
 from trainer.methods.registry import get_method, method_names
-from trainer.records.manifest import Manifest, now
+from trainer.records.manifest import INCV_FROM, Manifest, now
 from trainer.records.run_directory import RunDirectory
 from trainer.run.result_keys import FORMAT, Keys, default_keys, hash_keys, result_keys, select_keys, upgrade_keys
 
@@ -191,7 +191,7 @@ class StageLedger:
             if not (again and stage in self._manifest.stages and self._can_go_on(stage)):
                 self.set_aside(stage, stamp)
         if "incv" in redone and "incv" not in self._manifest.stages:
-            self._manifest.content.pop("incv_from", None)  # `--incv-from` of an earlier start
+            self._manifest.content.pop(INCV_FROM, None)  # `--incv-from` of an earlier start
         self._manifest.content["redo"] = sorted(stages)  # until the run finishes
         self._manifest.save()
 
@@ -199,9 +199,10 @@ class StageLedger:
         """Move the outputs of a stage to old/`stamp` and forget it; does nothing if it has not begun."""
         if stage not in self._manifest.stages:
             return
+        folder = self._run.old / (stamp or _stamp())
         for output in outputs_of(stage, self._run):
             if output.exists():
-                target = self._run.old / (stamp or _stamp()) / output.relative_to(self._run.root)
+                target = folder / output.relative_to(self._run.root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(output, target)
         del self._manifest.stages[stage]
@@ -264,7 +265,7 @@ class StageLedger:
 
         Folds that were taken over from another run have none.
         """
-        if stage == "incv" and "incv_from" in self._manifest.content:
+        if stage == "incv" and INCV_FROM in self._manifest.content:
             return self.status(stage).state in ("done", "half done")
         logged = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
         whole = all(any((training / "checkpoints").glob("step-*")) for training in logged)

@@ -12,10 +12,9 @@ from trainer.config.schema import Recipe
 from trainer.distributed.launch import get_launch_id
 from trainer.distributed.stop import EXIT_STOPPED, Stopped
 from trainer.distributed.watchdog import WorldError
-from trainer.records.manifest import Manifest, now
+from trainer.records.manifest import INCV_FROM, Manifest, now
 from trainer.records.profile import merge_profiles
 from trainer.records.run_directory import RunDirectory
-from trainer.run.incv_takeover import NOTE
 from trainer.run.stage_graph import StageLedger, stages_of
 from trainer.run.stages import StageRunner
 from trainer.training.interleave import Steps
@@ -34,7 +33,7 @@ class Claim:
 
     def shared(self) -> dict[str, Any]:
         """Return the part that every rank needs."""
-        taken = self.manifest.content.get(NOTE)
+        taken = self.manifest.content.get(INCV_FROM)
         return {"start": self.start, "identities": self.ledger.identities(), "incv_from": taken}
 
 
