@@ -8,6 +8,8 @@ reference. Each training has its own weights, optimiser, CUDA stream and graph; 
 does: order, crops, flips, metrics, counters, heartbeat, checkpoints. The reference is as many bare steps of eight
 trainings, replayed from CUDA graphs.
 `cifar_pairs_side_by_side_4`: the same for four pairs of Co-teaching (`rank: eval_first`, all rows kept).
+`cifar_narrow_convs_8`: bare steps of eight trainings, with Triton kernels for convolutions with few channels, against
+the same with cuDNN's.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,6 +41,7 @@ from record import publish, record_runs
 from step_references import PlainStep, adam, network
 from timing import Extent, extent, rates, synchronise
 
+from trainer.acceleration.compile import compile_blocks
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.batch import Batch
 from trainer.loading.image_set import ImageSet
@@ -185,10 +188,32 @@ def steps_figure(small: bool) -> dict[str, Any]:
     return record_runs("cifar_side_by_side_8", found["ours"], found["reference"], unit="images/s", note=note)
 
 
+def narrow_convs_figure(small: bool) -> dict[str, Any]:
+    bench, rows = cifar_bench(small), 8 if small else ROWS
+    batches, form = resident_batches(bench, rows), setting(bench, ADAM, STEPS_PER_EPOCH)
+    ours = [StandardTask(bench.model(seed), form) for seed in range(TRAININGS)]
+    with_cudnn = [StandardTask(bench.model(seed), replace(form, compile=False)) for seed in range(TRAININGS)]
+    if bench.fast:
+        for task in with_cudnn:
+            compile_blocks(task.module, "inductor")
+    ways = {"reference": with_cudnn, "ours": ours}
+    found = rates(
+        {name: fed_in_turn(tasks, batches, bench.device) for name, tasks in ways.items()},
+        dict.fromkeys(ways, TRAININGS * rows),
+        extent(small),
+    )
+    note = (
+        f"{bench.said}; {TRAININGS} trainings, batch {rows} each, Adam; steps on resident batches, no augmentation; "
+        "reference: the same steps, compiled with cuDNN's convolutions"
+    )
+    return record_runs("cifar_narrow_convs_8", found["ours"], found["reference"], unit="images/s", note=note)
+
+
 FIGURES = {
     "cifar_side_by_side_8": steps_figure,
     "cifar_folds_side_by_side_8": partial(runs_figure, FOLDS),
     "cifar_pairs_side_by_side_4": partial(runs_figure, PAIRS),
+    "cifar_narrow_convs_8": narrow_convs_figure,
 }
 
 

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from trainer.acceleration.compile_cache import use_compile_cache
 from trainer.acceleration.fold_batchnorm import fold_batchnorms
 from trainer.acceleration.fuse_convs import fuse_convolutions
+from trainer.acceleration.narrow_convs import replace_narrow_convolutions
 
 _MOST_VERSIONS = 256
 """Maximum number of compiled versions of one block's code (per shape, mode and width). Beyond the limit, 8 by
@@ -17,9 +18,10 @@ default, torch silently falls back to eager execution."""
 
 
 def rewrite_and_compile(graph: GraphModule, examples: list[torch.Tensor]) -> Callable[..., object]:
-    """A torch.compile backend: fold BatchNorms, fuse convolutions, then compile with inductor."""
+    """A torch.compile backend: fold BatchNorms, fuse or replace convolutions, then compile with inductor."""
     fold_batchnorms(graph)
     fuse_convolutions(graph)
+    replace_narrow_convolutions(graph)
     compiled: Callable[..., object] = lookup_backend("inductor")(graph, examples)
     return compiled
 
