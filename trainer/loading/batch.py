@@ -224,7 +224,8 @@ def _shown_rows(request: BatchRequest, failed: npt.NDArray[np.int64]) -> npt.NDA
     available = len(request.ids)
     index = np.arange(request.rows)
     source = np.where(index < request.real_rows, index, index % max(available, 1))
-    readable = np.setdiff1d(np.arange(available), failed)
-    if request.fill_with_images and len(failed) and len(readable):
-        source = np.where(np.isin(source, failed), readable[source % len(readable)], source)
+    if request.fill_with_images and len(failed):
+        readable = np.setdiff1d(np.arange(available), failed)
+        if len(readable):
+            source = np.where(np.isin(source, failed), readable[source % len(readable)], source)
     return source
