@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := .venv/bin
 ENV := .venv/.ready
 
-.PHONY: demo test test-slow test-gpu bench-gpu test-cluster test-storm lint typecheck unit constraints clean help
+.PHONY: demo test test-slow test-gpu bench-gpu test-cluster test-storm lint typecheck unit docs constraints clean help
 
 help:
 	@echo "make demo         the paper's method on real handwritten digits, into runs/demo/ (under 3 minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-storm   the slow tests with many processes"
 	@echo "make test-gpu     the tests that need a GPU"
 	@echo "make bench-gpu    benchmarks on a GPU; FIGURES=\"...\" selects some, IMAGES=folder of JPEGs, CIFAR=folder of CIFAR-10"
+	@echo "make docs         the documentation as a site, into site/; warnings are errors"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows"
 	@echo "make clean        remove the environment (.venv)"
 
@@ -56,9 +57,14 @@ $(ENV): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	if $(BIN)/uv --version >/dev/null 2>&1; \
-	  then $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[demo,dali,deepspeed,dev]'; \
-	  else $(BIN)/python -m pip install -c constraints.txt -e '.[demo,dali,deepspeed,dev]'; fi
+	  then $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[demo,dali,deepspeed,docs,dev]'; \
+	  else $(BIN)/python -m pip install -c constraints.txt -e '.[demo,dali,deepspeed,docs,dev]'; fi
 	touch $@
+
+# The variable silences a notice about the next major version of MkDocs, which constraints.txt keeps out.
+docs: $(ENV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/: open site/index.html"
 
 constraints: $(ENV)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \

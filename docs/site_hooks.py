@@ -1,0 +1,107 @@
+"""Hooks of the site (mkdocs.yml): pages from outside docs/, links to files of the repository, formulas as MathML.
+
+The sources are written for a reader of the repository: links are relative paths, formulas stand between dollar signs.
+The site gets the same pages. A link that leaves docs/ leads to a copy in the site: a page for Markdown and code, the
+file itself for all else.
+"""
+
+import html
+import posixpath
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = {  # Markdown outside docs/ -> its page in the site
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "slurm/README.md": "slurm.md",
+    "results/README.md": "recorded-runs.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+_SOURCES = {page: source for source, page in PAGES.items()}
+_CODE = {".yaml": "yaml", ".sh": "sh", ".py": "python", ".toml": "toml", ".cff": "yaml"}  # suffix -> language
+_TEXT_FILES = {"Dockerfile": "docker", "LICENSE": "text", "Makefile": "make", "constraints.txt": "text"}
+# Code, which is left alone, or a link: its text with the opening bracket, its target.
+_LINK = re.compile(r"(?:^```.*?^```|`[^`\n]+`)|(\]\()([^)\s]+)(?=\))", re.MULTILINE | re.DOTALL)
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of PAGES and everything that any page links to outside docs/."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(REPOSITORY / source).read_text()))
+    for target in sorted({target for file in files.documentation_pages() for target in _linked_files(file)}):
+        files.append(_copy_file(target, config))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    def rewrite(match: re.Match[str]) -> str:
+        if match[1] is None or _is_elsewhere(match[2]):
+            return match[0]
+        path, hash_, anchor = match[2].partition("#")
+        target = _page_of(_resolve(page.file, path))
+        return match[1] + posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".") + hash_ + anchor
+
+    return _LINK.sub(rewrite, markdown)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    def render(match: re.Match[str]) -> str:
+        display = "block" if match[1] == "div" else "inline"
+        return convert(html.unescape(match[2]).strip(), display=display)
+
+    return _FORMULA.sub(render, content)
+
+
+def _linked_files(file: File) -> list[str]:
+    """Return the files outside docs/ that a page links to and that have no page of their own, from the root."""
+    links = [match[2] for match in _LINK.finditer(file.content_string) if match[1] and not _is_elsewhere(match[2])]
+    paths = {_resolve(file, link.partition("#")[0]) for link in links}
+    return [path for path in paths if path not in PAGES and not path.startswith("docs/") and _exists(path)]
+
+
+def _is_elsewhere(link: str) -> bool:
+    """Return whether a link leads to the web or to a heading of its own page."""
+    return link.startswith("#") or re.match(r"\w+:", link) is not None
+
+
+def _resolve(file: File, path: str) -> str:
+    """Return a link of a page as a path from the root of the repository."""
+    source = _SOURCES.get(file.src_uri, "docs/" + file.src_uri)
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+
+
+def _exists(path: str) -> bool:
+    if (REPOSITORY / path).is_dir():
+        raise PluginError(f"a page links to the folder {path}: link to a file, folders are not part of the site")
+    return (REPOSITORY / path).is_file()
+
+
+def _page_of(path: str) -> str:
+    """Return where a file of the repository is in the site's sources."""
+    if path in PAGES:
+        return PAGES[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"files/{path}.md" if _language(path) else f"files/{path}"
+
+
+def _language(path: str) -> str | None:
+    return _TEXT_FILES.get(posixpath.basename(path)) or _CODE.get(posixpath.splitext(path)[1])
+
+
+def _copy_file(path: str, config: MkDocsConfig) -> File:
+    language, not_in_menu = _language(path), InclusionLevel.NOT_IN_NAV
+    if language is None:
+        return File.generated(config, _page_of(path), abs_src_path=str(REPOSITORY / path), inclusion=not_in_menu)
+    text = (REPOSITORY / path).read_text()
+    page = f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n``````{language}\n{text}\n``````\n"
+    return File.generated(config, _page_of(path), content=page, inclusion=not_in_menu)
