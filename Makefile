@@ -63,7 +63,7 @@ $(ENV): pyproject.toml constraints.txt
 
 # The variable silences a notice about the next major version of MkDocs, which constraints.txt keeps out.
 docs: $(ENV)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in site/: open site/index.html"
 
 constraints: $(ENV)

@@ -28,8 +28,10 @@ PAGES = {  # Markdown outside docs/ -> its page in the site
 _SOURCES = {page: source for source, page in PAGES.items()}
 _CODE = {".yaml": "yaml", ".sh": "sh", ".py": "python", ".toml": "toml", ".cff": "yaml"}  # suffix -> language
 _TEXT_FILES = {"Dockerfile": "docker", "LICENSE": "text", "Makefile": "make", "constraints.txt": "text"}
-# Code, which is left alone, or a link: its text with the opening bracket, its target.
-_LINK = re.compile(r"(?:^```.*?^```|`[^`\n]+`)|(\]\()([^)\s]+)(?=\))", re.MULTILINE | re.DOTALL)
+# Code, which is left alone, or a link: its text, its target.
+_LINK = re.compile(r"(?:^ *```.*?^ *```$|`[^`\n]+`)|\[([^\[\]]*)\]\(([^)\s]+)\)", re.MULTILINE | re.DOTALL)
+_FILE_NAME = re.compile(r"[\w/-]+\.md")
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -44,11 +46,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     def rewrite(match: re.Match[str]) -> str:
-        if match[1] is None or _is_elsewhere(match[2]):
+        if match[2] is None or _is_elsewhere(match[2]):
             return match[0]
         path, hash_, anchor = match[2].partition("#")
-        target = _page_of(_resolve(page.file, path))
-        return match[1] + posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".") + hash_ + anchor
+        source = _resolve(page.file, path)
+        target = posixpath.relpath(_page_of(source), posixpath.dirname(page.file.src_uri) or ".")
+        return f"[{_link_text(match[1], source)}]({target}{hash_}{anchor})"
 
     return _LINK.sub(rewrite, markdown)
 
@@ -61,9 +64,17 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     return _FORMULA.sub(render, content)
 
 
+def _link_text(text: str, source: str) -> str:
+    """Return the text of a link; one that names a Markdown file becomes the title of its page."""
+    if not _FILE_NAME.fullmatch(text) or not (REPOSITORY / source).is_file():
+        return text
+    title = _TITLE.search((REPOSITORY / source).read_text())
+    return title[1] if title else text
+
+
 def _linked_files(file: File) -> list[str]:
     """Return the files outside docs/ that a page links to and that have no page of their own, from the root."""
-    links = [match[2] for match in _LINK.finditer(file.content_string) if match[1] and not _is_elsewhere(match[2])]
+    links = [match[2] for match in _LINK.finditer(file.content_string) if match[2] and not _is_elsewhere(match[2])]
     paths = {_resolve(file, link.partition("#")[0]) for link in links}
     return [path for path in paths if path not in PAGES and not path.startswith("docs/") and _exists(path)]
 

@@ -3,22 +3,17 @@
 import importlib
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tests.support import REPOSITORY
+from tests.support.documentation import PAGES
 from trainer.cli import build_parser
+from trainer.incv.predictions import Predictions
+from trainer.theory import noise_from_accuracy
 
-PAGES = sorted(
-    [
-        REPOSITORY / "README.md",
-        REPOSITORY / "CONTRIBUTING.md",
-        REPOSITORY / "slurm" / "README.md",
-        REPOSITORY / "benchmarks" / "README.md",
-        *(REPOSITORY / "docs").glob("*.md"),
-    ]
-)
 _FOLDERS = r"(?:trainer|shards|docs|recipes|slurm|tests|benchmarks|\.ci|\.github)"
 # A path from the root of the repository: not the end of a longer one, such as data/shards/webvision.
 _PATH = re.compile(rf"(?<![\w./<>-]){_FOLDERS}/[\w./*-]*")
@@ -82,3 +77,30 @@ def test_links_are_found() -> None:
     assert "docs/architecture.md" in _LINK.findall(readme)
     assert "trainer/run/runner.py" in _PATH.findall((REPOSITORY / "docs" / "architecture.md").read_text())
     assert "quick-start" in _anchors(REPOSITORY / "README.md")
+
+
+def test_the_page_of_recipes_lists_every_recipe() -> None:
+    page = (REPOSITORY / "docs" / "recipes.md").read_text()
+    listed = re.findall(r"\[(\w+)\]\(\.\./recipes/(\w+)\.yaml\)", page)
+    assert all(name == file for name, file in listed)
+    assert {name for name, _ in listed} == {path.stem for path in (REPOSITORY / "recipes").glob("*.yaml")}
+
+
+def test_the_page_of_the_method_states_the_papers_estimate() -> None:
+    """| agreement | 0.95 | ... and below it | ε | 0.025 | ..., for 10 classes."""
+    page = (REPOSITORY / "docs" / "method.md").read_text()
+    agreements, ratios = (
+        [float(cell) for cell in re.findall(rf"^\| {name} \|(.+)\|$", page, re.MULTILINE)[0].split("|")]
+        for name in ("agreement", "ε")
+    )
+    assert len(ratios) == 7
+    assert ratios == [round(noise_from_accuracy(agreement, 10), 3) for agreement in agreements]
+
+
+def test_the_page_of_files_lists_the_columns_of_predictions() -> None:
+    page = (REPOSITORY / "docs" / "files.md").read_text()
+    section = page[page.index("## predictions.parquet") : page.index("## metrics.jsonl")]
+    rows = re.findall(r"^\| (`.+?`) \|", section, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {
+        column.name for column in fields(Predictions)
+    }

@@ -60,11 +60,10 @@ def find_broken_links(site: Path) -> list[str]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it, in another folder."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    assert not built.stderr, "the build must be silent"
     return folder
 
 

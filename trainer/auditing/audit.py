@@ -88,7 +88,7 @@ def audit(
 ) -> pa.Table:
     """Audit the labels of an image folder; returns the list of all samples, most suspicious first.
 
-    The columns are those of labels_review.parquet (docs/running.md). The run directory (default: runs/audit-FOLDER)
+    The columns are those of labels_review.parquet (docs/files.md). The run directory (default: runs/audit-FOLDER)
     also gets the report; an audit that was stopped resumes when called again. Raises InputError for unusable images
     or options, and CommandStopped if the run is stopped by a signal.
     """
