@@ -7,6 +7,7 @@ to a command, so that it trains a smaller network.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,8 +27,7 @@ RUN_BY = {  # commands -> what runs them
     r"python3 -m venv \.venv && \. \.venv/bin/activate": "tests/test_dockerfile.py",
     r"pip install -c constraints.txt -e .*": "tests/test_dockerfile.py",
     r"\. \.venv/bin/activate": "tests/test_dockerfile.py",
-    r"incv audit photos --csv labels.csv": "tests/cli/test_own_folders.py",
-    r"incv audit photos --weights \S+ --model \S+": "tests/cli/test_audit_quality.py",
+    r"incv audit photos --weights \S+ --model \S+": "tests/cli/test_audit_command.py",
     r"incv run -c demo": "docs/tour.md",
 }
 SMALL_AUDIT = ["--model", "digits_cnn", "--no-download", "image.size=8", "image.resize=9", "data.train.resize=9"]
@@ -64,9 +64,18 @@ def write_photos(folder: Path) -> None:
         for place, row in enumerate(np.flatnonzero(digits.target == label)[:45]):
             home = f"photos/{(label + (place % 6 == 0)) % 3}" if place < 40 else "new_photos"
             (folder / home).mkdir(parents=True, exist_ok=True)
-            Image.fromarray((digits.images[row] * 15.9).astype(np.uint8)).convert("RGB").save(
-                folder / home / f"{label}-{place}.png"
-            )
+            image = Image.fromarray((digits.images[row] * 15.9).astype(np.uint8)).convert("RGB")
+            image.save(folder / home / f"{label}-{place}.png")
+
+
+def write_scans(folder: Path) -> None:
+    """The images of `photos` in one folder, with their labels in a CSV file."""
+    (folder / "scans").mkdir()
+    rows = ["path,label"]
+    for image in sorted((folder / "photos").rglob("*.png")):
+        shutil.copy(image, folder / "scans" / image.name)
+        rows.append(f"{image.name},{image.parent.name}")
+    (folder / "scans" / "labels.csv").write_text("\n".join(rows) + "\n")
 
 
 def copy_results(folder: Path) -> None:
@@ -76,6 +85,7 @@ def copy_results(folder: Path) -> None:
 def audit_first(folder: Path) -> None:
     """The state after the first three steps of docs/own-data.md."""
     write_photos(folder)
+    write_scans(folder)
     session = SESSIONS["README.md"]
     audit = next(block for block in shell_blocks(REPOSITORY / "README.md") if "incv audit" in block.text)
     run_block(audit, folder, session.append)
@@ -98,9 +108,12 @@ def write_tour_files(folder: Path) -> None:
 
 SESSIONS = {
     "README.md": Session(
-        write_photos, {"audit photos$": SMALL_AUDIT, r"run -c mine.yaml": [*OWN_PHOTOS, *SMALL_TRAINING]}
+        write_photos,
+        {"audit photos$": SMALL_AUDIT, "run -c mine.yaml": [*OWN_PHOTOS, *SMALL_TRAINING, "--run-dir", "runs/mine"]},
     ),
-    "docs/own-data.md": Session(audit_first, {"audit photos$": SMALL_AUDIT, "run -c mine.yaml": SMALL_TRAINING}),
+    "docs/own-data.md": Session(
+        audit_first, {"audit (photos$|scans)": SMALL_AUDIT, "run -c mine.yaml": SMALL_TRAINING}
+    ),
     "docs/recipes.md": Session(),
     "docs/faq.md": Session(copy_results),
     "docs/results.md": Session(copy_results),
