@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from tests.support.documentation import PAGES
+from tests.support.documentation import PAGES, shell_blocks
 from trainer.cli import build_parser
 from trainer.incv.predictions import Predictions
 from trainer.theory import noise_from_accuracy
@@ -20,7 +20,6 @@ _PATH = re.compile(rf"(?<![\w./<>-]){_FOLDERS}/[\w./*-]*")
 _ROOT_FILE = re.compile(r"`(Makefile|pyproject\.toml|constraints\.txt|[A-Z]+\.(?:md|cff))`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^from (trainer[\w.]*|shards[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -65,11 +64,11 @@ def test_imports_in_examples_work(page: Path) -> None:
 @each_page
 def test_commands_in_examples_are_accepted(page: Path) -> None:
     """Commands and options exist; what they name need not."""
-    for block in _SHELL.findall(page.read_text()):
-        for line in re.findall(r"^incv .+$", block, re.MULTILINE):
-            words = shlex.split(line.replace("\\\n", " "), comments=True)[1:]
-            if "|" not in words:
-                build_parser().parse_known_args(words)  # exits if it does not accept them
+    for block in shell_blocks(page):
+        for command in block.commands():
+            words = shlex.split(command)
+            if words[0] == "incv" and "|" not in words:
+                build_parser().parse_known_args(words[1:])  # exits if it does not accept them
 
 
 def test_links_are_found() -> None:

@@ -29,6 +29,7 @@ RUN_BY = {  # commands -> what runs them
     r"\. \.venv/bin/activate": "tests/test_dockerfile.py",
     r"incv audit photos --weights \S+ --model \S+": "tests/cli/test_audit_command.py",
     r"incv run -c demo": "docs/tour.md",
+    r"incv run -c runs/audit-photos/config\.resolved\.yaml labels\.corrections=.*": "README.md",
 }
 SMALL_AUDIT = ["--model", "digits_cnn", "--no-download", "image.size=8", "image.resize=9", "data.train.resize=9"]
 SMALL_AUDIT += ["incv.epochs=10", "incv.min_steps=0", "incv.optimizer.milestones=[]"]
