@@ -2,7 +2,7 @@
 # install steps in a fresh environment (tests/test_dockerfile.py).
 #
 #   docker build -t incv .
-#   docker run --rm --gpus all --ipc host -v "$PWD:/work" incv run -c demo
+#   docker run --rm --gpus all --ipc host -v "$PWD:/workspace" incv run -c demo
 #
 # CUDA's libraries come with torch's wheels; the host needs the NVIDIA driver and the NVIDIA Container Toolkit.
 FROM python:3.12-slim
@@ -18,5 +18,5 @@ RUN python -m pip install --constraint /src/constraints.txt "/src[demo,dali,deep
 RUN incv --version && incv validate -c webvision50
 
 # Recipes' paths (data/, runs/) are relative to the folder that is mounted here.
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["incv"]
