@@ -20,6 +20,7 @@ from trainer.commands.recipes import add_commands as add_recipe_commands
 from trainer.commands.recipes import take_recipe
 from trainer.commands.run_arguments import PRINTED, add_run_arguments, take_estimate_options
 from trainer.commands.version import ShowVersion
+from trainer.compare.command import add_command as add_compare_command
 from trainer.config.argument_types import path_argument
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
@@ -114,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_audit_command(commands, _tell)
     add_output_commands(commands)
     add_reproduce_commands(commands)
+    add_compare_command(commands)
     add_shards_commands(commands)
     add_recipe_commands(commands)
     add_completion_command(commands, parser)

@@ -1,4 +1,4 @@
-"""Formats durations and shortens long texts, for the report and the command line."""
+"""Formats durations, shortens long texts and escapes control characters, for the report and the command line."""
 
 
 def choose_form(number: int, one: str, several: str) -> str:
@@ -28,3 +28,8 @@ def shorten(text: str, most: int, keep_end: bool = False) -> str:
         return text[: most - 1] + "…"
     head = (most - 1) // 2
     return f"{text[:head]}…{text[head + 1 - most :]}"
+
+
+def printable(text: str) -> str:
+    """Escape the characters that could control a terminal or reorder its text: a name may come from anywhere."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

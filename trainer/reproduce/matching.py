@@ -86,13 +86,13 @@ def match_records(
             candidates.setdefault(nearest, []).append(file)
     recorded, superseded = {}, []
     for run, files in candidates.items():
-        *others, best = sorted(files, key=lambda file: _preference(records[file], file))
+        *others, best = sorted(files, key=lambda file: preference(records[file], file))
         recorded[run] = best
         superseded += [Stale(file, (f"{best} is used",), run) for file in others]
     return Matching(recorded, stale, superseded)
 
 
-def _preference(record: RunRecord, file: str) -> tuple[int, str, str]:
+def preference(record: RunRecord, file: str) -> tuple[int, str, str]:
     epochs = max(map(len, record.accuracy_per_epoch.values()), default=0)
     return epochs, record.date or "", file
 
@@ -107,7 +107,7 @@ def find_differences(recorded: Identity, expected: Identity) -> tuple[str, ...]:
         key
         for key in sorted(before.keys() | after.keys())
         if before.get(key, _MISSING) != after.get(key, _MISSING)
-        and not (_is_checksum(key) and (key not in before or key not in after))
+        and not (is_checksum(key) and (key not in before or key not in after))
     ]
     differences = [f"{key} ({_show(before, key)} -> {_show(after, key)})" for key in keys]
     for stage, version in sorted(expected.numerics.items()):
@@ -125,7 +125,7 @@ def comparable_keys(keys: Keys) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if decides or not key.startswith("evaluation.")}
 
 
-def _is_checksum(key: str) -> bool:
+def is_checksum(key: str) -> bool:
     return key.endswith("checksum")
 
 

@@ -2,13 +2,11 @@
 
 import json
 import re
-import shlex
 import subprocess
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from PIL import Image
 
 from shards.durable import read_json, write_bytes
@@ -16,17 +14,13 @@ from shards.errors import ConfigError, InputError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.loading.shard_reader import ShardReader
-from trainer.records.manifest import INCV_FROM, Manifest
-from trainer.records.run_directory import RunDirectory
 from trainer.report.suspects import thumbnails
 from trainer.reproduce.matching import Identity, find_differences
 from trainer.reproduce.records import RunRecord, parse_record
+from trainer.reproduce.run_files import describe_stage, read_run_files
 from trainer.run.result_keys import hash_keys
 from trainer.run.start_checks import code_hash
 
-_ROUND = ("round", "selected", "candidates", "removed", "agreement", "label_precision", "label_recall", "theory")
-_BEFORE_METHODS = ("pack", "labels")
-_AFTER_METHODS = ("evaluate", "export", "report")
 _SUSPECTS = 8
 
 
@@ -35,68 +29,18 @@ def build_records(root: Path, command: str | None = None) -> list[dict[str, Any]
 
     command: that executes the run alone; None: the one of its last start. Raises ConfigError if it has not finished.
     """
-    run = RunDirectory(root)
-    if not run.manifest.exists():
-        raise ConfigError(f"{root} is not a run directory: it has no manifest.json")
-    manifest, config = Manifest(run).content, yaml.safe_load(run.config.read_text())
-    unfinished = [stage for stage, entry in manifest["stages"].items() if entry["state"] != "done"]
-    last = manifest["starts"][-1]
-    if last["ended"] != "finished" or unfinished or not run.report_json.exists():
-        where = f" in {', '.join(unfinished)}" if unfinished else ""
+    files = read_run_files(root)
+    if not files.is_finished:
+        where = f" in {', '.join(files.unfinished)}" if files.unfinished else ""
         raise ConfigError(f"{root} has not finished{where}: run its command again, then record it")
-    report = read_json(run.report_json)
-    stages = list(config["methods"]) or ["incv"]
-    return [_build_record(run, manifest, config, report, stage, command) for stage in stages]
-
-
-def _build_record(
-    run: RunDirectory,
-    manifest: dict[str, Any],
-    config: dict[str, Any],
-    report: dict[str, Any],
-    stage: str,
-    command: Any,
-) -> dict[str, Any]:
-    entries, last = manifest["stages"], manifest["starts"][-1]
-    keys = entries[stage]["keys"]  # with those of the stages that it builds on
-    trains = [name for name in ("incv", *config["methods"]) if name in entries]
-    trained = [name for name in trains if name == stage or any(key.startswith(f"{name}.") for key in keys)]
-    reads_incv = "incv" in trained
-    around = [*_BEFORE_METHODS, *trained, *_AFTER_METHODS]
-    seconds = {name: entries[name]["seconds"] for name in around if name in entries}
-    if "incv" in seconds:  # if another run has executed it, the time it took there
-        seconds["incv"] += (manifest.get(INCV_FROM) or {}).get("seconds", 0.0)
-    noise = {name: value for name, value in report["noise"].items() if name != "stated"}
-    accuracy = {name: {stage: each[stage]} for name, each in (report["accuracy"] or {}).items() if stage in each}
-    record: dict[str, Any] = {
-        "recipe": manifest["recipe"],
-        "method": stage,
-        "seed": config["seed"],
-        "command": command or _command_of(last),
-        "commit": find_commit(last.get("code")),
-        "code": last.get("code"),
-        "machine": last.get("hardware") or f"{last['device']}, {last['machine']}",
-        "date": last["time"][:10],
-        "precision": config["precision"],
-        "versions": last["versions"],
-        "starts": len(manifest["starts"]),
-        "minutes": round(sum(each or 0.0 for each in seconds.values()) / 60, 1),
-        "stage_seconds": seconds,
-        "noise": noise if reads_incv else {"true": noise["true"]},
-        "rounds": [{key: each.get(key) for key in _ROUND} for each in report["rounds"]] if reads_incv else [],
-        "accuracy": accuracy,
-        "accuracy_per_epoch": read_accuracy_per_epoch(run, stage),
-        "keys": keys,
-        "numerics": {name: entries[name].get("numerics", 1) for name in trained},
-    }
-    if reads_incv:
-        matrices = ("prior", "transition", "confident", "predicted")
-        record["selection"] = report["selection"]
-        record["confusion"] = {name: report["confusion"].get(name) for name in matrices}
-    if stage == "incv":
-        record["suspects"] = _read_suspects(report, Path(config["data"]["train"]["shards"]))
-    training = run.method(stage) / "training.json"
-    return record | ({"training": read_json(training)} if training.exists() else {})
+    commit = find_commit(files.manifest["starts"][-1].get("code"))
+    records = []
+    for stage in list(files.config["methods"]) or ["incv"]:
+        record = describe_stage(files, stage, command, commit)
+        if stage == "incv":
+            record["suspects"] = _read_suspects(files.report, Path(files.config["data"]["train"]["shards"]))
+        records.append(record)
+    return records
 
 
 def _read_suspects(report: dict[str, Any], shards: Path) -> list[dict[str, Any]]:
@@ -111,23 +55,6 @@ def _read_suspects(report: dict[str, Any], shards: Path) -> list[dict[str, Any]]
 def _name_suspect(suspect: dict[str, Any], names: list[str], image: str | None) -> dict[str, Any]:
     classes = {key: names[suspect[key]] for key in ("given", "predicted")}
     return {"sample_id": suspect["sample_id"], **classes, "loss": suspect["loss"], "image": image}
-
-
-def _command_of(start: dict[str, Any]) -> str:
-    """Return the command of a start, with the program as a user would call it."""
-    words = shlex.split(start["command"])
-    return shlex.join(["incv", *words[1:]])
-
-
-def read_accuracy_per_epoch(run: RunDirectory, method: str) -> dict[str, list[float]]:
-    """Return the accuracies in a method's metrics.jsonl by evaluation set, in percent."""
-    path = run.method(method) / "metrics.jsonl"
-    found: dict[str, list[float]] = {}
-    for text in path.read_text().splitlines() if path.exists() else ():
-        for key, value in json.loads(text).items():
-            if key.startswith("accuracy."):
-                found.setdefault(key.removeprefix("accuracy."), []).append(round(100 * value, 4))
-    return found
 
 
 def find_commit(code: str | None) -> str | None:

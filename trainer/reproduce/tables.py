@@ -103,42 +103,49 @@ def table_json(
     return content
 
 
-def format_text(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
-    """Return the table as plain text: for each method its measures, then the paper's values."""
-    head = ["", "", *(setting.title for setting in experiment.settings)]
-    lines = [head]
+def table_lines(
+    experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]
+) -> list[list[str]]:
+    """Return the cells of the table, the head first: for each method its measures, then the paper's values."""
+    lines = [["", "", *(setting.title for setting in experiment.settings)]]
     for row in experiment.rows:
         for name in _shown(experiment, table, row):
             title = row.title if name == row.headline else ""
             lines.append([title, _describe(row, name), *_measured(experiment, table, row, name)])
         if row.name in reported:
             lines.append(["", "paper", *_reported(experiment, row, reported)])
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
-    text = "\n".join(
+    return lines
+
+
+def align(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Align columns for the terminal. left: number of columns of words, which are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
         "  ".join(
-            f"{cell:<{width}}" if place < 2 else f"{cell:>{width}}"
+            f"{cell:<{width}}" if place < left else f"{cell:>{width}}"
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
-    units = "%, mean ± standard deviation, number of seeds; without `ensemble`, the mean of both networks"
-    return f"{experiment.title} ({units})\n\n{text}"
+
+
+UNITS = "%, mean ± standard deviation, number of seeds; without `ensemble`, the mean of both networks"
+
+
+def format_text(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
+    """Return the table as plain text."""
+    return f"{experiment.title} ({UNITS})\n\n{align(table_lines(experiment, table, reported), left=2)}"
 
 
 def format_markdown(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
-    """Return the table as Markdown: one row for each method and measure that is recorded, and the paper's values."""
-    lines = [
-        f"| | | {' | '.join(setting.title for setting in experiment.settings)} |",
-        f"|---|---|{'---|' * len(experiment.settings)}",
-    ]
-    for row in experiment.rows:
-        for name in _shown(experiment, table, row):
-            cells = _measured(experiment, table, row, name)
-            shown = f"**{row.title}**" if name == row.headline else ""
-            lines.append(f"| {shown} | {_describe(row, name)} | {' | '.join(cells)} |")
-        if row.name in reported:
-            lines.append(f"| | paper | {' | '.join(_reported(experiment, row, reported))} |")
-    return "\n".join(lines)
+    """Return the table as Markdown."""
+    head, *lines = table_lines(experiment, table, reported)
+    shown = [f"| | | {' | '.join(head[2:])} |", f"|---|---|{'---|' * len(experiment.settings)}"]
+    for title, measure, *cells in lines:
+        is_paper = not title and measure == "paper"
+        first = "" if is_paper else f" **{title}**" if title else " "
+        shown.append(f"|{first} | {measure} | {' | '.join(cells)} |")
+    return "\n".join(shown)
 
 
 def _order(row: Row) -> list[Measure]:

@@ -1,0 +1,197 @@
+"""Runs side by side: the recorded CIFAR-10 runs give Table 1, and made-up runs are grouped by what they are."""
+
+import json
+import random
+import re
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import REPOSITORY
+from trainer.compare.comparison import Comparison, compare_runs, sample_curves
+from trainer.compare.grouping import group_runs
+from trainer.compare.page import render_page
+from trainer.compare.runs import ComparedRun, read_runs
+from trainer.compare.text import format_comparison
+from trainer.reproduce.experiments import EXPERIMENTS
+from trainer.reproduce.matching import Identity
+from trainer.reproduce.records import RunRecord
+from trainer.reproduce.tables import Measure
+
+RECORDED = sorted((REPOSITORY / "results" / "runs").glob("cifar10_*.json"))
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Comparison:
+    return compare_runs(read_runs(RECORDED))
+
+
+def test_recorded_runs_give_the_numbers_of_table_1(recorded: Comparison) -> None:
+    (accuracy,) = recorded.accuracy
+    table1 = json.loads((REPOSITORY / "results" / "table1.json").read_text())
+    recipes = {setting.name: setting.recipe for setting in EXPERIMENTS["table1"].settings}
+    stages = {row.name: row for row in EXPERIMENTS["table1"].rows}
+    compared = 0
+    for name, settings in table1.items():
+        for setting, expected in settings.items():
+            cell = accuracy.table[stages[name].stage, recipes[setting] + stages[name].suffix]
+            measures: dict[Measure, Any] = {expected["measure"]: expected}
+            measures |= {key: expected[key] for key in ("last", "last_10", "ensemble") if key in expected}
+            for measure, values in measures.items():
+                summary = cell.measures[measure].as_json()
+                assert summary == {key: values[key] for key in ("mean", "std", "seeds")}
+                compared += 1
+    assert compared >= 28
+
+
+def test_the_terminal_and_the_page_show_every_number_of_the_results_page(recorded: Comparison) -> None:
+    page = (REPOSITORY / "docs" / "results.md").read_text()
+    table = page.partition("<!-- table1:")[2].partition("<!-- end of table1")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|") and "paper" not in line]
+    numbers = {number for row in rows for number in re.findall(r"\d+\.\d+(?: ± \d+\.\d+)? \(\d+\)", row)}
+    assert len(numbers) >= 28
+    text, html = format_comparison(recorded), render_page(recorded)
+    assert not [number for number in numbers if number not in text or number not in html]
+
+
+def test_label_precision_and_recall_are_those_of_the_last_round(recorded: Comparison) -> None:
+    seeds = [json.loads((RECORDED[0].parent / f"cifar10_sym50-seed{seed}.json").read_text()) for seed in range(3)]
+    head, *lines = recorded.selection
+    number = next(group.number for group in recorded.groups if group.name == "cifar10_sym50, coteaching_incv")
+    line = dict(zip(head, next(each for each in lines if each[0] == str(number)), strict=True))
+    for column, key in (("LP (%)", "label_precision"), ("LR (%)", "label_recall")):
+        values = [100 * seed["rounds"][-1][key] for seed in seeds]
+        assert line[column] == f"{mean(values):.2f} ± {stdev(values):.2f} (3)"
+
+
+def test_only_what_differs_in_the_recipe_is_listed(recorded: Comparison) -> None:
+    by_key = {each.key: dict(each.values) for each in recorded.recipe}
+    groups = {group.number: group for group in recorded.groups}
+    assert {
+        recipe: ratio
+        for ratio, numbers in by_key["labels.ratio"].items()
+        for recipe in {groups[number].recipe for number in numbers}
+    } == {"cifar10_sym20": "0.2", "cifar10_sym50": "0.5", "cifar10_sym80": "0.8", "cifar10_asym40": "0.4"}
+    assert {groups[number].method for number in by_key["incv"]["used"]} == {"coteaching_incv"}
+    assert by_key["<method>.rank"].keys() == {"not set", "eval_first"}
+    assert not {"model.name", "batch.global", "seed", "<method>.epochs", "incv.epochs"} & by_key.keys()
+
+
+def make_run(
+    seed: int = 0,
+    top1: float = 80.0,
+    name: str = "",
+    keys: dict[str, Any] | None = None,
+    method: str = "standard",
+    **fields: Any,
+) -> ComparedRun:
+    content = {
+        "recipe": "made_up",
+        "method": method,
+        "seed": seed,
+        "command": "incv run",
+        "accuracy": {"test": {method: {"top1": top1}}},
+        "keys": {"seed": seed, "data.train.checksum": "abc", **(keys or {})},
+        **fields,
+    }
+    record = RunRecord.model_validate(content)
+    assert record.keys is not None
+    return ComparedRun(name or f"{method}-{seed}-{top1}-{keys}", record, Identity(record.keys, record.numerics))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([1, 2, 3]), st.floats(0, 100)), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_groups_do_not_depend_on_the_order_of_runs(
+    drawn: list[tuple[int, int, float]], shuffler: random.Random
+) -> None:
+    unique = {(seed, epochs): top1 for seed, epochs, top1 in drawn}
+    runs = [make_run(seed, top1, keys={"standard.epochs": epochs}) for (seed, epochs), top1 in unique.items()]
+
+    def contents(runs: list[ComparedRun]) -> set[tuple[str, frozenset[str]]]:
+        return {(group.row, frozenset(run.name for run in group.runs)) for group in group_runs(runs)}
+
+    mixed = list(runs)
+    shuffler.shuffle(mixed)
+    groups = group_runs(runs)
+    assert contents(runs) == contents(mixed)
+    assert sum(len(group.runs) + len(group.repeated) for group in groups) == len(runs)
+    assert len(groups) == len({epochs for _, epochs in unique})
+
+
+def test_groups_are_named_by_what_tells_them_apart() -> None:
+    runs = [make_run(keys={"batch.global": size, "image.size": 32}) for size in (64, 128)]
+    assert [group.row for group in group_runs(runs)] == ["standard, batch.global=64", "standard, batch.global=128"]
+    text = format_comparison(compare_runs(runs))
+    assert "batch.global  64: 1; 128: 2" in text
+    assert "image.size" not in text
+
+
+def test_unknown_checksums_and_evaluation_keys_do_not_separate_runs_but_other_data_do() -> None:
+    old = make_run(1)
+    old = ComparedRun("old", old.record, Identity({"seed": 1}))
+    assert len(group_runs([make_run(0), old])) == 1
+    assert len(group_runs([make_run(0), make_run(1, keys={"evaluation.every": 1})])) == 1
+    assert len(group_runs([make_run(0), make_run(1, keys={"data.train.checksum": "other"})])) == 2
+    assert len(group_runs([make_run(0), make_run(1, numerics={"standard": 2})])) == 2
+    assert len(group_runs([make_run(0, numerics={"standard": 2}), make_run(1)])) == 2
+
+
+def test_a_seed_counts_once_and_the_repeat_is_named() -> None:
+    early = make_run(0, 10.0, name="early", date="2026-01-01")
+    late = make_run(0, 20.0, name="late", date="2026-02-01")
+    comparison = compare_runs([late, early, make_run(1, 30.0)])
+    (group,) = comparison.groups
+    assert [run.name for run in group.repeated] == ["early"]
+    assert "25.00 ± 7.07 (2)" in format_comparison(comparison)
+    assert any("early does not count" in note for note in comparison.notes)
+
+
+def test_many_recipes_have_a_row_each() -> None:
+    runs = [make_run(top1=number, recipe=f"recipe{number}") for number in range(9)]
+    lines = format_comparison(compare_runs(runs)).splitlines()
+    assert sum(bool(re.search(r"recipe\d, standard +last epoch +\d\.00 \(1\)", line)) for line in lines) == 9
+
+
+def test_curves_are_sampled_at_the_epochs_that_were_evaluated() -> None:
+    long = make_run(keys={"evaluation.every": 2}, accuracy_per_epoch={"test": [float(i) for i in range(50)]})
+    short = make_run(method="coteaching", accuracy_per_epoch={"test": [5.0, 6.0]})
+    (curves,) = compare_runs([long, short]).curves
+    head, first, second = sample_curves(curves)
+    assert (head[1], head[-2], head[-1]) == ("2", "100", "last")
+    assert (first[1], first[-2], first[-1]) == ("0.000", "49.00", "49.00")
+    assert second[1:] == ["6.000", *["–"] * 7, "6.000"]
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\n"
+
+
+def test_names_with_markup_and_control_characters_are_text() -> None:
+    run = make_run(
+        recipe=HOSTILE,
+        method=HOSTILE,
+        name=f"/runs/{HOSTILE}",
+        keys={HOSTILE: HOSTILE},
+        machine=HOSTILE,
+        accuracy={HOSTILE: {HOSTILE: {"top1": 50.0}}},
+        accuracy_per_epoch={HOSTILE: [1.0, 2.0]},
+    )
+    comparison = compare_runs([run, make_run(machine="other", accuracy_per_epoch={HOSTILE: [1.0]}), run])
+    text, page = format_comparison(comparison), render_page(comparison)
+    for bad in ("\x1b", "\u202e"):
+        assert bad not in text
+        assert bad not in page
+    assert "\\x1b[31m" in text
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_the_page_requests_nothing(recorded: Comparison) -> None:
+    page = render_page(recorded)
+    assert "default-src 'none'" in page
+    assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?!data:|#)[\w/.:]+", page)
+    assert page.count("<svg") == 6  # accuracy for each of four recipes, label precision, label recall

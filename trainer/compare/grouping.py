@@ -1,0 +1,193 @@
+"""Joins runs that differ in the seed alone, and finds what differs between the groups; pure functions."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.compare.runs import ComparedRun, describe_environment
+from trainer.reproduce.matching import Identity, comparable_keys, find_differences, is_checksum, preference
+
+OWN = "<method>"
+"""Stands for the method's own section, so that `standard.epochs` and `coteaching.epochs` are compared."""
+
+NOT_SET, NOT_USED = "not set", "not used"
+"""A key at its default, or that the method does not have; a key of a section that a run does not read."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe and one method that differ in the seed alone."""
+
+    number: int
+    """Counted from 1, in the order in which the runs were given."""
+    runs: tuple[ComparedRun, ...]
+    """One for each seed, in the order of the seeds."""
+    repeated: tuple[ComparedRun, ...] = ()
+    """Further runs of a seed, which do not count."""
+    variant: str = ""
+    """What tells it from other groups of its recipe and method, as `batch.global=64`; empty if there is none."""
+
+    @property
+    def recipe(self) -> str:
+        return self.runs[0].record.recipe
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].record.method
+
+    @property
+    def row(self) -> str:
+        return f"{self.method}, {self.variant}" if self.variant else self.method
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}, {self.row}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A recipe key, or a fact about the machine, that is not the same in all groups."""
+
+    key: str
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    """Each value with the numbers of the groups that have it."""
+
+
+def group_runs(runs: Sequence[ComparedRun]) -> list[Group]:
+    """Group the runs. Of several runs with the same seed in a group, the most complete counts, then the latest."""
+    members: list[list[ComparedRun]] = []
+    for run in runs:
+        own = next((group for group in members if _are_alike(group[0], run)), None)
+        if own is None:
+            members.append([run])
+        else:
+            own.append(run)
+    variants = _name_variants([group[0] for group in members])
+    return [
+        _build_group(number, group, variant)
+        for number, (group, variant) in enumerate(zip(members, variants, strict=True), start=1)
+    ]
+
+
+def _build_group(number: int, members: Sequence[ComparedRun], variant: str) -> Group:
+    by_seed: dict[int, list[ComparedRun]] = {}
+    for run in members:
+        by_seed.setdefault(run.record.seed, []).append(run)
+    counted, repeated = [], []
+    for _, same in sorted(by_seed.items()):
+        *others, best = sorted(same, key=lambda run: (not run.unfinished, *preference(run.record, run.name)))
+        counted.append(best)
+        repeated += others
+    return Group(number, tuple(counted), tuple(repeated), variant)
+
+
+def _are_alike(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether only the seed differs. A checksum that one of them does not know is not compared."""
+    if (one.record.recipe, one.record.method) != (other.record.recipe, other.record.method):
+        return False
+    stages = one.identity.numerics.keys() | other.identity.numerics.keys()
+    return not find_differences(*(_without_seed(run.identity, stages) for run in (one, other)))
+
+
+def _without_seed(identity: Identity, stages: Iterable[str]) -> Identity:
+    """Return the identity without the seed and with the numerics version of every stage, which is 1 by default."""
+    keys = {key: value for key, value in identity.keys.items() if key != "seed"}
+    return Identity(keys, {stage: identity.numerics.get(stage, 1) for stage in stages})
+
+
+def _name_variants(firsts: Sequence[ComparedRun]) -> list[str]:
+    """Name each group by the keys that differ inside its recipe and method; the same keys in all recipes."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in firsts:
+        cells.setdefault((run.record.recipe, run.record.method), []).append(_decisive_keys(run))
+    differing: dict[str, set[str]] = {}
+    for (_, method), each in cells.items():
+        found = {key for keys in each for key in keys if any(_show(keys, key) != _show(o, key) for o in each)}
+        differing.setdefault(method, set()).update(found)
+    names = []
+    for run in firsts:
+        keys = _decisive_keys(run)
+        told = sorted(differing[run.record.method])
+        names.append(", ".join(f"{key.replace(OWN, run.record.method)}={_show(keys, key)}" for key in told))
+    return names
+
+
+def find_group_differences(groups: Sequence[Group]) -> list[Difference]:
+    """Return the result keys that differ between groups, the method's own section as `<method>`."""
+    keys = [_decisive_keys(group.runs[0]) for group in groups]
+    optional = {"incv", *(group.method for group in groups)}
+    every = sorted({key for each in keys for key in each}, key=lambda key: (key.startswith(OWN), key))
+    shown = [
+        _compare(
+            key,
+            [
+                (group.number, _show(each, key))
+                for group, each in zip(groups, keys, strict=True)
+                if (section := key.partition(".")[0]) not in optional or _has_section(group, section)
+            ],
+            len(groups),
+        )
+        for key in every
+        if not is_checksum(key) or all(key in each for each in keys)
+    ]
+    return _join_sections([each for each in shown if len(each.values) > 1])
+
+
+def _join_sections(differences: Sequence[Difference]) -> list[Difference]:
+    """Replace the keys that differ only because some groups do not use their section by one line for the section."""
+    joined: dict[str, Difference] = {}
+    for each in differences:
+        if [value for value, _ in each.values][1:] == [NOT_USED]:
+            section = each.key.partition(".")[0]
+            joined[section] = Difference(section, (("used", each.values[0][1]), each.values[1]))
+        else:
+            joined[each.key] = each
+    return list(joined.values())
+
+
+def find_environment_differences(groups: Sequence[Group]) -> list[Difference]:
+    """Return the versions and machines that are not the same in all runs."""
+    facts = [(group.number, describe_environment(run.record)) for group in groups for run in group.runs]
+    every = dict.fromkeys(key for _, each in facts for key in each)
+    shown = [
+        _compare(key, [(number, str(each[key])) for number, each in facts if each[key] is not None]) for key in every
+    ]
+    return [each for each in shown if len(each.values) > 1]
+
+
+def _has_section(group: Group, section: str) -> bool:
+    """Whether the group's result depends on a section of the recipe: INCV, or another method."""
+    run = group.runs[0]
+    return (
+        section in run.identity.numerics
+        or any(key.startswith(f"{section}.") for key in run.identity.keys)
+        or (section == "incv" and bool(run.record.rounds))
+    )
+
+
+def _compare(key: str, values: Sequence[tuple[int, str]], groups: int = 0) -> Difference:
+    """groups: their number, if the others do not use the key; 0: what they have is not known."""
+    found: dict[str, dict[int, None]] = {}
+    for number, value in values:
+        found.setdefault(value, {})[number] = None
+    used = {number for number, _ in values}
+    if others := [number for number in range(1, groups + 1) if number not in used]:
+        found[NOT_USED] = dict.fromkeys(others)
+    return Difference(key, tuple((value, tuple(numbers)) for value, numbers in found.items()))
+
+
+def _decisive_keys(run: ComparedRun) -> dict[str, Any]:
+    """Return the keys that decide the result, without the seed; those of the method's own section as `<method>`."""
+    method, keys = run.record.method, comparable_keys(run.identity.keys)
+    versions = {f"numerics of {stage}": number for stage, number in run.identity.numerics.items() if number != 1}
+    own = {key: f"{OWN}{key[len(method) :]}" if key.startswith(f"{method}.") else key for key in keys}
+    return {own[key]: value for key, value in keys.items() if key != "seed"} | versions
+
+
+def _show(keys: Mapping[str, Any], key: str) -> str:
+    """Return a value as in a recipe."""
+    if key not in keys:
+        return "1" if key.startswith("numerics of ") else NOT_SET
+    value = keys[key]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
