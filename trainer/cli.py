@@ -1,4 +1,4 @@
-"""The command `incv`: run, single stages and doctor; other folders add their own commands."""
+"""The command `incv`: run and single stages; other folders add their own commands."""
 
 import argparse
 import logging
@@ -6,7 +6,6 @@ import os
 import select
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,15 +20,13 @@ from trainer.commands.recipes import take_recipe
 from trainer.commands.run_arguments import PRINTED, add_run_arguments, take_estimate_options
 from trainer.commands.version import ShowVersion
 from trainer.compare.command import add_command as add_compare_command
-from trainer.config.argument_types import path_argument
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
 from trainer.config.sweep import AT_ONCE, Variant, combinations, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
-from trainer.doctor.durable_point import describe_durable_point
-from trainer.doctor.examination import examine
+from trainer.doctor.command import add_commands as add_doctor_commands
 from trainer.outputs.command import add_commands as add_output_commands
 from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
@@ -104,14 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
         alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe")
         add_run_arguments(alone, stage)
         alone.set_defaults(func=_run, stage=stage)
-    doctor = commands.add_parser("doctor", help="diagnose a run: which rank is stuck, and where")
-    doctor.add_argument(
-        "--run-dir", type=path_argument, required=True, help="the run directory to diagnose (read-only)"
-    )
-    doctor.add_argument(
-        "--progress", action="store_true", help="print one line that changes when the run has saved new progress"
-    )
-    doctor.set_defaults(func=_doctor)
+    add_doctor_commands(commands)
     add_audit_command(commands, _tell)
     add_output_commands(commands)
     add_reproduce_commands(commands)
@@ -270,13 +260,3 @@ def _print_facts(parsed: argparse.Namespace, recipe: Recipe, root: Path) -> None
         folders = {key: str(folder) for key, folder in find_folders(recipe, RunDirectory(root)).items()}
         for key, split in with_folders(recipe, folders).data.splits().items():
             print(shlex.join([f"{key}.shards", split.shards, *pack_arguments(split, recipe.data.max_rejected)]))
-
-
-def _doctor(parsed: argparse.Namespace) -> int:
-    """Exit codes: 0: healthy, finished or stopped; 1: a rank hangs, is silent or has failed; 2: no run directory."""
-    if parsed.progress:
-        print(describe_durable_point(parsed.run_dir))
-        return 0
-    text, well = examine(parsed.run_dir, time.time())
-    print(text)
-    return 0 if well else 1

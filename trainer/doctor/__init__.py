@@ -1,5 +1,6 @@
-"""`incv doctor`: diagnoses a run from the files in its run directory.
+"""`incv doctor`: examines a machine, or diagnoses a run from the files in its run directory; `incv env`.
 
-It reads heartbeats, manifest and logs, and writes nothing. It does not import torch, so it is fast and works on any
-machine that can access the directory. The package may import trainer.report, trainer.records and trainer.config.
+For a run, it reads heartbeats, manifest and logs, and writes nothing. It does not import torch, so it is fast and
+works on any machine that can access the directory. Without a run, `machine` collects the findings of `libraries`,
+`storage`, `shard_probe` and `collective`. `environment` describes the machine for a bug report, without torch.
 """
