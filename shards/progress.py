@@ -35,19 +35,26 @@ class Progress:
             if self._terminal
             else None
         )
+        self._facts: tqdm | None = None
         self._start = time.monotonic()
         self._next_line = self._start + _SECONDS_TO_FIRST_LINE
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count `count` more units as done. note: text to show after the count, such as a loss or an epoch."""
+        """Count `count` more units as done. note: text to show after the count, or below the bar, such as a loss."""
         self.done += count
         self._note = note or self._note
         if self._bar is not None:
-            if note:
-                self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(count)
+            if note:
+                self._show(note)
         elif time.monotonic() >= self._next_line:
             self._line()
+
+    def _show(self, note: str) -> None:
+        """Show the note on a line of its own below the bar, cut to the terminal's width."""
+        if self._facts is None:
+            self._facts = tqdm(total=0, bar_format="  {desc}", dynamic_ncols=True, leave=False)
+        self._facts.set_description_str(note)
 
     def _line(self) -> None:
         now = time.monotonic()
@@ -63,8 +70,9 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        for line in (self._facts, self._bar):
+            if line is not None:
+                line.close()
 
 
 def _short(rate: float) -> str:

@@ -10,6 +10,7 @@ import trainer.run.runner
 from tests.support import RECIPES
 from tests.support.many_runs import StoppingTrace
 from tests.support.processes import pack_digits, run_here, step_folders
+from tests.support.untimed import untimed
 from trainer.run.export import load_network
 
 METHODS = ("decoupling", "mentornet")
@@ -48,7 +49,7 @@ def read(path: Path) -> Any:
 
 
 def metrics(run: Path, method: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "methods" / method / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in untimed(run / "methods" / method / "metrics.jsonl").splitlines()]
 
 
 def test_they_are_evaluated_exported_and_reported(whole: Path) -> None:
@@ -94,6 +95,6 @@ def test_a_stopped_run_ends_in_the_same_bits(folder: Path, whole: Path, monkeypa
     assert code == 0, error
     assert 33 < read(folder / "stopped" / "manifest.json")["starts"][1]["resumed"]["mentornet"] < 40
     ours, theirs = (run / "methods" / "mentornet" for run in (folder / "stopped", whole))
-    assert (ours / "metrics.jsonl").read_bytes() == (theirs / "metrics.jsonl").read_bytes()
+    assert untimed(ours / "metrics.jsonl") == untimed(theirs / "metrics.jsonl")
     last = [step_folders(each)[-1] / "tensors.safetensors" for each in (ours, theirs)]
     assert last[0].read_bytes() == last[1].read_bytes()

@@ -19,6 +19,7 @@ from shards.sample_index import SampleIndex
 from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
 from tests.support.toy_networks import assert_same_network, batch_of, normed, setting, step_at
+from tests.support.untimed import untimed
 from trainer.config.schema import EvaluationConfig
 from trainer.distributed.stop import Stopped
 from trainer.loading.image_set import open_image_set
@@ -145,7 +146,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def metrics_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "methods/standard/metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in untimed(run / "methods/standard/metrics.jsonl").splitlines()]
 
 
 def test_a_run_ends_early_and_uses_its_best_epoch(run: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.support import RECIPES
+from tests.support.untimed import untimed
 from trainer.cli import main
 
 TINY = str(RECIPES / "tiny.yaml")
@@ -37,14 +38,14 @@ def exit_code(arguments: Sequence[str]) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
-    """Every path under `folder` and, of files, every byte; links are not followed."""
+    """Every path under `folder` and, of files, every byte but the times of metrics.jsonl; links are not followed."""
     return dict(_contents(folder, folder))
 
 
 def _contents(folder: Path, root: Path) -> Iterator[tuple[str, bytes | None]]:
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
-        yield str(path.relative_to(root)), path.read_bytes() if path.is_file() else None
+        yield str(path.relative_to(root)), untimed(path) if path.is_file() else None
         if is_folder:
             yield from _contents(path, root)
 

@@ -17,6 +17,7 @@ import torch
 from shards.pack import pack
 from shards.sources import open_source
 from tests.support import RECIPES
+from tests.support.untimed import untimed
 from trainer.cli import main
 from trainer.incv.selection_index import SelectionIndex
 from trainer.training.checkpoint import read_checkpoint
@@ -155,4 +156,4 @@ def require_same_results(run_dir: Path, other: Path) -> None:
     metrics = sorted(file.relative_to(other) for file in other.rglob("metrics.jsonl"))
     lists = [Path("labels_review.csv"), Path("labels_review.parquet")]
     for file in [*exported, *tables, *metrics, *lists, Path("evaluation.json")]:
-        assert (run_dir / file).read_bytes() == (other / file).read_bytes(), file
+        assert untimed(run_dir / file) == untimed(other / file), file

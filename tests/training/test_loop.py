@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shards.errors import DataError
+from tests.support.untimed import untimed
 from trainer.config.schema import ExecutionConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import World
@@ -127,7 +128,7 @@ def ended(folder):
     """What a training leaves: its log, and its last checkpoint's tensors and values."""
     step, state = find_newest_checkpoint(folder / "checkpoints")
     tensors = {name: tensor.numpy().tobytes() for name, tensor in state.tensors.items()}
-    return (folder / "metrics.jsonl").read_bytes(), step, tensors, state.values
+    return untimed(folder / "metrics.jsonl"), step, tensors, state.values
 
 
 TASKS = {"toy": ToyTask, "network": network_task}

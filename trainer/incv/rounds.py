@@ -30,6 +30,7 @@ from trainer.methods.networks import build_network, seed_rng
 from trainer.methods.predict import predict
 from trainer.methods.task import build_task_settings
 from trainer.models.weights import Weights
+from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.training.interleave import Steps, interleave
@@ -223,7 +224,13 @@ class Incv:
             mixup=self._config.mixup.alpha,
         )
         training = TrainingJob(
-            "incv", self._run.fold(fold.round, fold.number), fold.round, fold.number, self._identity
+            "incv",
+            self._run.fold(fold.round, fold.number),
+            fold.round,
+            fold.number,
+            self._identity,
+            f"incv, round {fold.round + 1}/{self._config.rounds}, fold {fold.number + 1}/2",
+            self._later(fold, len(plan.selected) * plan.epochs),
         )
         seed_rng(plan.stream, world.rank)
         seed = initial_seed(recipe.seed, self._config, fold.round, fold.number)
@@ -241,6 +248,13 @@ class Incv:
             ctx,
         )
         return task.round_network()
+
+    def _later(self, fold: "Fold", images: int) -> Later:
+        """The folds and stages after this fold, of which each fold is as long. images: that the fold trains on."""
+        rounds = self._config.rounds - fold.round - 1
+        at_once = folds_side_by_side(self._ctx.execution, self._ctx.world)
+        folds = rounds if at_once else 2 * rounds + 1 - fold.number
+        return Later(folds, self._ctx.work_after.get("incv", 0.0) / max(images, 1))
 
     def _watched(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
         log = UnreadableLog(self._run, self._ctx.world.rank)

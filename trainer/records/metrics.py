@@ -15,6 +15,7 @@ from trainer.loading.transfer import HostCopy
 
 COUNTED = "counted"
 """Name of a metric that is 1 for a normal step and 0 if all images of the step were unreadable."""
+_SHOWN = ("loss", "train_accuracy")  # in the progress view, beside the accuracies on evaluation sets
 _MOST_PENDING = 8  # lines whose numbers the GPU has not computed yet
 
 
@@ -47,7 +48,7 @@ class MetricsLog:
         self._names: tuple[str, ...] = ()
         self._sums: torch.Tensor | None = None
         self._pending: deque[_Line] = deque()
-        self._note = ""
+        self._shown: dict[str, float] = {}
 
     def has_lines(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0
@@ -88,7 +89,7 @@ class MetricsLog:
         self._reset()
         while self._pending and (wait or self._pending[0].is_ready or len(self._pending) > _MOST_PENDING):
             self._append(self._pending.popleft())
-        return self._note
+        return ", ".join(f"{name} {value:.3f}" for name, value in self._shown.items())
 
     def _append(self, pending: _Line) -> None:
         means = pending.means()
@@ -101,7 +102,8 @@ class MetricsLog:
                     file.write(json.dumps(line) + "\n")
             if self.on_line is not None:
                 self.on_line(line)
-        self._note = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name == "loss")
+        shown = {name: value for name, value in line.items() if name in _SHOWN or name.startswith("accuracy.")}
+        self._shown |= {name: value for name, value in shown.items() if value is not None}
 
     def state(self) -> dict[str, Any]:
         """Return the sums since the last line, which is in the file by then."""

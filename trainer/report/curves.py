@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from trainer.records.pace import remove_times
 from trainer.records.run_directory import RunDirectory
 
 MOST_POINTS = 200
@@ -30,7 +31,7 @@ def read_metrics(path: Path) -> dict[str, list[float | None]]:
             break  # a killed run may leave an incomplete last line, which a resume removes
         if isinstance(line, dict):
             lines.append(line)
-    lines = thin(lines)
+    lines = [remove_times(line) for line in thin(lines)]
     keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
     return {key: [_number(line.get(key)) for line in lines] for key in keys}
 

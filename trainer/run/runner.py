@@ -41,6 +41,7 @@ from trainer.run.stage_graph import StageLedger, require_stages
 from trainer.run.stage_loop import Claim, iterate_stages
 from trainer.run.stages import StageRunner
 from trainer.run.start_checks import code_hash, require_common_directory, require_same_start
+from trainer.run.workload import work_after_stages
 from trainer.training.interleave import Steps, run_to_end
 from trainer.training.loop import RunContext
 
@@ -162,14 +163,15 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
         shared = world.broadcast_from_rank0(lambda: claim.shared() if claim is not None else None)
         require_common_directory(world, run)
         with log_to_file(run.rank_log(world.rank), world.rank, world.size):
-            ctx = _build_context(options, world, stop, shared["start"])
+            ctx = _build_context(options, world, stop, shared["start"], len(data.labels.trained))
             stages = StageRunner(recipe, run, ctx, data, shared["identities"], shared["incv_from"])
             return (yield from iterate_stages(run, recipe, ctx, stages, claim, options.only))
     finally:
         run.release()
 
 
-def _build_context(options: RunOptions, world: World, stop: StopRequest, start: int) -> RunContext:
+def _build_context(options: RunOptions, world: World, stop: StopRequest, start: int, samples: int) -> RunContext:
+    """samples: number of samples that networks train on."""
     recipe, run = options.recipe, options.run
     heartbeat = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
     world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
@@ -177,7 +179,10 @@ def _build_context(options: RunOptions, world: World, stop: StopRequest, start: 
     trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
     profile = Profile(world.device, start, options.profile == "trace") if options.profile else None
     trackers = tracker_settings(run.root, options.name, recipe)
-    return RunContext(world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile, trackers)
+    work_after = work_after_stages(recipe, samples, options.only)
+    return RunContext(
+        world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile, trackers, work_after
+    )
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:

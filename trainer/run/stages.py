@@ -31,6 +31,7 @@ from trainer.methods.precision import image_type
 from trainer.methods.predict import Passes, predict
 from trainer.methods.registry import get_method, methods_of
 from trainer.methods.task import BaseTask
+from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels, read_labels, write_labels
 from trainer.records.unreadable import Location, UnreadableLog
@@ -173,7 +174,9 @@ class StageRunner:
         seed_rng(plan.stream, world.rank)
         log = UnreadableLog(self._run, world.rank)
         data = log.watch(self._training_set(), Location("train", name, "training"), self._recipe.data.max_unreadable)
-        job = TrainingJob(name, folder, identity=self._identities[name])
+        images = (len(plan.selected) + sum(plan.rows_at(plan.epochs)[1:]) * plan.steps_per_epoch) * plan.epochs
+        later = Later(0.0, self._ctx.work_after.get(name, 0.0) / max(images * method.networks, 1))
+        job = TrainingJob(name, folder, identity=self._identities[name], later=later)
         with self._evaluated(method, training) as task:
             yield from iterate_training(
                 job, task, plan, lambda first: data.training_batches(plan, first, world), self._ctx

@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -14,11 +13,12 @@ from shards.progress import Progress
 from trainer.config.schema import ExecutionConfig
 from trainer.distributed.stop import Stopped, StopRequest
 from trainer.distributed.world import World
-from trainer.loading.batch import Batch, Batches
-from trainer.loading.sample_order import StepIds, TrainingPlan, mix64
+from trainer.loading.batch import Batches
+from trainer.loading.sample_order import TrainingPlan, mix64
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import StartLog
 from trainer.records.metrics import MetricsLog
+from trainer.records.pace import NOTHING_LATER, Later, Pace, describe_pace
 from trainer.records.profile import Profile, Stopwatch, time_data_wait
 from trainer.records.trace import Trace
 from trainer.records.trackers import JobTrackers, TrackerSettings
@@ -33,53 +33,11 @@ from trainer.training.checkpoint import (
     read_checkpoint,
     step_folder,
 )
+from trainer.training.task import Task
 
 _log = logging.getLogger(__name__)
 
 _SHARE_AT_STAKE = 5  # save a checkpoint at least every fifth of a training job
-
-
-class Task(Protocol):
-    """The loop's interface to a training method: its networks, loss, optimiser and state."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the last step."""
-        ...
-
-    @property
-    def chosen(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """This rank's sample_ids that each of two networks chose in the last step for their small loss; None if the
-        method does not choose them so."""
-        ...
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the training ends before its last epoch; changes in `end_epoch` only, alike on all ranks."""
-        ...
-
-    @property
-    def epoch_metrics(self) -> Mapping[str, float]:
-        """What the last `end_epoch` has measured."""
-        ...
-
-    def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
-        """Run one update, non-blocking; return scalars for the metrics, which the next step overwrites."""
-        ...
-
-    def require_finite(self, wait: bool = True) -> None:
-        """Raise if training has diverged. wait: for the device; otherwise this may notice it in a later call."""
-        ...
-
-    def end_epoch(self, epoch: int) -> None: ...
-
-    def close(self) -> None:
-        """Release resources at the end of the training job."""
-        ...
-
-    def state(self) -> TrainState: ...
-
-    def load(self, state: TrainState) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,6 +50,10 @@ class TrainingJob:
     fold: int | None = None
     identity: str | None = None
     """Hash of the recipe keys that affect the job's result; a checkpoint with a different hash is rejected."""
+    title: str | None = None
+    """What the progress view calls the job; None: its name."""
+    later: Later = NOTHING_LATER
+    """The training that follows the job, for the time left."""
 
     @property
     def name(self) -> str:
@@ -115,6 +77,8 @@ class RunContext:
     trace: Trace | None = None
     profile: Profile | None = None
     trackers: TrackerSettings | None = None
+    work_after: Mapping[str, float] = field(default_factory=dict)
+    """By stage, the image passes through a network of all trainings in later stages."""
 
     def watch(self, training: str) -> Stopwatch | None:
         """Return the stopwatch of the training job; None without --profile."""
@@ -159,10 +123,12 @@ def iterate_training(
             watch.begin()
         first = records.begin()
         with (
-            Progress(training.name, plan.total_steps, first, "steps") as progress,
+            Progress(training.title or training.name, plan.total_steps, first, "steps") as progress,
             closing(batches_from(first)) as batches,
         ):
-            for expected, batch in zip(range(first, plan.total_steps), time_data_wait(batches, watch), strict=True):
+            pace = Pace(plan.total_steps, training.later)
+            timed = pace.time_waits(time_data_wait(batches, watch))
+            for expected, batch in zip(range(first, plan.total_steps), timed, strict=True):
                 if task.has_ended:  # in an earlier start
                     break
                 at = batch.step
@@ -176,20 +142,22 @@ def iterate_training(
                 if ctx.trace is not None:
                     ctx.trace.step(training.name, at.step, batch, task.chosen)
                 done = at.step + 1
+                pace.end_step(len(at.selected) + len(at.candidates))
                 records.count(at.step == first)
                 finished = done == plan.total_steps
                 # Log the first step too: metrics without any checkpoint then prove that progress was lost.
                 due = done == 1 or finished or done % ctx.execution.log_every == 0
-                note = records.log(done, wait=done == 1 or finished) if due else ""
+                note = records.log(done, done == 1 or finished, pace.measure(done)) if due else ""
                 progress.advance(1, note)
-                if done % plan.steps_per_epoch == 0:
-                    records.end_epoch(done)
-                    finished = finished or task.has_ended
-                if stop_consensus.result() and not finished:
-                    records.save(done, wait=True)
-                    raise Stopped(training.name, done, ctx.stop.wait_for_reason())
-                if finished or done % interval == 0:
-                    records.save(done)
+                with pace.aside():
+                    if done % plan.steps_per_epoch == 0:
+                        records.end_epoch(done)
+                        finished = finished or task.has_ended
+                    if stop_consensus.result() and not finished:
+                        records.save(done, wait=True)
+                        raise Stopped(training.name, done, ctx.stop.wait_for_reason())
+                    if finished or done % interval == 0:
+                        records.save(done)
                 with nullcontext() if watch is None else watch.aside():
                     yield
                 if task.has_ended:
@@ -294,11 +262,12 @@ class _TrainingRecords:
         if is_first_step:
             self._ctx.world.set_timeout(self._ctx.execution.timeout)
 
-    def log(self, done: int, wait: bool) -> str:
+    def log(self, done: int, wait: bool, times: Mapping[str, float]) -> str:
         """Log the steps since the last line; return a short text. wait: for the device, which is left idle then."""
         self._task.require_finite(wait)
         epoch = round(done / self._plan.steps_per_epoch, 3)
-        return self.metrics.write(wait, step=done, epoch=epoch, learning_rate=self._task.learning_rate)
+        last = self.metrics.write(wait, step=done, epoch=epoch, learning_rate=self._task.learning_rate, **times)
+        return f"{describe_pace(times, epoch, self._plan.epochs)}, {last}"
 
     def end_epoch(self, done: int) -> None:
         """Run the task's `end_epoch`. If a stop interrupts it, save a checkpoint and let the next start repeat it."""
