@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from shards.durable import read_json
 from shards.errors import ConfigError
@@ -17,7 +18,9 @@ from trainer.methods.registry import get_method, method_names, title_of
 from trainer.records.manifest import INCV_FROM
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_curves
+from trainer.report.gaps import ReadableRun, find_gaps
 from trainer.report.left_out import read_left_out
+from trainer.report.loss_histograms import measure_losses
 from trainer.report.measured import (
     MATRIX_CLASSES,
     RunSamples,
@@ -27,25 +30,49 @@ from trainer.report.measured import (
     measure_rounds,
     read_samples,
 )
+from trainer.report.noise_by_group import (
+    describe_labels,
+    describe_sources,
+    estimated_pairs,
+    excerpt,
+    read_held_out,
+)
 from trainer.report.profile import read_profile
 from trainer.report.signals import confirmed_noise, measure_signals, read_repeated, stated_estimate
+from trainer.report.sources import SampleSources
 from trainer.report.suspects import find_contradicted_checks, find_suspects
 from trainer.report.trust import judge
 from trainer.report.unreadable import find_unreadable
 
 
-def collect_report(run: RunDirectory) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class RunFacts:
+    """What a run directory says about its samples, read once for the report and its gallery."""
+
+    run: ReadableRun
+    selection: SelectionIndex | None
+    samples: RunSamples
+    manifest: dict[str, Any]
+
+    @classmethod
+    def read(cls, root: Path) -> "RunFacts":
+        run = ReadableRun(root)
+        manifest, selection = _optional(run.manifest) or {}, last_selection(run)
+        return cls(run, selection, read_samples(run, _class_names(manifest), selection), manifest)
+
+
+def collect_report(facts: RunFacts, sources: SampleSources | None = None) -> dict[str, Any]:
     """Return the content of report.json; values are None if the run is unfinished or has no true labels."""
-    config = yaml.safe_load(run.config.read_text()) or {}
-    manifest = read_json(run.manifest)
+    run, selection, samples, manifest = facts.run, facts.selection, facts.samples, facts.manifest
+    config = (yaml.safe_load(run.config.read_text()) or {}) if run.config.exists() else {}
     incv = _optional(run.incv)
-    selection = last_selection(run)
-    samples = read_samples(run, _class_names(manifest), selection)
+    held_out = read_held_out(run, samples)
+    joint = None if held_out is None or not len(held_out.ids) else held_out.joint(slice(None), samples.classes)
     repeated = read_repeated(run, samples)
     starts = manifest.get("starts") or []
     noise = (incv or {}).get("noise") or {}
     flagged, suspicious = find_suspects(selection, samples)
-    report = {
+    report: dict[str, Any] = {
         "recipe": manifest.get("recipe"),
         "seed": config.get("seed"),
         "model": (config.get("model") or {}).get("name"),
@@ -62,10 +89,12 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
             "true": samples.realised_noise(),
         },
         "rounds": measure_rounds(run, samples, (incv or {}).get("rounds") or []),
-        "selection": describe_selection(selection, samples),
+        "selection": _describe_selection(selection, samples, joint),
+        "by_source": None if selection is None else describe_sources(selection, samples, held_out, sources),
+        "losses": measure_losses(selection, samples),
         "filled_classes": (incv or {}).get("filled_classes"),
         "ended_early": (incv or {}).get("ended_early"),
-        "confusion": measure_confusion(run, samples, noise.get("transition")),
+        "confusion": measure_confusion(run, samples, noise.get("transition")) | _estimated_confusion(joint, samples),
         "methods": describe_methods(config.get("methods") or []),
         "accuracy": accuracy(_optional(run.evaluation)),
         "left_out": read_left_out(run),
@@ -86,12 +115,31 @@ def collect_report(run: RunDirectory) -> dict[str, Any]:
         },
         "config": _without_large_matrix(config),
         "missing": missing(run, samples, bool(config.get("methods"))),
+        "gaps": find_gaps(run),
     }
     estimate = stated_estimate(report["noise"], (config.get("incv") or {}).get("noise_estimate"))
     report["noise"]["stated"] = estimate[0] if estimate else None
     signals = measure_signals(run, samples, selection, repeated, incv, report)
     report["trust"] = None if signals is None else judge(signals).as_json() | {"signals": asdict(signals)}
     return strict(report)
+
+
+def _describe_selection(
+    selection: SelectionIndex | None, samples: RunSamples, joint: NDArray[np.float64] | None
+) -> dict[str, Any] | None:
+    described = describe_selection(selection, samples)
+    if described is None or selection is None:
+        return None
+    return described | {"by_label": describe_labels(selection, samples, joint)}
+
+
+def _estimated_confusion(joint: NDArray[np.float64] | None, samples: RunSamples) -> dict[str, Any]:
+    """Return the classes that the labels are estimated to confuse and, of a large matrix, the part that has them."""
+    if joint is None:
+        return {"estimated_pairs": None, "excerpt": None}
+    pairs = estimated_pairs(joint, int(samples.inside.sum()))
+    large = samples.classes > MATRIX_CLASSES
+    return {"estimated_pairs": pairs, "excerpt": excerpt(joint, pairs) if large else None}
 
 
 def _without_large_matrix(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from trainer.report.class_names import short_names
-from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, percent, plain, stacked_bars
+from trainer.report.plots import Bar, Series, bar_chart, for_widths, heatmap, line_chart, percent, plain, stacked_bars
 from trainer.report.profile import shares, shown_phases
 from trainer.report.summary import method_title, method_with, points, share, shows_removed
 from trainer.report.text import format_duration
@@ -33,7 +33,11 @@ def noise_plot(report: dict[str, Any]) -> Markup | None:
     bars = [Bar(label, value, share(value), colour) for label, value, colour in rows if value is not None]
     if not bars:
         return None
-    return bar_chart(bars, title="Share of wrong labels", reference=noise["true"], ticks=percent)
+    return for_widths(
+        lambda width: bar_chart(
+            bars, title="Share of wrong labels", reference=noise["true"], ticks=percent, width=width
+        )
+    )
 
 
 def precision_plot(report: dict[str, Any]) -> Markup | None:
@@ -49,15 +53,43 @@ def precision_plot(report: dict[str, Any]) -> Markup | None:
     numbers = [float(entry["round"]) for entry in rounds]
     low = min(y for line in series for _, y in line.points if y is not None)
     title = "Label precision and recall after each round, measured and by theory"
-    return line_chart(
-        series,
-        title=title,
-        x_label="round",
-        x_ticks=numbers,
-        y_range=(min(low, 0.9), 1.0),
-        ticks=percent,
-        size=(480, 300),
+    return for_widths(
+        lambda width: line_chart(
+            series,
+            title=title,
+            x_label="round",
+            x_ticks=numbers,
+            y_range=(min(low, 0.9), 1.0),
+            ticks=percent,
+            size=(width, 300),
+        )
     )
+
+
+def losses_plot(report: dict[str, Any]) -> Markup | None:
+    """Plot the distribution of the held-out losses of each state as an outline."""
+    losses = report["losses"]
+    if losses is None:
+        return None
+    edges, colours = losses["edges"], {"selected": 2, "candidates": 5, "removed": 3}
+    series = [Series(name, _outline(edges, shares), colours[name]) for name, shares in losses["shares"].items()]
+    return for_widths(
+        lambda width: line_chart(
+            series,
+            title="Held-out loss by state",
+            x_label="held-out loss of the given label",
+            ticks=percent,
+            size=(width, 300),
+        )
+    )
+
+
+def _outline(edges: Sequence[float], heights: Sequence[float]) -> list[tuple[float, float | None]]:
+    """Return the outline of a histogram, from and to zero."""
+    points_: list[tuple[float, float | None]] = [(edges[0], 0.0)]
+    for low, high, height in zip(edges[:-1], edges[1:], heights, strict=True):
+        points_ += [(low, height), (high, height)]
+    return [*points_, (edges[-1], 0.0)]
 
 
 def counts_plot(report: dict[str, Any]) -> Markup | None:
@@ -73,7 +105,7 @@ def counts_plot(report: dict[str, Any]) -> Markup | None:
     shown = [index for index in range(len(STATES)) if index < always or any(counts[index] for _, counts in rows)]
     rows = [(label, [counts[index] for index in shown]) for label, counts in rows]
     parts = [STATES[index][1:] for index in shown]
-    return stacked_bars(rows, parts, title="Samples by state after each round")
+    return for_widths(lambda width: stacked_bars(rows, parts, title="Samples by state after each round", width=width))
 
 
 def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
@@ -93,8 +125,12 @@ def accuracy_plots(report: dict[str, Any]) -> dict[str, Markup]:
             if result["top1"] is not None
         ]
         if bars:
-            plots[name] = bar_chart(bars, title=f"Top-1 accuracy on {name}", high=100, ticks=_points_tick, width=960)
+            plots[name] = _accuracy_plot(bars, f"Top-1 accuracy on {name}")
     return plots
+
+
+def _accuracy_plot(bars: Sequence[Bar], title: str) -> Markup:
+    return for_widths(lambda width: bar_chart(bars, title=title, high=100, ticks=_points_tick, width=width), wide=960)
 
 
 def time_plot(report: dict[str, Any]) -> Markup | None:
@@ -103,7 +139,9 @@ def time_plot(report: dict[str, Any]) -> Markup | None:
         for stage, seconds in report["time_s"].items()
         if seconds is not None
     ]
-    return bar_chart(bars, title="Time of each stage", ticks=None, width=960) if bars else None
+    if not bars:
+        return None
+    return for_widths(lambda width: bar_chart(bars, title="Time of each stage", ticks=None, width=width), wide=960)
 
 
 def profile_plot(report: dict[str, Any]) -> Markup | None:
@@ -114,7 +152,8 @@ def profile_plot(report: dict[str, Any]) -> Markup | None:
     phases = shown_phases(trainings)
     rows = [(each["training"], [shares(each)[phase] for phase, _, _ in phases]) for each in trainings]
     parts = [(words, colour) for _, words, colour in phases]
-    return stacked_bars(rows, parts, title="Time of each training by phase", width=960, ticks=share)
+    title = "Time of each training by phase"
+    return for_widths(lambda width: stacked_bars(rows, parts, title=title, width=width, ticks=share), wide=960)
 
 
 def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -130,6 +169,7 @@ def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
         charts = [
             _charts(runs, "loss", "training loss", plain),
             _charts(runs, "train_accuracy", "training accuracy", percent),
+            _charts(runs, "accuracy", "accuracy on evaluation sets", percent),
         ]
         panels = [{"name": name, "charts": [chart[name] for chart in charts if name in chart]} for name in runs]
         if any(panel["charts"] for panel in panels):
@@ -161,15 +201,15 @@ def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Ser
     for run, columns in runs.items():
         along = columns.get("epoch") or columns.get("step")
         for name in columns:
-            if along and (name == key or name.startswith(f"{key}_")):
-                label = " ".join(part for part in (run, name.removeprefix(key).strip("_")) if part) or key
+            if along and (name == key or name.startswith((f"{key}_", f"{key}."))):
+                label = " ".join(part for part in (run, name.removeprefix(key).strip("_.")) if part) or key
                 pairs = [(x, y) for x, y in zip(along, columns[name], strict=True) if x is not None]
                 series.append(Series(label, pairs, len(series)))
     return series
 
 
 def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Plot T, M and the confident estimate of T as heatmaps on one scale; none above MATRIX_CLASSES classes."""
+    """Plot T, M and the confident estimate of T as heatmaps on one scale; of many classes, the most confused."""
     kinds = (
         ("transition", "T: true class → given label", "true class", "given label"),
         ("predicted", "M: true class → held-out prediction", "true class", "predicted in round 1"),
@@ -181,11 +221,19 @@ def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
         ),
     )
     names = tick_names(short_names(report["class_names"]))
-    return [
+    plots = [
         {"name": name, "plot": heatmap(matrix, title=name, names=names, row_label=rows, column_label=columns)}
         for key, name, rows, columns in kinds
         if (matrix := report["confusion"][key]) is not None
     ]
+    if (part := report["confusion"]["excerpt"]) is not None:
+        chosen = [short_names(report["class_names"])[number] for number in part["classes"]]
+        name = f"Estimated T, the {len(chosen)} most confused classes"
+        plot = heatmap(
+            part["matrix"], title=name, names=chosen, row_label="estimated true class", column_label="given label"
+        )
+        plots.append({"name": name, "plot": plot})
+    return plots
 
 
 def tick_names(names: Sequence[str]) -> list[str]:

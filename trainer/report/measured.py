@@ -13,7 +13,7 @@ from trainer import theory
 from trainer.incv import measure
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
-from trainer.records.stored_labels import read_labels
+from trainer.records.stored_labels import StoredLabels, read_labels
 
 MATRIX_CLASSES = 50  # with more classes a matrix is too large to read: only its largest entries are kept
 WORST_PAIRS = 15
@@ -52,9 +52,13 @@ class RunSamples:
 def read_samples(run: RunDirectory, names: list[str], selection: SelectionIndex | None) -> RunSamples:
     """Read the given labels and, if known, the true ones. The inside has no samples that INCV did not select from.
 
-    names: the class names; unnamed classes are numbered. selection: the last one.
+    Without labels.parquet, there are no samples. names: the class names; unnamed classes are numbered.
+    selection: the last one.
     """
-    labels = read_labels(run.labels)
+    if run.labels.exists():
+        labels = read_labels(run.labels)
+    else:
+        labels = StoredLabels(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
     size = max(int(labels.ids.max(initial=-1)) + 1, len(selection.state) if selection else 0)
     given = _dense(labels.ids, labels.labels, size)
     truth = None
@@ -106,16 +110,11 @@ def measure_rounds(run: RunDirectory, samples: RunSamples, notes: list[dict[str,
 
 
 def describe_selection(selection: SelectionIndex | None, samples: RunSamples) -> dict[str, Any] | None:
-    """Describe the last selection: counts (total, by given label), precision and recall (total, by true class)."""
+    """Describe the last selection: counts, precision and recall (total, by true class)."""
     if selection is None:
         return None
     state = _states(selection, len(samples.given))
     entry: dict[str, Any] = {**_counts(state, samples), **_against_truth(state, samples), "by_class": None}
-    tallies = [
-        np.bincount(samples.given[among], minlength=samples.classes).tolist()
-        for among in (samples.inside, samples.inside & (state == State.SELECTED))
-    ]
-    entry["by_label"] = [{"samples": all_, "selected": kept} for all_, kept in zip(*tallies, strict=True)]
     if samples.known is not None:
         selected = (state == State.SELECTED)[samples.measurable]
         true, given = samples.known

@@ -43,8 +43,10 @@ def _correct(report: dict[str, Any], run: RunDirectory) -> Step:
     kept = ("# Keep the rows with checked = true: they are your earlier decisions.",) if earlier else ()
     again = ["incv", "run", "-c", str(run.config), f"labels.corrections={file}", "--run-dir", str(root)]
     return Step(
-        "Correct labels in a copy of the list, and run again",
+        "Correct labels in the gallery or in a copy of the list, and run again",
         (
+            "# Decide on labels in the gallery of the report, and move the file that it saves here.",
+            "# Or edit a copy of the list:",
             shlex.join(["cp", str(run.labels_review_csv), str(file)]),
             "# In the copy, fill in corrected_label: another label corrects the given one, the",
             "# same label confirms it. To exclude an image, empty its given_label.",

@@ -1,5 +1,9 @@
 """Step three of the report: render one self-contained HTML file."""
 
+import base64
+import hashlib
+import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -7,13 +11,13 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from trainer.report import figures
-from trainer.report.by_class import class_tables
+from trainer.report import figures, tables
 from trainer.report.class_names import short_names
 from trainer.report.left_out import describe_counts
 from trainer.report.next_steps import Step
-from trainer.report.profile import profile_words, shares, shown_phases
+from trainer.report.profile import profile_words
 from trainer.report.summary import (
     best_method,
     claimed_noise,
@@ -25,32 +29,42 @@ from trainer.report.summary import (
     points,
     second_look,
     share,
-    shows_removed,
     verdict,
 )
 from trainer.report.suspects import OPEN, STRONG
 from trainer.report.text import format_duration
 from trainer.report.trust import explain_level
 
-LISTED = 50  # maximum rows of tables that could be very long
+TEMPLATES = Path(__file__).parent / "template"
+SCRIPTS = ("tables.js", "corrections.js", "viewer.js", "gallery.js", "start.js")
+"""In the order in which they run."""
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]], steps: Sequence[Step] = ()) -> str:
+def render_page(
+    report: dict[str, Any],
+    thumbnails: dict[int, dict[str, Any]],
+    steps: Sequence[Step] = (),
+    gallery: dict[str, Any] | None = None,
+) -> str:
     """Render the HTML page of a report; the template escapes all text that comes from data.
 
-    steps: what the user can do next.
+    thumbnails: of the samples that are shown where scripts are off; steps: what the user can do next; gallery: the
+    data of the gallery (`build_gallery`).
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=show_controls,
     )
     environment.filters |= {"share": share, "points": points, "duration": format_duration}
     environment.filters["method"] = partial(method_title, report)
     # No line break before a percent sign or inside Co-teaching.
     environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
+    script = "\n".join((TEMPLATES / name).read_text() for name in SCRIPTS)
     return environment.get_template(
         "page.html"
     ).render(
@@ -63,33 +77,47 @@ def render_page(report: dict[str, Any], thumbnails: dict[int, dict[str, Any]], s
         own_data=report["noise"]["true"] is None,  # then the images to look at come first
         steps=steps,
         opened=OPEN,
-        shows_removed=shows_removed(report),
         tiles=tiles(report),
         noise_words=noise_words(report),
         claims_noise=report["noise"]["true"] is not None or claimed_noise(report) is not None,
         selection_words=selection_words(report),
+        loss_words=loss_words(report),
         suspect_words=suspect_words(report),
         profile_words=profile_words(report),
-        phases=shown_phases(report["profile"] or []),
-        shares=shares,
         names=short_names(report["class_names"]),
-        class_tables=class_tables(report),
-        filled=(report["filled_classes"] or [])[:LISTED],
-        unreadable=report["unreadable"]["samples"][:LISTED],
-        left_out=report["left_out"]["files"][:LISTED],
+        filled=(report["filled_classes"] or [])[: tables.LISTED],
         left_out_words=describe_counts(report["left_out"]["counts"]),
         figures=figures,
+        tables=tables,
         thumbnails=thumbnails,
+        gallery=gallery,
+        gallery_data=Markup(script_json(gallery)),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
         config=yaml.safe_dump(report["config"], sort_keys=False, allow_unicode=True),
-        starts=start_rows(report),
+        starts=tables.start_rows(report),
         versions=(report["starts"]["list"] or [{}])[-1].get("versions") or {},
     )
 
 
+def script_json(value: Any) -> str:
+    """Return JSON that cannot end the script element that holds it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def show_controls(value: Any) -> Any:
+    """Make control characters visible in a text of the page: they could hide or reorder what follows."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+
+
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
     """Return the key figures, each with value, label and a note for comparison."""
-    noise = _noise_tile(report)
-    found = [noise] if noise else []
+    found = [_came_in_tile(report)]
+    if noise := _noise_tile(report):
+        found.append(noise)
     selection, rounds = report["selection"], report["rounds"]
     if selection is not None:
         part = selection["selected"] / report["samples"] if report["samples"] else None
@@ -97,7 +125,7 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
             _tile(f"{selection['selected']:,}", "labels kept by INCV", f"{share(part)} of {report['samples']:,}")
         )
         if report["noise"]["true"] is None:
-            found.append(_tile(f"{report['flagged']:,}", "labels flagged", "shown below"))
+            found.append(_tile(f"{report['flagged']:,}", "labels flagged", "see the gallery"))
         expected = (rounds[-1]["theory"] if rounds else None) or {}
         for key, name in (("label_precision", "label precision"), ("label_recall", "label recall")):
             if selection[key] is not None:
@@ -111,8 +139,21 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
         found.append(_tile(points(evaluated[1][method]["top1"]), f"top-1 on {evaluated[0]}", note))
     seconds = [value for value in report["time_s"].values() if value is not None]
     if seconds:
-        found.append(_tile(format_duration(sum(seconds)), "total time", f"{len(seconds)} stages"))
+        found.append(_tile(format_duration(sum(seconds)), "total time", _hardware(report)))
     return found
+
+
+def _came_in_tile(report: dict[str, Any]) -> dict[str, str]:
+    counts = report["left_out"]["counts"]
+    rejected = counts.get("rejected", 0) + report["unreadable"]["count"]
+    skipped = f"{rejected:,} could not be used" if rejected else "all could be used"
+    return _tile(f"{report['samples']:,}", "images came in", f"{report['classes']:,} classes; {skipped}")
+
+
+def _hardware(report: dict[str, Any]) -> str:
+    """Return the hardware of the last start, or how many stages there are."""
+    start = (report["starts"]["list"] or [{}])[-1]
+    return str(start.get("hardware") or f"{len(report['time_s'])} stages")
 
 
 def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
@@ -187,6 +228,19 @@ def selection_words(report: dict[str, Any]) -> str:
     )
 
 
+def loss_words(report: dict[str, Any]) -> str:
+    """Explain the histograms of the losses, with the median of each state."""
+    if report["losses"] is None:
+        return ""
+    medians = [f"{median:.2f} of the {name}" for name, median in report["losses"]["medians"].items()]
+    return (
+        "The held-out loss of a sample is the negative logarithm of the probability that a network which did not "
+        "train on it gives to its label. The less the outlines overlap, the better the networks tell right labels "
+        f"from wrong ones. The median is {', '.join(medians)}. Each outline has the same area; the last bin holds "
+        "all larger losses."
+    )
+
+
 def suspect_words(report: dict[str, Any]) -> str:
     """Describe the suspects and, if the truth is known, how many of them are mislabelled."""
     suspects = report["suspicious"] or []
@@ -204,7 +258,7 @@ def suspect_words(report: dict[str, Any]) -> str:
     wrong = sum(suspect["true"] != suspect["given"] for suspect in judged)
     right = sum(suspect["true"] == suspect["predicted"] for suspect in judged)
     judgement = f"{wrong} are mislabelled; for {right} the prediction is the true class."
-    return f"{words} Of the {len(judged)} shown here, {judgement}"
+    return f"{words} Of the {len(judged)} most suspicious, {judgement}"
 
 
 def second_look_words(report: dict[str, Any]) -> str:
@@ -220,23 +274,6 @@ def second_look_words(report: dict[str, Any]) -> str:
         "flagged. Below each image: checked label → predicted label."
     )
     return words if count == len(shown) else f"{words} The {len(shown)} strongest are shown."
-
-
-def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:
-    """Describe each start of the run; rounds and folds count from 1, as throughout the report."""
-    rows = []
-    for start in report["starts"]["list"]:
-        place = start.get("resumed_from") or {}
-        words = [str(place["stage"])] if place.get("stage") is not None else []
-        words += [f"{key} {place[key] + 1}" for key in ("round", "fold") if place.get(key) is not None]
-        words += [f"step {place['step']:,}"] if place.get("step") is not None else []
-        row = {key: str(start.get(key) or "–") for key in ("time", "command", "threads")}
-        row["time"] = row["time"].replace("T", " ").replace("+00:00", " UTC")
-        row["ranks"] = f"{start.get('world', 1)} on {str(start.get('device') or 'cpu').partition(':')[0]}"
-        if start.get("launcher", "alone") != "alone":
-            row["ranks"] += f", {start['launcher']}"
-        rows.append({**row, "resumed": ", ".join(words) or "–"})
-    return rows
 
 
 def _plural(count: int, noun: str) -> str:

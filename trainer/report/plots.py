@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from trainer.report.text import shorten
 
+NARROW = 320  # width of charts on phones
 CHARACTER = 7.0  # mean character width at 12 px, for label layout
 Ticks = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -58,6 +59,11 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
+def for_widths(draw: Callable[[int], Markup], wide: int = 480) -> Markup:
+    """Draw a chart twice, for wide screens and for phones; the page's CSS shows one of them."""
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(wide), draw(NARROW))
+
+
 def line_chart(
     series: Sequence[Series],
     *,
@@ -102,7 +108,8 @@ def bar_chart(
 ) -> Markup:
     """Draw horizontal bars from zero, each followed by its text. reference: value marked by a dashed line."""
     row, top = 34, 8
-    left = 12 + CHARACTER * max((len(shorten(bar.label, 26)) for bar in bars), default=0)
+    longest = 26 if width > NARROW else 17
+    left = 12 + CHARACTER * max((len(shorten(bar.label, longest)) for bar in bars), default=0)
     right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
     values = [bar.value for bar in bars] + [reference or 0.0]
     marks = nice_ticks(0, high or max(values), 4)
@@ -116,7 +123,7 @@ def bar_chart(
     for index, bar in enumerate(bars):
         y = top + row * index
         end = to_x(max(bar.value, 0.0))
-        parts.append(_text(left - 8, y + row / 2 + 4, shorten(bar.label, 26), "end", "strong"))
+        parts.append(_text(left - 8, y + row / 2 + 4, shorten(bar.label, longest), "end", "strong"))
         parts.append(
             _rect(
                 left,

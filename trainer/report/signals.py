@@ -36,7 +36,7 @@ def measure_signals(
     report: dict[str, Any],
 ) -> Signals | None:
     """Return the signals of a run whose INCV has finished; None for other runs. report: the report so far."""
-    if incv is None or selection is None or not incv.get("rounds"):
+    if incv is None or selection is None or not incv.get("rounds") or not samples.inside.any():
         return None
     first = incv["rounds"][0]
     given = samples.given[samples.inside]

@@ -1,25 +1,20 @@
 """Finds samples whose labels the held-out predictions contradict, flagged or checked, and makes their thumbnails."""
 
-import base64
-import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from shards.errors import InputError
-from shards.image_check import UndecodableImage
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.loading.shard_reader import CorruptSample
 from trainer.report.measured import RunSamples
+from trainer.report.pictures import encode_picture, read_image
 
-MOST = 240  # maximum in report.json and on the page; labels_review.csv lists all
-OPEN = 24  # shown without a click
+MOST = 240  # maximum in report.json; the gallery shows more, and labels_review.csv lists all
+OPEN = 24  # on the page where scripts are off
 STRONG = 0.8  # held-out probability of another class from which on a checked label is worth a second look
 MOST_CHECKED = 12  # maximum of these in report.json and on the page
-THUMBNAIL, FOLDED_THUMBNAIL = 176, 132  # pixels; larger images are scaled down to this
-SMALL = 64  # pixels; images up to this size are stored losslessly and shown pixelated
 
 
 def find_suspects(
@@ -32,6 +27,12 @@ def find_suspects(
     """
     if selection is None:
         return None, None
+    ids = flagged_ids(selection, samples)
+    return len(ids), [_describe(int(number), selection, samples) for number in ids[:most]]
+
+
+def flagged_ids(selection: SelectionIndex, samples: RunSamples) -> NDArray[np.int64]:
+    """Return the sample_ids that are flagged, most suspicious first."""
     size = len(selection.state)
     inside = samples.inside[:size] | (selection.state == State.HELD_OUT)
     doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
@@ -39,8 +40,7 @@ def find_suspects(
     if samples.checked is not None:
         doubted &= ~samples.checked[:size]
     ids = selection.ids_by_suspicion()
-    ids = ids[doubted[ids]]
-    return len(ids), [_describe(int(number), selection, samples) for number in ids[:most]]
+    return ids[doubted[ids]]
 
 
 def find_contradicted_checks(
@@ -79,27 +79,9 @@ def thumbnails(
 ) -> dict[int, dict[str, Any]]:
     """Return sample_id -> {"uri": data URI, "pixelated": bool}, without samples whose image cannot be read."""
     found: dict[int, dict[str, Any]] = {}
-    if image_of is None:
-        return found
-    for place, suspect in enumerate(suspects):
-        try:
-            image = image_of(suspect["sample_id"]).convert("RGB")
-        except (OSError, ValueError, KeyError, IndexError, InputError, UndecodableImage, CorruptSample):
-            continue  # the thumbnail is optional
-        pixelated = max(image.size) <= SMALL
-        uri = data_uri(image, THUMBNAIL if place < OPEN else FOLDED_THUMBNAIL)
-        found[suspect["sample_id"]] = {"uri": uri, "pixelated": pixelated}
+    for suspect in suspects if image_of is not None else ():
+        assert image_of is not None
+        if (image := read_image(suspect["sample_id"], image_of)) is not None:
+            picture = encode_picture(image)
+            found[suspect["sample_id"]] = {"uri": picture.uri, "pixelated": picture.pixelated}
     return found
-
-
-def data_uri(image: Image.Image, size: int = THUMBNAIL) -> str:
-    """Encode an image as a data URI: small ones as PNG, larger ones scaled down to `size` pixels as JPEG."""
-    stream = io.BytesIO()
-    if max(image.size) <= SMALL:
-        kind = "png"
-        image.save(stream, "PNG", optimize=True)
-    else:
-        kind = "jpeg"
-        image.thumbnail((size, size))
-        image.save(stream, "JPEG", quality=80, optimize=True)
-    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -23,7 +23,7 @@ Runs = Mapping[PlannedRun, RunRecord]
 Panel = tuple[str, str]
 """A heading, and an SVG chart below it."""
 
-_CSS = Path(__file__).parents[1] / "report" / "page.css"
+_CSS = Path(__file__).parents[1] / "report" / "template" / "page.css"
 _GAP, _HEADING = 24, 26
 _IMAGE = 128  # pixels of an image's side
 _CLASSES = 10  # of CIFAR-10, all equally frequent

@@ -38,6 +38,7 @@ from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
 from trainer.report.measured import last_selection
+from trainer.report.sources import find_sources
 from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_share
 from trainer.run.export import export_network
@@ -327,10 +328,13 @@ class StageRunner:
         listed = self._run.labels_review_csv.exists() and self._run.labels_review_parquet.exists()
         if self._recipe.incv is not None and not listed:  # the run began with an earlier version
             write_review(self._run, self._review(), keep_existing=True)
+        keys = index.read_table(["key"])["key"]
         reader = ShardReader(index)
         write_report(
             self._run,
             image_of=lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id))),
-            keys_of=lambda ids: index.keys(np.asarray(ids, np.int64)),
+            keys=keys,
+            key_root=find_key_root(self._recipe.data.train),
+            sources=find_sources(keys, index.label),
         )
         reader.close()
