@@ -51,7 +51,9 @@ class Gallery {
     filters.source.hidden = !data.sources.length;
     filters.key.hidden = !data.key;
     const classes = make("datalist", { id: "classes" }, ...data.short.map((name) => make("option", { value: visible(name) })));
-    for (const filter of Object.values(filters)) filter.addEventListener("input", () => this.refresh());
+    for (const filter of Object.values(filters)) {
+      filter.addEventListener(filter.tagName === "SELECT" ? "change" : "input", () => this.refresh());
+    }
     return { ...filters, box: make("div", { className: "tools" }, ...Object.values(filters), classes) };
   }
 

@@ -81,6 +81,7 @@ class WorkingTable {
     const text = (row) => `${row.cells[0].textContent} ${row.cells[0].title}`.toLowerCase();
     const found = this.rows.filter((row) => !this.wanted || text(row).includes(this.wanted));
     this.body.replaceChildren(...found.slice(0, this.most));
+    for (const row of this.body.rows) row.classList.remove("rest");
     this.more.hidden = found.length <= this.most;
     this.more.textContent = `Show all ${found.length.toLocaleString("en")}`;
   }
