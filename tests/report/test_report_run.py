@@ -461,6 +461,10 @@ def test_many_classes_show_pairs_instead_of_matrices(make_run: Make) -> None:
     assert "too large to show" in parsed(run_dir)[0]
     shown = report["confusion"]["excerpt"]
     assert 2 <= len(shown["classes"]) == len(shown["matrix"]) <= 20
+    estimated = report["confusion"]["estimated_pairs"]
+    for pair in estimated[:10]:  # at most 20 classes
+        row, column_ = shown["classes"].index(pair["from"]), shown["classes"].index(pair["to"])
+        assert shown["matrix"][row][column_] == pytest.approx(pair["share"], abs=1e-4)
 
 
 def test_verdict_and_summary_table(make_run: Make) -> None:

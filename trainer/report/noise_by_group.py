@@ -142,7 +142,7 @@ def estimated_pairs(joint: NDArray[np.float64], samples: int) -> list[dict[str, 
 
 def excerpt(joint: NDArray[np.float64], pairs: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the part of the estimated transition matrix that has the most confused classes: {classes, matrix}."""
-    classes = sorted(dict.fromkeys(each[end] for each in pairs for end in ("from", "to")))[:EXCERPT]
+    classes = sorted(list(dict.fromkeys(each[end] for each in pairs for end in ("from", "to")))[:EXCERPT])
     if len(classes) < 2:
         return None
     true = joint.T

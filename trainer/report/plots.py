@@ -112,7 +112,7 @@ def bar_chart(
     left = 12 + CHARACTER * max((len(shorten(bar.label, longest)) for bar in bars), default=0)
     right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
     values = [bar.value for bar in bars] + [reference or 0.0]
-    marks = nice_ticks(0, high or max(values), 4)
+    marks = nice_ticks(0, high or max(values), 4 if width > NARROW else 2)
     to_x = _scale(0, high or marks[-1], left, right)
     bottom = top + row * len(bars)
     parts = []
