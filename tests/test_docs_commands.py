@@ -122,9 +122,10 @@ SESSIONS = {
     "docs/running.md": Session(copy_results),
     "docs/webvision.md": Session(write_webvision, {r"shards pack": ["--classes", "5"]}),
     "docs/cloud.md": Session(),
+    "docs/doctor.md": Session(),
     "docs/tour.md": Session(write_tour_files, compare=True),
 }
-FAST = ("docs/recipes.md", "docs/running.md", "docs/cloud.md")  # sessions of `make test`; the others are slow
+FAST = ("docs/recipes.md", "docs/running.md", "docs/cloud.md", "docs/doctor.md")  # sessions of `make test`; the others are slow
 
 
 def is_run_elsewhere(block: Block) -> bool:

@@ -13,7 +13,7 @@ from shards.durable import read_json
 from shards.errors import ConfigError, DataError
 from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
-from trainer.report.collect import collect_report
+from trainer.report.collect import RunFacts, collect_report
 
 _ROUND = ("round", "selected", "candidates", "removed", "agreement", "label_precision", "label_recall", "theory")
 _BEFORE_METHODS = ("pack", "labels")
@@ -34,7 +34,9 @@ class RunFiles:
     @cached_property
     def report(self) -> dict[str, Any]:
         """The content of report.json; of an unfinished run, what is known so far."""
-        content: dict[str, Any] = read_json(self.run.report_json) if self.is_finished else collect_report(self.run)
+        if not self.is_finished:
+            return collect_report(RunFacts.read(self.run.root))
+        content: dict[str, Any] = read_json(self.run.report_json)
         return content
 
 
