@@ -125,7 +125,8 @@ SESSIONS = {
     "docs/doctor.md": Session(),
     "docs/tour.md": Session(write_tour_files, compare=True),
 }
-FAST = ("docs/recipes.md", "docs/running.md", "docs/cloud.md", "docs/doctor.md")  # sessions of `make test`; the others are slow
+# Sessions of `make test`; the others are slow.
+FAST = ("docs/recipes.md", "docs/running.md", "docs/cloud.md", "docs/doctor.md")
 
 
 def is_run_elsewhere(block: Block) -> bool:

@@ -45,7 +45,7 @@ def test_a_missing_file_does_not_stop_the_report(make_run: Make, name: str) -> N
     report = write_report(RunDirectory(run_dir))
     assert (name in report["gaps"]) == (name in NAMED)
     assert (f"{name} is missing" in gaps_on_page(run_dir)) == (name in NAMED)
-    assert summary_table(report)
+    assert (f"{name} is missing" in summary_table(report)) == (name in NAMED)
     assert json.loads((run_dir / "report.json").read_text()) == report
 
 
@@ -86,6 +86,17 @@ def test_unreadable_shards_are_named(make_run: Make) -> None:
     report = write_report(RunDirectory(run_dir), image_of)
     assert "shards" in report["gaps"]
     assert "No image could be read" in gaps_on_page(run_dir)
+
+
+def test_control_characters_are_shown_in_the_terminal_and_on_the_page(make_run: Make) -> None:
+    run_dir = make_run()
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest["recipe"] = "demo\x1b[2J\u202e"
+    (run_dir / "manifest.json").write_text(json.dumps(manifest))
+    report = write_report(RunDirectory(run_dir))
+    for text in (summary_table(report), (run_dir / "report.html").read_text()):
+        assert "demo\\u001b[2J\\u202e" in text
+        assert not {"\x1b", "\u202e"} & set(text)
 
 
 def test_a_whole_run_has_no_gaps(make_run: Make) -> None:

@@ -10,7 +10,7 @@ from trainer import report
 from trainer.compare.comparison import Comparison, Curves
 from trainer.compare.text import count_words, list_differences, list_groups
 from trainer.report.plots import Series, line_chart
-from trainer.report.text import printable
+from trainer.report.text import show_controls
 from trainer.reproduce.tables import UNITS
 
 _STYLE = Path(report.__file__).parent / "template"  # of page.css
@@ -26,7 +26,7 @@ def render_page(comparison: Comparison) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=show_controls,
     )
     return environment.get_template("comparison.html").render(
         comparison=comparison,
@@ -59,7 +59,7 @@ def _draw_chart(curves: Curves, title: str, places: Sequence[int]) -> dict[str, 
     series = []
     for order, place in enumerate(places):
         group, points = curves.lines[place]
-        label = printable(f"{group.number} {group.method} ({len(group.runs)})")
+        label = show_controls(f"{group.number} {group.method} ({len(group.runs)})")
         series.append(Series(label, points, order % _COLOURS, dashed=order >= _COLOURS))
     rounds = sorted({x for line in series for x, _ in line.points}) if curves.x_label == "round" else None
     alone = f", {series[0].label}" if len(series) == 1 else ""  # a single line has no legend

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -32,13 +31,12 @@ from trainer.report.summary import (
     verdict,
 )
 from trainer.report.suspects import OPEN, STRONG
-from trainer.report.text import format_duration
+from trainer.report.text import format_duration, show_controls
 from trainer.report.trust import explain_level
 
 TEMPLATES = Path(__file__).parent / "template"
 SCRIPTS = ("tables.js", "corrections.js", "viewer.js", "gallery.js", "start.js")
 """In the order in which they run."""
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def render_page(
@@ -104,13 +102,6 @@ def script_json(value: Any) -> str:
     """Return JSON that cannot end the script element that holds it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def show_controls(value: Any) -> Any:
-    """Make control characters visible in a text of the page: they could hide or reorder what follows."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
 
 
 def tiles(report: dict[str, Any]) -> list[dict[str, str]]:

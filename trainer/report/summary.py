@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.report.text import shorten
+from trainer.report.text import shorten, show_controls
 from trainer.report.trust import explain_level
 
 WIDTH = 90
@@ -163,11 +163,12 @@ def summary_table(report: dict[str, Any]) -> str:
     unreadable = report["unreadable"]["count"]
     if unreadable:
         lines += ["", f"{unreadable:,} image(s) could not be read; the report lists them."]
-    if missing := [words for part, words in report["missing"].items() if part != "truth"]:
+    missing = [words for part, words in report["missing"].items() if part != "truth"]
+    if missing := [*report.get("gaps", {}).values(), *missing]:
         lines += ["", *missing]
     if report["trust"] is not None:
         lines += ["", *trust_lines(report["trust"])]
-    return "\n".join(piece for line in lines for piece in _wrapped(line)).rstrip()
+    return "\n".join(piece for line in lines for piece in _wrapped(show_controls(line))).rstrip()
 
 
 def _noise_lines(report: dict[str, Any]) -> list[str]:

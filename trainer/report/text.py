@@ -1,4 +1,21 @@
-"""Formats durations, shortens long texts and escapes control characters, for the report and the command line."""
+"""Formats durations, shortens long texts and shows control characters, for the report and the command line."""
+
+import re
+from typing import Any
+
+from markupsafe import Markup
+
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
+
+
+def show_controls(value: Any) -> Any:
+    """Make the control characters of a text visible, except line breaks and tabs: they could hide or reorder text.
+
+    Other values and markup are returned as they are.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
 
 
 def choose_form(number: int, one: str, several: str) -> str:
