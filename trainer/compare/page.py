@@ -63,5 +63,5 @@ def _draw_chart(curves: Curves, title: str, places: Sequence[int]) -> dict[str, 
         series.append(Series(label, points, order % _COLOURS, dashed=order >= _COLOURS))
     rounds = sorted({x for line in series for x, _ in line.points}) if curves.x_label == "round" else None
     alone = f", {series[0].label}" if len(series) == 1 else ""  # a single line has no legend
-    chart = line_chart(series, title=printable(title), x_label=curves.x_label, x_ticks=rounds)
+    chart = line_chart(series, title=show_controls(title), x_label=curves.x_label, x_ticks=rounds)
     return {"title": f"{title}{alone}", "plot": chart}
