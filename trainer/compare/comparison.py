@@ -253,5 +253,5 @@ def _collect_notes(groups: Sequence[Group], environment: Sequence[Difference]) -
     single = [group.number for group in groups if len(group.runs) == 1]
     if single and len(groups) > 1:
         words = choose_form(len(single), "group has", "groups have")
-        notes.append(f"{len(single)} {words} one seed, so no standard deviation: do not read small differences")
+        notes.append(f"{len(single)} {words} one seed, so no standard deviation: small differences mean nothing")
     return list(dict.fromkeys(notes))

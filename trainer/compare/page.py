@@ -13,7 +13,7 @@ from trainer.report.plots import Series, line_chart
 from trainer.report.text import show_controls
 from trainer.reproduce.tables import UNITS
 
-_STYLE = Path(report.__file__).parent / "template"  # of page.css
+_STYLE = Path(report.__file__).parent / "template"  # of page.css and tables.css
 _COLOURS = 8
 _MOST_LINES = 6  # of one chart; more groups have a chart for each recipe
 
