@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -115,11 +116,12 @@ def test_the_report_shows_it(profiled):
         "INCV + Co-teaching",
     ]
     columns = ("data wait", "step", "predict", "checkpoint", "warm-up", "other")
-    assert "".join(f"<th>{words}</th>" for words in columns) in page
+    text = re.sub(r"(<[^>]*>|\s)+", " ", page)
+    assert " ".join(columns) in text
     standard = report["profile"][4]
     stepped = f"{100 * standard['seconds']['step'] / standard['wall_s']:.1f} %"
-    row = page[page.index('<td class="words">Standard training</td><td>50</td>') :]
-    assert stepped in row[: row.index("</tr>")]
+    row = text[text.index("Standard training 50 ") :]
+    assert stepped in row[: row.index("Co-teaching")]
     assert f"Standard training, step: {stepped}" in page  # the bar
 
 
