@@ -4,6 +4,7 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import settings
 
 from tests.support import REPOSITORY
 
@@ -13,6 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("INCV_COMPILE_CACHE", f"{tempfile.gettempdir()}/incv-tests-{os.getuid()}")
 # Programs that tests start as processes of their own import `tests.support` too.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+# A busy machine makes any example slow; pytest-timeout ends the tests that hang.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(autouse=True)

@@ -188,7 +188,7 @@ def test_settings_can_be_compared_without_the_test_set(incv, here):
     """The command of docs/results.md, on few images."""
     page = (REPOSITORY / "docs" / "results.md").read_text()
     command = page.split("## Tuning without the test set")[1].split("```sh")[1].split("```")[0]
-    program, *words = shlex.split(command)
+    program, *words = shlex.split(command, comments=True)
     assert program == "incv"
     tiny = ("precision=fp32", "data.train.limit=40", "data.eval.validation.limit=20", "image={size: 8, resize: 8}")
     tiny += (

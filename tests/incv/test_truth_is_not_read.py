@@ -38,6 +38,7 @@ MEASURED = (
     r"noise\.true",
     r"rounds\[\d+\]\.(label_precision|label_recall|removed_noise|theory(\..+)?)",
     r"selection\.(label_precision|label_recall|removed_noise|by_class\b.*)",
+    r"(selection\.by_label|by_source)\[\d+\]\.wrong",
     r"confusion\.(prior|transition|predicted|pairs\.given|pairs\.predicted)\b.*",
     r"suspicious\[\d+\]\.true",
 )
