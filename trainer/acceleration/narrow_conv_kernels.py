@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.acceleration.narrow_convs import empty_channels_last
+
 _BLOCK = 128
 _CHUNKS = 128
 """Maximum number of parts that the pixels are divided into for a weight gradient; their sums are added at the end."""
@@ -170,10 +172,6 @@ def weight_grad(images: Tensor, grad: Tensor, stride: int, size: int) -> Tensor:
     warps = 1 if widest <= 16 else 2 if widest <= 32 else 4
     _weight_grad_kernel[(chunks, size)](images, grad, parts, pixels, chunk, *shape, block, num_warps=warps)
     return parts.sum(0).permute(0, 3, 1, 2)
-
-
-def empty_channels_last(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

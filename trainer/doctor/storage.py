@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from shards.durable import sync
 from trainer.doctor.finding import Finding
 
 _GIB = 2**30
@@ -102,7 +103,7 @@ def _try_file_system(scratch: Path, place: Path) -> Iterator[Finding]:
     problems = []
     if old.read_bytes() != b"new" or new.exists():
         problems.append("a rename over an existing file does not replace it")
-    _sync_folder(scratch)
+    sync(scratch)
     skew = old.stat().st_mtime - time.time()
     lock = try_lock(scratch / "lock")
     if problems:
@@ -131,14 +132,6 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def try_lock(path: Path) -> str | None:
