@@ -247,13 +247,18 @@ def test_bf16_networks_are_judged_in_fp32(rank):
     assert all(parameter.dtype == torch.float32 for parameter in a.parameters())
 
 
-def test_the_report_is_the_mean_over_both_networks():
+@pytest.mark.parametrize("rank", ["one_pass", "eval_first"])
+def test_the_report_is_of_each_network_and_the_mean_over_both(rank):
     a, b, batch = linear(1), linear(2), batch_of(10, real=8)
     with torch.no_grad():
-        right = sum(((net(batch.images).argmax(1) == batch.labels)[:8]).sum().item() for net in (a, b))
+        right = [((net(batch.images).argmax(1) == batch.labels)[:8]).sum().item() for net in (a, b)]
         choices = [easiest(losses_of(net, batch.images, batch.labels), 8, range(8)) for net in (b, a)]
         of_a, of_b = (losses_of(net, batch.images, batch.labels) for net in (a, b))
-        loss = (of_a[choices[0]].mean() + of_b[choices[1]].mean()) / 2
-    report = task_of(a, b, "one_pass", batch=8, forget_rate=0.0).step(batch, step_at(8))
-    assert report["train_accuracy"].item() == pytest.approx(right / 16)
-    assert report["loss"].item() == pytest.approx(loss.item(), abs=1e-6)
+        losses = [of_a[choices[0]].mean().item(), of_b[choices[1]].mean().item()]
+    report = task_of(a, b, rank, batch=8, forget_rate=0.0).step(batch, step_at(8))
+    for letter, hits, loss in zip("ab", right, losses, strict=True):
+        assert report[f"train_accuracy_{letter}"].item() == pytest.approx(hits / 8)
+        assert report[f"loss_{letter}"].item() == pytest.approx(loss, abs=1e-6)
+    assert losses[0] != pytest.approx(losses[1], abs=1e-3)
+    assert report["train_accuracy"].item() == pytest.approx(sum(right) / 16)
+    assert report["loss"].item() == pytest.approx(sum(losses) / 2, abs=1e-6)

@@ -85,6 +85,9 @@ def test_a_step_is_that_of_the_reference(build, real):
     assert report["loss"].item() == pytest.approx((loss_a + loss_b) / 2, abs=1e-6)
     right = [((net.train()(batch.images).argmax(1) == batch.labels) * batch.weights).sum().item() for net in (a, b)]
     assert report["train_accuracy"].item() == pytest.approx(sum(right) / 2 / real)
+    for letter, hits, loss in zip("ab", right, (loss_a, loss_b), strict=True):
+        assert report[f"train_accuracy_{letter}"].item() == pytest.approx(hits / real)
+        assert report[f"loss_{letter}"].item() == pytest.approx(loss, abs=1e-6)
 
 
 def test_an_unreadable_row_is_neither_learnt_nor_counted():

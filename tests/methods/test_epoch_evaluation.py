@@ -23,7 +23,7 @@ from tests.support.untimed import untimed
 from trainer.config.schema import EvaluationConfig
 from trainer.distributed.stop import Stopped
 from trainer.loading.image_set import open_image_set
-from trainer.methods.epoch_evaluation import BestEpoch, EvaluatedTask
+from trainer.methods.epoch_evaluation import Accuracy, BestEpoch, EvaluatedTask
 from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
 from trainer.records.stored_labels import read_labels
@@ -53,10 +53,10 @@ class Told:
     def __init__(self, *accuracies: float) -> None:
         self.left, self.shown = list(accuracies), list[nn.Module]()
 
-    def __call__(self, networks: Sequence[nn.Module]) -> dict[str, float]:
+    def __call__(self, networks: Sequence[nn.Module]) -> dict[str, Accuracy]:
         (network,) = networks
         self.shown.append(copy.deepcopy(network))
-        return {"val": self.left.pop(0), "test": 0.5}
+        return {"val": Accuracy.of_hits([100 * self.left.pop(0)], 100), "test": Accuracy.of_hits([3], 6)}
 
 
 def trained(task: EvaluatedTask, epochs: range) -> None:
@@ -89,6 +89,20 @@ def test_evaluations_come_every_few_epochs_and_after_the_last() -> None:
         trained(task, range(epoch, epoch + 1))
         seen.append(bool(task.epoch_metrics))
     assert seen == [False, True, False, True, True]
+
+
+def test_the_accuracy_of_each_network_of_a_pair_is_recorded() -> None:
+    accuracies = {"val": Accuracy.of_hits([4, 7], 20), "test": Accuracy.of_hits([0, 0], 0)}
+    config = EvaluationConfig(every=1, choose_on="val")
+    task = EvaluatedTask(StandardTask(normed(1), setting()), config, 2, lambda networks: accuracies)
+    trained(task, range(1))
+    assert task.epoch_metrics == {
+        "accuracy.val": 0.275,
+        "accuracy_a.val": 0.2,
+        "accuracy_b.val": 0.35,
+        **{f"{name}.test": 0.0 for name in ("accuracy", "accuracy_a", "accuracy_b")},
+    }
+    assert task.best.accuracy == 0.275
 
 
 @pytest.mark.parametrize(("patience", "ends"), [(0, None), (1, 2), (2, 5), (3, None)])

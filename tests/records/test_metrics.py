@@ -97,6 +97,18 @@ def test_an_unfinished_mean_is_carried_over_exactly(tmp_path):
     assert lines_of(tmp_path / "second")[0]["loss"] == pytest.approx(values.mean().item(), abs=1e-6)
 
 
+def test_sums_of_a_version_with_other_metrics_are_dropped(tmp_path):
+    first, second = MetricsLog(tmp_path / "first"), MetricsLog(tmp_path / "second")
+    first.add({"loss": torch.tensor(1.0)})
+    second.load(first.state(), torch.device("cpu"))
+    second.add({"loss": torch.tensor(3.0), "loss_a": torch.tensor(4.0)})
+    second.write(step=2)
+    assert lines_of(tmp_path / "second") == [{"step": 2, "loss": 3.0, "loss_a": 4.0}]
+    second.add({"loss": torch.tensor(3.0)})
+    with pytest.raises(AssertionError, match="after steps that reported"):
+        second.add({"loss": torch.tensor(3.0), "loss_a": torch.tensor(4.0)})
+
+
 def test_a_whole_line_without_its_newline_stays_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 3}\n{"step": 6}')

@@ -78,8 +78,8 @@ class Choice:
 
 
 _Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
-"""A generator that returns the choice, this rank's share of the loss of both networks, and the number of its rows
-whose label is predicted."""
+"""A generator that returns the choice and, of this rank: its share of the loss of both networks together, of network
+a and of network b, [3]; and how many of its rows' labels network a and network b predict, [2]."""
 
 
 class CoteachingTask(BaseTask):
@@ -138,14 +138,18 @@ class CoteachingTask(BaseTask):
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         self.begin_step()
         learned = self._one_pass(inputs) if self._rank == "one_pass" else self._eval_first(inputs, *fixed)
-        choice, share, agreed = yield from learned
-        loss, agreed = yield from self.reduce_gradients(share, agreed)
+        choice, shares, agreed = yield from learned
+        loss, loss_a, loss_b, agreed_a, agreed_b = yield from self.reduce_gradients(*shares, *agreed)
         loss = loss + choice.poison
-        counted = choice.real > 0
+        counted, rows = choice.real > 0, choice.real.clamp(min=1)
         self.update(loss, counted)
         return {
             "loss": torch.where(counted, loss / 2, 0.0),
-            "train_accuracy": agreed / choice.real.clamp(min=1),
+            "loss_a": torch.where(counted, loss_a, 0.0),
+            "loss_b": torch.where(counted, loss_b, 0.0),
+            "train_accuracy": (agreed_a + agreed_b) / 2 / rows,
+            "train_accuracy_a": agreed_a / rows,
+            "train_accuracy_b": agreed_b / rows,
             "kept": choice.kept.to(loss.dtype),
             COUNTED: counted.to(loss.dtype),
             "chosen_a": choice.rows_a,
@@ -187,17 +191,20 @@ class CoteachingTask(BaseTask):
             smoothed = (target_losses(logits, inputs["labels"], self.smoothing) for logits in (logits_a, logits_b))
             losses_a, losses_b = smoothed
         # Algorithm 3, lines 7 and 8: f1 trains on the small-loss rows of f2, and vice versa.
-        share = ((losses_a * choice.of_b).sum() + (losses_b * choice.of_a).sum()) / choice.kept.clamp(min=1)
+        share_a, share_b = (losses_a * choice.of_b).sum(), (losses_b * choice.of_a).sum()
+        kept = choice.kept.clamp(min=1)
+        share = (share_a + share_b) / kept
         self.backward(share)
-        return choice, share.detach(), _agreed(logits_a, logits_b, inputs)
+        shares = torch.stack([share, share_a / kept, share_b / kept]).detach()
+        return choice, shares, _agreed(logits_a, logits_b, inputs)
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
         """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
         logits_a, logits_b = self._ranking_logits(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
-        loss = self._learn(inputs, choice, rows)
-        return choice, loss, _agreed(logits_a, logits_b, inputs)
+        shares = self._learn(inputs, choice, rows)
+        return choice, shares, _agreed(logits_a, logits_b, inputs)
 
     def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the logits of both networks for every row, in eval mode: [rows, classes] each."""
@@ -208,14 +215,15 @@ class CoteachingTask(BaseTask):
         return torch.cat(logits_a), torch.cat(logits_b)
 
     def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> torch.Tensor:
-        """Accumulate gradients of each network's mean loss on the rows its peer chose; return the sum of both losses.
+        """Accumulate gradients of each network's mean loss on the rows its peer chose; return the sum of both losses
+        and each loss: [3].
 
         rows: fixed number of rows of the forward. A smaller choice is padded by repeating its rows with weight 0, so
         that the padding affects only BatchNorm.
         """
         images, labels = inputs["images"], inputs["labels"]
         (for_a, real_a), (for_b, real_b) = (_filled(each, rows) for each in (choice.rows_b, choice.rows_a))
-        loss = torch.zeros((), device=self.device)
+        shares, kept = torch.zeros(3, device=self.device), choice.kept.clamp(min=1)
         set_train_mode(self.module)
         parts = self.parts(rows)
         for part in parts:
@@ -223,10 +231,11 @@ class CoteachingTask(BaseTask):
             logits_a, logits_b = self.forward(images[for_a[part]], images[for_b[part]], last=last)
             losses_a = target_losses(logits_a, labels[for_a[part]], self.smoothing) * real_a[part]
             losses_b = target_losses(logits_b, labels[for_b[part]], self.smoothing) * real_b[part]
-            share = (losses_a.sum() + losses_b.sum()) / choice.kept.clamp(min=1)
+            sum_a, sum_b = losses_a.sum(), losses_b.sum()
+            share = (sum_a + sum_b) / kept
             self.backward(share, last)
-            loss = loss + share.detach()
-        return loss
+            shares = shares + torch.stack([share, sum_a / kept, sum_b / kept]).detach()
+        return shares
 
 
 def _rows(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
@@ -247,10 +256,9 @@ def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Count the real rows whose given label is predicted, averaged over both networks."""
-    labels = inputs["labels"]
-    agreed = (logits_a.argmax(1) == labels).float() + (logits_b.argmax(1) == labels).float()
-    return (agreed * inputs["weights"]).sum() / 2
+    """Count the real rows whose given label each network predicts: float [2]."""
+    agreed = torch.stack([logits_a.argmax(1), logits_b.argmax(1)]) == inputs["labels"]
+    return (agreed.float() * inputs["weights"]).sum(dim=1)
 
 
 def build_pair(

@@ -48,7 +48,8 @@ class DecouplingTask(BaseTask):
         set_train_mode(self.module)
         every = inputs["weights"]
         zero = every.new_zeros(())
-        loss, agreed, differ = zero, zero, zero
+        loss, differ = zero, zero
+        losses, agreed = every.new_zeros(2), every.new_zeros(2)  # of network a and network b
         # The divisor is known after the last micro-batch of the last rank only, so the gradients are those of the
         # losses divided by a constant, and are scaled to the divisor in the end.
         constant = float(self.world.size * len(every))
@@ -62,17 +63,23 @@ class DecouplingTask(BaseTask):
             share = ((losses_a + losses_b) * learnt).sum() / constant
             self.backward(share, last)
             loss, differ = loss + share.detach(), differ + learnt.sum()
-            for logits in (logits_a, logits_b):
-                agreed = agreed + (agreement(logits.detach(), labels) * weights).sum() / 2
-        loss, agreed, differ, rows = yield from self.reduce_gradients(loss, agreed, differ, every.sum())
+            losses = losses + (torch.stack([losses_a, losses_b]).detach() * learnt).sum(dim=1) / constant
+            right = torch.stack([agreement(logits.detach(), labels) for logits in (logits_a, logits_b)])
+            agreed = agreed + (right * weights).sum(dim=1)
+        totals = yield from self.reduce_gradients(loss, differ, every.sum(), *losses, *agreed)
+        loss, differ, rows, loss_a, loss_b, agreed_a, agreed_b = totals
         factor = constant / divisor_of(differ, rows)
         self.scale_gradients(factor)
-        loss, counted = loss * factor, rows > 0
+        loss, counted, shown = loss * factor, rows > 0, rows.clamp(min=1)
         self.update(loss, counted)
         return {
             "loss": torch.where(counted, loss / 2, 0.0),
-            "train_accuracy": agreed / rows.clamp(min=1),
-            "disagreement": differ / rows.clamp(min=1),
+            "loss_a": torch.where(counted, loss_a * factor, 0.0),
+            "loss_b": torch.where(counted, loss_b * factor, 0.0),
+            "train_accuracy": (agreed_a + agreed_b) / 2 / shown,
+            "train_accuracy_a": agreed_a / shown,
+            "train_accuracy_b": agreed_b / shown,
+            "disagreement": differ / shown,
             COUNTED: counted.to(loss.dtype),
         }
 

@@ -13,8 +13,25 @@ from trainer.methods.networks import BEST, list_networks
 from trainer.methods.task import BaseTask
 from trainer.training.checkpoint import TrainState, module_state
 
-Measure = Callable[[Sequence[nn.Module]], dict[str, float]]
-"""Returns the top-1 accuracy of the networks, from 0 to 1, on each evaluation set; all ranks call it."""
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Top-1 accuracy of a method's networks on one set, from 0 to 1."""
+
+    mean: float
+    each: tuple[float, ...]
+    """Of network a and, if the method trains a pair, of network b."""
+
+    @classmethod
+    def of_hits(cls, hits: Sequence[float], count: float) -> "Accuracy":
+        """hits: of each network; count: images of the set."""
+        if not count:
+            return cls(0.0, (0.0,) * len(hits))
+        return cls(sum(hits) / (len(hits) * count), tuple(hit / count for hit in hits))
+
+
+Measure = Callable[[Sequence[nn.Module]], dict[str, Accuracy]]
+"""Returns the accuracy of the networks on each evaluation set; all ranks call it."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +90,10 @@ class EvaluatedTask:
         with self._task.averaged_weights():
             accuracies = self._measure(list_networks(module))
             if self._config.choose_on is not None:
-                self.best = self.best.after(epoch, accuracies[self._config.choose_on])
+                self.best = self.best.after(epoch, accuracies[self._config.choose_on].mean)
                 if self.best.epoch == epoch:
                     self._weights = {name: tensor.clone() for name, tensor in module_state(module, BEST).items()}
-        self.epoch_metrics |= {f"accuracy.{name}": round(value, 6) for name, value in accuracies.items()}
+        self.epoch_metrics |= _name_metrics(accuracies)
 
     def state(self) -> TrainState:
         state = self._task.state()
@@ -89,3 +106,13 @@ class EvaluatedTask:
         device = self._task.device
         self._weights = {name: tensor.to(device) for name, tensor in state.tensors.items() if name.startswith(BEST)}
         self.best = BestEpoch(**state.values["best_epoch"]) if "best_epoch" in state.values else BestEpoch()
+
+
+def _name_metrics(accuracies: Mapping[str, Accuracy]) -> dict[str, float]:
+    """Return the metrics `accuracy.<set>`, the mean over the networks, and of a pair also `accuracy_a.<set>` and
+    `accuracy_b.<set>`."""
+    metrics = {f"accuracy.{name}": round(found.mean, 6) for name, found in accuracies.items()}
+    for name, found in accuracies.items():
+        if len(found.each) > 1:
+            metrics |= {f"accuracy_{a}.{name}": round(one, 6) for a, one in zip("ab", found.each, strict=True)}
+    return metrics

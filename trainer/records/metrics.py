@@ -47,6 +47,7 @@ class MetricsLog:
         """Called with every line that is written."""
         self._names: tuple[str, ...] = ()
         self._sums: torch.Tensor | None = None
+        self._is_loaded = False  # whether the sums begin with those of a checkpoint
         self._pending: deque[_Line] = deque()
         self._shown: dict[str, float] = {}
 
@@ -73,7 +74,8 @@ class MetricsLog:
         # Only two operations, however many values; a new tensor, because the next step overwrites the values.
         stacked = torch.stack([value.detach() for value in values.values()])
         if self._names != tuple(values):
-            assert self._sums is None, f"a step reports {tuple(values)} after steps that reported {self._names}"
+            # Steps of an earlier version may have reported other metrics: the means are then those since the resume.
+            assert self._sums is None or self._is_loaded, f"{tuple(values)} after steps that reported {self._names}"
             self._names, self._sums = tuple(values), torch.zeros_like(stacked, dtype=torch.float64)
         assert self._sums is not None
         self._sums += stacked
@@ -117,11 +119,11 @@ class MetricsLog:
         self._pending.clear()
         if state["sums"]:
             sums = {**state["sums"], COUNTED: state["steps"]}
-            self._names = tuple(sums)
+            self._names, self._is_loaded = tuple(sums), True
             self._sums = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
 
     def _reset(self) -> None:
-        self._names, self._sums = (), None
+        self._names, self._sums, self._is_loaded = (), None, False
 
 
 def _split(names: tuple[str, ...], numbers: torch.Tensor | None) -> tuple[int, dict[str, float]]:

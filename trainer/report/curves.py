@@ -1,4 +1,4 @@
-"""Reads the training curves of a run from its metrics.jsonl files, thinned to at most 200 points."""
+"""Reads the training curves of a run from its metrics.jsonl files, thinned to at most 200 points of each kind."""
 
 import json
 import math
@@ -22,7 +22,10 @@ def read_curves(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> dict[str, list[float | None]]:
-    """Return the numeric columns of one metrics.jsonl, thinned; {} for an empty file."""
+    """Return the numeric columns of one metrics.jsonl, thinned; {} for an empty file.
+
+    The lines of steps and those of evaluations are thinned separately: together, one kind could lose all its lines.
+    """
     lines = []
     for text in path.read_text().splitlines():
         try:
@@ -31,9 +34,14 @@ def read_metrics(path: Path) -> dict[str, list[float | None]]:
             break  # a killed run may leave an incomplete last line, which a resume removes
         if isinstance(line, dict):
             lines.append(line)
-    lines = [remove_times(line) for line in thin(lines)]
+    kinds = [[at for at, line in enumerate(lines) if _is_of_steps(line) == wanted] for wanted in (True, False)]
+    lines = [remove_times(lines[at]) for at in sorted(thin(kinds[0]) + thin(kinds[1]))]
     keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
     return {key: [_number(line.get(key)) for line in lines] for key in keys}
+
+
+def _is_of_steps(line: dict[str, Any]) -> bool:
+    return "learning_rate" in line
 
 
 def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:

@@ -177,9 +177,14 @@ def curve_panels(report: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def has_evaluations(report: dict[str, Any]) -> bool:
+    """Whether a method was evaluated during its training."""
+    return any(name.startswith("accuracy.") for columns in report["curves"]["methods"].values() for name in columns)
+
+
 def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str, dict[str, Any]]:
     """Return a small chart of the metric `key` for each panel that has it, all on the same scale."""
-    lines = {name: series for name, columns in runs.items() if (series := _lines(columns, key))}
+    lines = {name: series for name, columns in runs.items() if (series := metric_lines(columns, key))}
     values = [y for series in lines.values() for line in series for _, y in line.points if y is not None]
     if not values:
         return {}
@@ -195,17 +200,48 @@ def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str,
     }
 
 
-def _lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Series]:
-    """Return a line per column of the metric `key` (`loss`, `loss_a`, ...) and training, over epochs or steps."""
-    series: list[Series] = []
+def metric_lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> list[Series]:
+    """Return a line for each training, evaluation set and network of the metric `key`, over epochs or steps.
+
+    Columns: `key`, `key_a`, `key.<set>`, `key_a.<set>`. The mean over a pair's networks is not drawn beside them.
+    With several trainings or sets, the colour tells them apart, and dashes mark network b.
+    """
+    found = []
     for run, columns in runs.items():
-        along = columns.get("epoch") or columns.get("step")
-        for name in columns:
-            if along and (name == key or name.startswith((f"{key}_", f"{key}."))):
-                label = " ".join(part for part in (run, name.removeprefix(key).strip("_.")) if part) or key
-                pairs = [(x, y) for x, y in zip(along, columns[name], strict=True) if x is not None]
-                series.append(Series(label, pairs, len(series)))
+        named = {parts: name for name in columns if (parts := _parts_of(name, key))}
+        for (network, evaluated), name in named.items():
+            if network or ("a", evaluated) not in named:
+                found.append(((run, evaluated), network, _points(columns, name)))
+    groups = list(dict.fromkeys(group for group, _, points_ in found if points_))
+    series: list[Series] = []
+    for group, network, points_ in found:
+        if not points_:
+            continue
+        label = ", ".join(part for part in (*group, f"network {network}" if network else "") if part) or key
+        colour = len(series) if len(groups) == 1 else groups.index(group)
+        series.append(Series(label, points_, colour, dashed=network == "b"))
     return series
+
+
+def _parts_of(name: str, key: str) -> tuple[str, str] | None:
+    """Return the network (a, b or "") and the evaluation set (or "") of a column; None if it is no `key`."""
+    metric, _, evaluated = name.partition(".")
+    network = metric.removeprefix(key).removeprefix("_")
+    return (network, evaluated) if metric == key or metric in (f"{key}_a", f"{key}_b") else None
+
+
+def _points(columns: dict[str, list[float | None]], name: str) -> list[tuple[float, float | None]]:
+    """Return a column over epochs or steps. None, which breaks the line, stands for a number that is not finite: the
+    lines of the other kind (of steps, of evaluations) have no such number and are left out."""
+    along, rates = columns.get("epoch") or columns.get("step"), columns.get("learning_rate")
+    if along is None:
+        return []
+    of_steps = "." not in name
+    return [
+        (x, y)
+        for place, (x, y) in enumerate(zip(along, columns[name], strict=True))
+        if x is not None and (y is not None or rates is None or (rates[place] is not None) == of_steps)
+    ]
 
 
 def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from trainer.report.text import shorten
 
 NARROW = 320  # width of charts on phones
+LEGEND_ROW = 21  # height of a legend with one row
 CHARACTER = 7.0  # mean character width at 12 px, for label layout
 Ticks = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -74,13 +75,14 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     ticks: Ticks = plain,
 ) -> Markup:
-    """Draw lines on shared axes, with a legend above if there are several."""
+    """Draw lines on shared axes, with a legend above if there are several; its second and further rows add height."""
     width, height = size
     known = [(x, y) for line in series for x, y in line.points if y is not None]
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
     along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))
     up = nice_ticks(*(y_range or (min(ys), max(ys))), about=5 if height > 200 else 3)
     legend, used = _legend([(s.label, s.colour, s.dashed) for s in series], width) if len(series) > 1 else ([], 0)
+    height += max(used - LEGEND_ROW, 0)
     left = 14 + CHARACTER * max(len(ticks(value)) for value in up)
     box = (left, used + 10.0, width - 14.0, height - (40.0 if x_label else 24.0))
     low, high = min(along[0], min(xs)), max(along[-1] if x_ticks else max(xs), max(xs))

@@ -7,6 +7,7 @@ import torch
 
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
+from trainer.methods.epoch_evaluation import Accuracy
 
 _TOP = 5
 
@@ -39,19 +40,22 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
     return {"count": total, "unreadable": unreadable, "networks": pairs, "ensemble": ensemble}
 
 
-def count_label_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor) -> torch.Tensor:
-    """Count the readable rows, then their top-1 hits for each kind of label, as means over the networks.
+def count_label_hits(
+    passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor, networks: int
+) -> torch.Tensor:
+    """Count the readable rows, then their top-1 hits: those of each network for the first kind of label, and so on.
 
-    labels: int64 [kinds, samples], indexed by sample_id, on the device of the batches. Returns float64 [1 + kinds].
+    labels: int64 [kinds, samples], indexed by sample_id, on the device of the batches; networks: their number, which
+    a rank without samples cannot infer. Returns int64 [1 + kinds * networks].
     """
-    sums = torch.zeros(1 + len(labels), dtype=torch.float64, device=labels.device)
+    sums = torch.zeros(1 + len(labels) * networks, dtype=torch.int64, device=labels.device)
     for batch, logits in passes:
         real = batch.weights > 0
         wanted = labels[:, batch.ids.clamp(min=0)]
         found = torch.stack([scores.argmax(dim=1) for scores in logits])
-        hit = (found[:, None] == wanted) & real  # [networks, kinds, rows]
+        hit = (found == wanted[:, None]) & real  # [kinds, networks, rows]
         sums[0] += real.sum()
-        sums[1:] += hit.sum(dim=2).double().mean(dim=0)
+        sums[1:] += hit.sum(dim=2).flatten()
     return sums
 
 
@@ -70,7 +74,6 @@ def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[
     }
 
 
-def top1_share(counted: dict[str, Any]) -> float:
-    """Return the top-1 accuracy, from 0 to 1, as the mean over the networks. counted: over all ranks."""
-    right = sum(network["top1"] for network in counted["networks"])
-    return right / (len(counted["networks"]) * counted["count"]) if counted["count"] else 0.0
+def top1_accuracy(counted: dict[str, Any]) -> Accuracy:
+    """Return the top-1 accuracy. counted: over all ranks."""
+    return Accuracy.of_hits([network["top1"] for network in counted["networks"]], counted["count"])

@@ -24,7 +24,7 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
-from trainer.methods.epoch_evaluation import EvaluatedTask
+from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
 from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts, Result
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
 from trainer.methods.precision import image_type
@@ -40,7 +40,7 @@ from trainer.report.labels_review import ReviewedSamples, build_review, write_re
 from trainer.report.measured import last_selection
 from trainer.report.sources import find_sources
 from trainer.run.data_sets import find_key_root
-from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_share
+from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_accuracy
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.incv_takeover import copy_incv
@@ -199,10 +199,10 @@ class StageRunner:
 
             labels = self._labels_by_kind() if config.training_labels else None
 
-            def measure(networks: Sequence[nn.Module]) -> dict[str, float]:
+            def measure(networks: Sequence[nn.Module]) -> dict[str, Accuracy]:
                 with self._ctx.time_phase("predict", method.name):
                     found = {
-                        name: top1_share(self._count(networks, method, name, data)) for name, data in sets.items()
+                        name: top1_accuracy(self._count(networks, method, name, data)) for name, data in sets.items()
                     }
                     return found if labels is None else found | self._fit_to_labels(networks, method, labels)
 
@@ -299,14 +299,15 @@ class StageRunner:
 
     def _fit_to_labels(
         self, networks: Sequence[nn.Module], method: Method, labels: dict[str, torch.Tensor]
-    ) -> dict[str, float]:
+    ) -> dict[str, Accuracy]:
         """Return the accuracy on the training images against each kind of label."""
         data, ctx = self._training_set(), self._ctx
         title = f"evaluate {method.name} on the training set"
-        read = partial(count_label_hits, labels=torch.stack(list(labels.values())))
+        read = partial(count_label_hits, labels=torch.stack(list(labels.values())), networks=len(networks))
         own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, read)
-        count, *hits = ctx.world.all_reduce(own).tolist()
-        return {kind: hit / max(count, 1) for kind, hit in zip(labels, hits, strict=True)}
+        count, hits = ctx.world.all_reduce(own).tensor_split([1])
+        each = hits.reshape(len(labels), len(networks)).tolist()
+        return {kind: Accuracy.of_hits(hit, int(count)) for kind, hit in zip(labels, each, strict=True)}
 
     def _trained(self, method: Method, classes: int) -> list[nn.Module]:
         folder = self._run.method(method.name)
