@@ -98,7 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
     for stage in all_stages()[1:]:
-        alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe")
+        of_directory = "; of a run directory, as it is: incv report RUN_DIR" if stage == "report" else ""
+        alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe{of_directory}")
         add_run_arguments(alone, stage)
         alone.set_defaults(func=_run, stage=stage)
     add_doctor_commands(commands)
@@ -112,7 +113,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _report_directory(parsed: argparse.Namespace) -> int:
+    """Write the report of a run directory as it is, finished or not, and print its summary."""
+    if parsed.overrides or parsed.run_dir is not None or parsed.redo:
+        raise ConfigError("incv report RUN_DIR takes no other argument: it reports what is in the directory")
+    # Imported here: methods import torch, which takes seconds.
+    from trainer.run.run_report import report_directory
+
+    run = RunDirectory(Path(parsed.recipe))
+    print(summary_table(report_directory(run.root)))
+    print(f"\nreport: {run.report_html}")
+    return 0
+
+
 def _run(parsed: argparse.Namespace) -> int:
+    if parsed.stage == "report" and Path(parsed.recipe).is_dir():
+        return _report_directory(parsed)
     path = recipe_path(parsed.recipe)
     variants = _variants(path, parsed)
     asked = take_estimate_options(parsed)

@@ -15,6 +15,7 @@ RUN = RunDirectory(Path("runs/my photos"))
 
 def report_of(**changes):
     return {
+        "gaps": {},
         "selection": {"selected": 5},
         "trust": {"level": "trusted"},
         "noise": {"true": None},

@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import tempfile
 import time
 from pathlib import Path
@@ -104,7 +105,12 @@ class RunDirectory:
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
         content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_temporary(path)]
         if content and not self.has_manifest():
-            raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
+            if not self.has_results():
+                raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
+            raise ConfigError(
+                f"{self.root} has files of a run but no readable manifest.json: choose another --run-dir, or report "
+                f"what is there with `incv report {shlex.quote(str(self.root))}`"
+            )
 
     def require_writable(self) -> None:
         """Raise ConfigError if the folder cannot be created or written to; leaves nothing behind."""
@@ -124,6 +130,13 @@ class RunDirectory:
         except (OSError, ValueError):
             return False
         return isinstance(content, dict) and {"recipe", "stages", "starts"} <= content.keys()
+
+    def has_results(self) -> bool:
+        """Whether the folder has any file from which a report can be made."""
+        files = (self.manifest, self.config, self.labels, self.incv, self.selection, self.evaluation)
+        return any(path.is_file() for path in files) or bool(
+            self.fold_metrics() or self.method_metrics() or self.round_files("selection.parquet")
+        )
 
     def acquire(self) -> None:
         """Create the folder and hold its lock until `release` or the end of this process."""

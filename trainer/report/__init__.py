@@ -1,5 +1,6 @@
 """The report of a run: collect the data (`collect`), draw the plots (`figures`), render the page (`page`)."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,14 +25,18 @@ def write_report(
     keys: pa.ChunkedArray | None = None,
     key_root: str | None = None,
     sources: SampleSources | None = None,
+    class_names: Sequence[str] = (),
+    gaps: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write report.json and report.html of a finished or unfinished run; returns the report.
 
-    keys: the key of every sample, by sample_id; key_root: the folder in which they are paths, if they are.
+    keys: the key of every sample, by sample_id; key_root: the folder in which they are paths, if they are;
+    class_names: used if the manifest has none; gaps: what the caller could not find, one sentence each.
     """
-    facts = RunFacts.read(run.root)
+    facts = RunFacts.read(run.root, class_names)
     selection, samples = facts.selection, facts.samples
     report = collect_report(facts, sources)
+    report["gaps"] |= gaps or {}
     suspects, checked = report["suspicious"] or [], (report["corrections"] or {}).get("second_look") or []
     shown = [*suspects, *checked]
     ids = pa.array([sample["sample_id"] for sample in shown], pa.int64())

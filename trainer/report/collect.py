@@ -55,10 +55,12 @@ class RunFacts:
     manifest: dict[str, Any]
 
     @classmethod
-    def read(cls, root: Path) -> "RunFacts":
+    def read(cls, root: Path, class_names: Sequence[str] = ()) -> "RunFacts":
+        """class_names: used if the manifest has none."""
         run = ReadableRun(root)
         manifest, selection = _optional(run.manifest) or {}, last_selection(run)
-        return cls(run, selection, read_samples(run, _class_names(manifest), selection), manifest)
+        names = _class_names(manifest) or list(class_names)
+        return cls(run, selection, read_samples(run, names, selection), manifest)
 
 
 def collect_report(facts: RunFacts, sources: SampleSources | None = None) -> dict[str, Any]:

@@ -22,7 +22,8 @@ _TABLES = {
 
 _NEEDED = {
     "config.resolved.yaml": "the recipe's keys and methods are unknown",
-    "manifest.json": "the names of the classes, the time of each stage and the starts are unknown",
+    "manifest.json": "the recipe's name, the time of each stage, the starts and, without shards, the names of the "
+    "classes are unknown",
     "labels.parquet": "samples and classes cannot be counted, and no label is shown",
 }
 """Files that every run has, and what the report lacks without them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.shipped import MANIFEST, RESOLVED
 from trainer.records.run_directory import RunDirectory
 
 
@@ -24,6 +25,8 @@ def next_steps(report: dict[str, Any], run: RunDirectory) -> list[Step]:
     Correcting labels makes sense only if the truth is unknown.
     """
     if report["selection"] is None or (report["trust"] or {}).get("level") == "do not use":
+        return []
+    if report["gaps"].keys() & {MANIFEST, RESOLVED}:  # the commands below need both
         return []
     steps = []
     if report["noise"]["true"] is None and report["labels_review"]:

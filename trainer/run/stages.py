@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image
 from torch import nn
 
 from shards.durable import read_json, write_json
-from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
 from trainer.distributed.stop import Stopped
@@ -23,7 +21,6 @@ from trainer.incv.rounds import Incv
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
-from trainer.loading.shard_reader import ShardReader
 from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
 from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts, Result
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
@@ -35,16 +32,15 @@ from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels, read_labels, write_labels
 from trainer.records.unreadable import Location, UnreadableLog
-from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
 from trainer.report.measured import last_selection
-from trainer.report.sources import find_sources
 from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_accuracy
 from trainer.run.export import export_network
 from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.incv_takeover import copy_incv
 from trainer.run.preflight import RunData
+from trainer.run.run_report import write_run_report
 from trainer.training.interleave import Steps
 from trainer.training.loop import RunContext, TrainingJob, iterate_training
 
@@ -329,13 +325,4 @@ class StageRunner:
         listed = self._run.labels_review_csv.exists() and self._run.labels_review_parquet.exists()
         if self._recipe.incv is not None and not listed:  # the run began with an earlier version
             write_review(self._run, self._review(), keep_existing=True)
-        keys = index.read_table(["key"])["key"]
-        reader = ShardReader(index)
-        write_report(
-            self._run,
-            image_of=lambda sample_id: Image.fromarray(decode_rgb(reader.read(sample_id))),
-            keys=keys,
-            key_root=find_key_root(self._recipe.data.train),
-            sources=find_sources(keys, index.label),
-        )
-        reader.close()
+        write_run_report(self._run, self._recipe, index)
