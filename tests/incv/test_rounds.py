@@ -90,7 +90,7 @@ def test_incv_ends_early_where_fewer_than_two_candidates_are_left(bench: Bench):
     recipe = bench.recipe("incv.rounds=3", "incv.remove_ratio=1000")  # each half removes all it does not select
     run = bench.run(recipe, bench.data(recipe))
     assert len(written(run)["rounds"]) == 1
-    assert "after 1 of 3 rounds: 0 candidate(s)" in written(run)["ended_early"]
+    assert "after 1 of 3 rounds: too few candidates are left, 0" in written(run)["ended_early"]
     assert len(SelectionIndex.read(run.selection).ids(State.CANDIDATE)) == 0
     assert not run.round(1).exists()
 

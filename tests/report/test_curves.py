@@ -9,7 +9,7 @@ import pytest
 
 from trainer.report.curves import MOST_POINTS, read_metrics
 from trainer.report.figures import curve_panels, metric_lines
-from trainer.report.plots import Series
+from trainer.report.plots import Series, line_chart
 
 STEPS, EVERY = 3000, 100
 
@@ -30,7 +30,7 @@ def write(path: Path, *, pair: bool = True, evaluations: bool = True) -> Path:
 
 
 def drawn(columns: dict[str, list[float | None]], key: str) -> dict[str, Series]:
-    return {line.label: line for line in metric_lines({"": columns}, key)}
+    return {line.about: line for line in metric_lines({"": columns}, key)}
 
 
 def test_thinning_keeps_every_evaluation_and_both_ends(tmp_path: Path) -> None:
@@ -59,12 +59,14 @@ def test_with_several_sets_the_colour_is_the_sets(tmp_path: Path) -> None:
     columns = read_metrics(write(tmp_path / "metrics.jsonl"))
     columns |= {name.replace("test", "val"): column for name, column in columns.items() if "test" in name}
     lines = drawn(columns, "accuracy")
-    assert {label: (line.colour, line.dashed) for label, line in lines.items()} == {
-        "test, network a": (0, False),
-        "test, network b": (0, True),
-        "val, network a": (1, False),
-        "val, network b": (1, True),
+    assert {about: (line.label, line.colour, line.dashed) for about, line in lines.items()} == {
+        "test, network a": ("test", 0, False),
+        "test, network b": ("test", 0, True),
+        "val, network a": ("val", 1, False),
+        "val, network b": ("val", 1, True),
     }
+    plot = str(line_chart(list(lines.values()), title="accuracy"))
+    assert plot.count(">test</text>") == plot.count(">val</text>") == 1, "one entry of the legend"
 
 
 def test_a_run_of_an_earlier_version_has_the_mean_over_its_networks(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, nice_ticks, stacked_bars
+from trainer.report.plots import Bar, Series, bar_chart, heatmap, line_chart, nice_ticks, readable_width, stacked_bars
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -65,3 +65,25 @@ def test_heatmaps_share_one_scale() -> None:
         return [rect.attrib.get("fill-opacity", "1") for rect in svg.iter("rect")]
 
     assert opacity([[0.25, 0.0], [0.0, 0.25]])[0] == opacity([[0.25, 0.75], [0.75, 0.25]])[0] == "0.500"
+
+
+def test_a_label_stands_beside_the_reference_line() -> None:
+    def starts(reference: float) -> list[float]:
+        bars = [Bar("one", 3.0, "30.0 %"), Bar("two", 9.0, "90.0 %")]
+        svg = ET.fromstring(str(bar_chart(bars, title="bars", high=10, reference=reference, ticks=None, width=480)))
+        texts = [float(text.attrib["x"]) for text in svg.iter("text") if text.attrib["class"] == "value"]
+        (line,) = [float(each.attrib["x1"]) for each in svg.iter("line") if each.attrib["class"] == "reference"]
+        return [text - line for text in texts]
+
+    assert starts(3.5)[0] == 7, "moved"
+    assert starts(8.0)[0] < -60, "not in its way"
+
+
+@pytest.mark.parametrize("names", [[str(number) for number in range(10)], ["a long name"] * 16])
+def test_a_matrix_drawn_at_its_readable_width_has_numbers(names: list[str]) -> None:
+    matrix = [[0.5] * len(names)] * len(names)
+    width = readable_width(names, 8)
+    labels = {"title": "m", "names": names, "row_label": "r", "column_label": "c", "longest": 8}
+    svg = str(heatmap(matrix, width=width, **labels))
+    assert svg.count(">50</text>") == len(names) ** 2
+    assert str(heatmap(matrix, width=width // 2, **labels)).count(">50</text>") == 0

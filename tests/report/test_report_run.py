@@ -22,7 +22,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 from trainer.report.measured import last_selection
 from trainer.report.summary import correction_words, summary_table, verdict
-from trainer.report.tables import start_rows
+from trainer.report.tables import count_starts, sampling_error, start_rows
 
 Make = Callable[..., Path]
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -128,12 +128,39 @@ def test_accuracy_in_percent_from_exact_counts(make_run: Make) -> None:
     assert accuracy["coteaching_incv"]["top1_ensemble"] == 98.75
 
 
+def test_the_sampling_error_is_that_of_a_share(make_run: Make) -> None:
+    report = write_report(RunDirectory(make_run()))
+    counted = report["accuracy"]["test"]["standard"]["count"]
+    assert f"at most ±{100 * 1.96 * (0.5 * 0.5 / counted) ** 0.5:.1f} points" in sampling_error(report, "test")
+
+
+def test_flagged_samples_that_were_held_out_are_counted_apart(make_run: Make) -> None:
+    run_dir = make_run()
+    (run_dir / "true_labels.parquet").unlink()
+    before = write_report(RunDirectory(run_dir))
+    assert before["held_out"] == {"samples": 0, "flagged": 0}
+    path = run_dir / "selection.parquet"
+    index = SelectionIndex.read(path)
+    held_out = np.flatnonzero(index.state == State.CANDIDATE)[:20]
+    state = index.state.copy()
+    state[held_out] = State.HELD_OUT
+    replace(index, state=state).write(path)
+    shutil.copy(path, run_dir / "rounds/2/selection.parquet")
+    report = write_report(RunDirectory(run_dir))
+    contradicted = index.predicted[held_out] != column(run_dir / "labels.parquet", "label")[held_out]
+    assert report["held_out"] == {"samples": 20, "flagged": int(contradicted.sum())}
+    assert report["samples"] == before["samples"] - 20
+    page = (run_dir / "report.html").read_text()
+    assert "20 more held out for evaluation" in page
+    assert "20 of them are among the 20 samples held out of training" in page
+
+
 def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> None:
     run_dir = make_run()
     report = write_report(RunDirectory(run_dir))
     assert strict_json(run_dir / "report.json") == report
     assert report["time_s"] == {
-        "labels": 0.12, "incv": 41.3, "standard": 12.5, "coteaching_incv": 66.4, "evaluate": 1.9
+        "labels": 0.12, "incv": 41.3, "standard": 12.5, "coteaching_incv": 66.4, "evaluate": 1.9, "report": 0.0
     }  # fmt: skip
     assert (report["starts"]["count"], report["starts"]["resumed"]) == (2, 1)
     assert (report["recipe"], report["seed"], report["classes"]) == ("demo", 1, 10)
@@ -141,6 +168,9 @@ def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> N
     assert [start["processes"] for start in start_rows(report)] == ["1 on cpu", "16 on cuda, torchrun"]
     assert [start["ended"] for start in start_rows(report)] == ["killed", "wrote this report"]
     assert start_rows(report)[1]["resumed from"] == "incv, round 2, fold 1, step 60"
+    assert count_starts(report) == "2 starts; 1 of them resumed from a checkpoint."
+    del report["time_s"]["report"]
+    assert start_rows(report)[-1]["ended"] == "still running, or killed"
 
 
 def test_curves_are_thinned_and_keep_their_ends(make_run: Make) -> None:

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from trainer import report
 from trainer.compare.comparison import Comparison, Curves
 from trainer.compare.text import count_words, list_differences, list_groups
-from trainer.report.plots import Series, line_chart
+from trainer.report.plots import Series, for_widths, line_chart
 from trainer.report.text import show_controls
 from trainer.reproduce.tables import UNITS
 
@@ -34,7 +34,7 @@ def render_page(comparison: Comparison) -> str:
         recipe=list_differences(comparison.recipe),
         environment=list_differences(comparison.environment),
         count_words=count_words(comparison.groups),
-        units=UNITS,
+        units=UNITS.replace("`", ""),
         charts=[panel for curves in comparison.curves for panel in _draw(curves)],
         paths=[(group.number, [run.name for run in group.runs]) for group in comparison.groups],
     )
@@ -63,5 +63,9 @@ def _draw_chart(curves: Curves, title: str, places: Sequence[int]) -> dict[str, 
         series.append(Series(label, points, order % _COLOURS, dashed=order >= _COLOURS))
     rounds = sorted({x for line in series for x, _ in line.points}) if curves.x_label == "round" else None
     alone = f", {series[0].label}" if len(series) == 1 else ""  # a single line has no legend
-    chart = line_chart(series, title=show_controls(title), x_label=curves.x_label, x_ticks=rounds)
+    chart = for_widths(
+        lambda width: line_chart(
+            series, title=show_controls(title), x_label=curves.x_label, x_ticks=rounds, size=(width, 280)
+        )
+    )
     return {"title": f"{title}{alone}", "plot": chart}

@@ -156,7 +156,7 @@ class Incv:
             raise DataError(
                 f"the data set has {candidates} usable sample(s), but INCV needs at least 2 to split it in halves"
             )
-        return f"INCV ended after {number} of {self._config.rounds} rounds: {candidates} candidate(s) left"
+        return f"INCV ended after {number} of {self._config.rounds} rounds: too few candidates are left, {candidates}"
 
     def _predictions_of(self, number: int, index: SelectionIndex, best: bool) -> Steps[Predictions]:
         """Return a round's predictions on every rank: read from their file, or made by training the round's folds."""

@@ -40,7 +40,7 @@ from trainer.report.noise_by_group import (
 from trainer.report.profile import read_profile
 from trainer.report.signals import confirmed_noise, measure_signals, read_repeated, stated_estimate
 from trainer.report.sources import SampleSources
-from trainer.report.suspects import find_contradicted_checks, find_suspects
+from trainer.report.suspects import count_held_out, find_contradicted_checks, find_suspects
 from trainer.report.trust import judge
 from trainer.report.unreadable import find_unreadable
 
@@ -103,6 +103,7 @@ def collect_report(facts: RunFacts, sources: SampleSources | None = None) -> dic
         "corrections": _corrections(run, selection, samples),
         "chosen_on": (config.get("evaluation") or {}).get("choose_on"),
         "unreadable": find_unreadable(run),
+        "held_out": count_held_out(selection, samples),
         "flagged": flagged,
         "suspicious": suspicious,
         "labels_review": run.labels_review_csv.name if run.labels_review_csv.exists() else None,

@@ -6,12 +6,26 @@ from typing import Any
 from markupsafe import Markup
 
 from trainer.report.class_names import short_names
-from trainer.report.plots import Bar, Series, bar_chart, for_widths, heatmap, line_chart, percent, plain, stacked_bars
+from trainer.report.plots import (
+    NARROW,
+    Bar,
+    Series,
+    bar_chart,
+    for_widths,
+    heatmap,
+    line_chart,
+    percent,
+    plain,
+    readable_width,
+    stacked_bars,
+)
 from trainer.report.profile import shares, shown_phases
 from trainer.report.summary import method_title, method_with, points, share, shows_removed
 from trainer.report.text import format_duration
 
 NAMED_CLASSES = 20  # with more classes, a heatmap labels only every fifth row and column
+EVALUATED = {"train_given": "training images, given labels", "train_true": "training images, true labels"}
+"""Sets of `evaluation.training_labels`, in words."""
 STATES = (
     ("selected", "selected", "var(--c2)"),
     ("candidates", "candidates", "var(--c5)"),
@@ -137,7 +151,7 @@ def time_plot(report: dict[str, Any]) -> Markup | None:
     bars = [
         Bar(stage, seconds, format_duration(seconds), 0)
         for stage, seconds in report["time_s"].items()
-        if seconds is not None
+        if seconds is not None and (stage != "report" or seconds)  # 0: it writes this page
     ]
     if not bars:
         return None
@@ -191,9 +205,9 @@ def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str,
     scale = (min(0.0, *values), max(values) if key == "loss" else 1.0)
     return {
         name: {
-            "label": label,
+            "label": label + ("; dashed: network b" if len({line.label for line in series}) < len(series) else ""),
             "plot": line_chart(
-                series, title=f"{name}: {label}", x_label="epoch", size=(236, 166), y_range=scale, ticks=ticks
+                series, title=f"{name}: {label}", x_label="epoch", size=(296, 180), y_range=scale, ticks=ticks
             ),
         }
         for name, series in lines.items()
@@ -204,7 +218,7 @@ def metric_lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> li
     """Return a line for each training, evaluation set and network of the metric `key`, over epochs or steps.
 
     Columns: `key`, `key_a`, `key.<set>`, `key_a.<set>`. The mean over a pair's networks is not drawn beside them.
-    With several trainings or sets, the colour tells them apart, and dashes mark network b.
+    With several trainings or sets, colour and legend tell them apart, and dashes mark network b.
     """
     found = []
     for run, columns in runs.items():
@@ -217,9 +231,11 @@ def metric_lines(runs: dict[str, dict[str, list[float | None]]], key: str) -> li
     for group, network, points_ in found:
         if not points_:
             continue
-        label = ", ".join(part for part in (*group, f"network {network}" if network else "") if part) or key
-        colour = len(series) if len(groups) == 1 else groups.index(group)
-        series.append(Series(label, points_, colour, dashed=network == "b"))
+        run, evaluated = group[0], EVALUATED.get(group[1], group[1])
+        about = ", ".join(part for part in (run, evaluated, f"network {network}" if network else "") if part) or key
+        alone = len(groups) == 1
+        label, colour = (about, len(series)) if alone else (evaluated or run, groups.index(group))
+        series.append(Series(label, points_, colour, network == "b", about))
     return series
 
 
@@ -258,18 +274,33 @@ def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
     )
     names = tick_names(short_names(report["class_names"]))
     plots = [
-        {"name": name, "plot": heatmap(matrix, title=name, names=names, row_label=rows, column_label=columns)}
+        {"name": name, "plot": _matrix_plot(matrix, name, names, rows, columns)}
         for key, name, rows, columns in kinds
         if (matrix := report["confusion"][key]) is not None
     ]
     if (part := report["confusion"]["excerpt"]) is not None:
         chosen = [short_names(report["class_names"])[number] for number in part["classes"]]
         name = f"Estimated T, the {len(chosen)} most confused classes"
-        plot = heatmap(
-            part["matrix"], title=name, names=chosen, row_label="estimated true class", column_label="given label"
-        )
+        plot = _matrix_plot(part["matrix"], name, chosen, "estimated true class", "given label")
         plots.append({"name": name, "plot": plot})
     return plots
+
+
+def _matrix_plot(
+    matrix: Sequence[Sequence[float | None]], title: str, names: Sequence[str], rows: str, columns: str
+) -> Markup:
+    """Draw a matrix, if its cells have numbers also for phones: with cells as large as the numbers need."""
+
+    def draw(width: int, longest: int = 12) -> Markup:
+        return heatmap(
+            matrix, title=title, names=names, row_label=rows, column_label=columns, width=width, longest=longest
+        )
+
+    if len(matrix) > NAMED_CLASSES:
+        return draw(480)
+    return Markup('<div class="wide">{}</div><div class="narrow scroll">{}</div>').format(
+        draw(480), draw(max(NARROW, readable_width(names, 8)), 8)
+    )
 
 
 def tick_names(names: Sequence[str]) -> list[str]:

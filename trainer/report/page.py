@@ -60,8 +60,7 @@ def render_page(
     )
     environment.filters |= {"share": share, "points": points, "duration": format_duration}
     environment.filters["method"] = partial(method_title, report)
-    # No line break before a percent sign or inside Co-teaching.
-    environment.filters["tight"] = lambda text: text.replace(" %", "\u00a0%").replace("Co-t", "Co\u2011t")
+    environment.filters["tight"] = _tighten
     script = "\n".join((TEMPLATES / name).read_text() for name in SCRIPTS)
     return environment.get_template(
         "page.html"
@@ -98,6 +97,13 @@ def render_page(
     )
 
 
+def _tighten(text: str) -> str:
+    """Forbid line breaks before a percent sign and inside the names of methods."""
+    for words in (" %", "INCV + "):
+        text = text.replace(words, words.replace(" ", "\u00a0"))
+    return text.replace("Co-t", "Co\u2011t")
+
+
 def script_json(value: Any) -> str:
     """Return JSON that cannot end the script element that holds it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -116,7 +122,9 @@ def tiles(report: dict[str, Any]) -> list[dict[str, str]]:
             _tile(f"{selection['selected']:,}", "labels kept by INCV", f"{share(part)} of {report['samples']:,}")
         )
         if report["noise"]["true"] is None:
-            found.append(_tile(f"{report['flagged']:,}", "labels flagged", "see the gallery"))
+            held_out = report["held_out"]["flagged"]
+            note = f"{held_out:,} of them held out of training" if held_out else "see the gallery"
+            found.append(_tile(f"{report['flagged']:,}", "labels flagged", note))
         expected = (rounds[-1]["theory"] if rounds else None) or {}
         for key, name in (("label_precision", "label precision"), ("label_recall", "label recall")):
             if selection[key] is not None:
@@ -138,7 +146,10 @@ def _came_in_tile(report: dict[str, Any]) -> dict[str, str]:
     counts = report["left_out"]["counts"]
     rejected = counts.get("rejected", 0) + report["unreadable"]["count"]
     skipped = f"{rejected:,} could not be used" if rejected else "all could be used"
-    return _tile(f"{report['samples']:,}", "images came in", f"{report['classes']:,} classes; {skipped}")
+    held_out = report["held_out"]["samples"]
+    label = "images to train on" if held_out else "images came in"
+    more = f"{held_out:,} more held out for evaluation; " if held_out else ""
+    return _tile(f"{report['samples']:,}", label, f"{report['classes']:,} classes; {more}{skipped}")
 
 
 def _hardware(report: dict[str, Any]) -> str:
@@ -241,8 +252,16 @@ def suspect_words(report: dict[str, Any]) -> str:
     )
     estimate = claimed_noise(report)
     likely = None if estimate is None else round(estimate * report["samples"])
-    if report["noise"]["true"] is None and likely is not None and likely < report["flagged"]:
-        words += f" About {likely:,} labels are wrong; the other flagged samples are probably just difficult."
+    held_out = report["held_out"]
+    if held_out["flagged"]:
+        words += (
+            f" {held_out['flagged']:,} of them are among the {held_out['samples']:,} samples held out of training."
+        )
+    if report["noise"]["true"] is None and likely is not None and likely < report["flagged"] - held_out["flagged"]:
+        words += (
+            f" An estimated {likely:,} of the {report['samples']:,} labels are wrong; the other flagged samples are "
+            "probably just difficult."
+        )
     judged = [suspect for suspect in suspects if suspect["true"] is not None]
     if not judged:
         return words

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from trainer.report.text import shorten
 
 NARROW = 320  # width of charts on phones
+NUMBERED_CELL = 22  # side of a heatmap's cell from which on it shows a number
 LEGEND_ROW = 21  # height of a legend with one row
 CHARACTER = 7.0  # mean character width at 12 px, for label layout
 Ticks = Callable[[float], str]
@@ -24,6 +25,8 @@ class Series:
     points: Sequence[tuple[float, float | None]]
     colour: int = 0
     dashed: bool = False
+    about: str = ""
+    """What a pointer on the line shows; by default, the label. Lines of one label share an entry of the legend."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def line_chart(
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
     along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))
     up = nice_ticks(*(y_range or (min(ys), max(ys))), about=5 if height > 200 else 3)
-    legend, used = _legend([(s.label, s.colour, s.dashed) for s in series], width) if len(series) > 1 else ([], 0)
+    entries = {s.label: (s.label, s.colour, s.dashed) for s in reversed(series)}
+    legend, used = _legend(list(reversed(entries.values())), width) if len(series) > 1 else ([], 0)
     height += max(used - LEGEND_ROW, 0)
     left = 14 + CHARACTER * max(len(ticks(value)) for value in up)
     box = (left, used + 10.0, width - 14.0, height - (40.0 if x_label else 24.0))
@@ -110,7 +114,7 @@ def bar_chart(
 ) -> Markup:
     """Draw horizontal bars from zero, each followed by its text. reference: value marked by a dashed line."""
     row, top = 34, 8
-    longest = 26 if width > NARROW else 17
+    longest = 26 if width > NARROW else 18
     left = 12 + CHARACTER * max((len(shorten(bar.label, longest)) for bar in bars), default=0)
     right = width - 14 - CHARACTER * max((len(bar.text) for bar in bars), default=0)
     values = [bar.value for bar in bars] + [reference or 0.0]
@@ -122,24 +126,21 @@ def bar_chart(
         if mark <= (high or marks[-1]):
             parts.append(_line(to_x(mark), top, to_x(mark), bottom, "grid"))
             parts.append(_text(to_x(mark), bottom + 16, ticks(mark) if ticks else ""))
+    texts = []
     for index, bar in enumerate(bars):
         y = top + row * index
         end = to_x(max(bar.value, 0.0))
-        parts.append(_text(left - 8, y + row / 2 + 4, shorten(bar.label, longest), "end", "strong"))
-        parts.append(
-            _rect(
-                left,
-                y + 6,
-                max(end - left, 1.0),
-                row - 12,
-                f"var(--c{bar.colour})",
-                f"{bar.label}: {bar.text}",
-            )
-        )
+        about = f"{bar.label}: {bar.text}"
+        parts.append(_rect(left, y + 6, max(end - left, 1.0), row - 12, f"var(--c{bar.colour})", about))
         parts += [f'<circle class="dot" cx="{to_x(dot):.1f}" cy="{y + row / 2:.1f}" r="3"/>' for dot in bar.dots]
-        parts.append(_text(max([end, *map(to_x, bar.dots)]) + 7, y + row / 2 + 4, bar.text, "start", "value"))
+        texts.append(_text(left - 8, y + row / 2 + 4, shorten(bar.label, longest), "end", "strong"))
+        after = max([end, *map(to_x, bar.dots)]) + 7
+        if reference is not None and after - 4 < to_x(reference) < after + CHARACTER * len(bar.text):
+            after = to_x(reference) + 7  # beside the reference line, not across it
+        texts.append(_text(after, y + row / 2 + 4, bar.text, "start", "value"))
     if reference is not None:
         parts.append(_line(to_x(reference), top - 4, to_x(reference), bottom, "reference"))
+    parts += texts
     return _svg(title, width, bottom + (24 if ticks else 4), parts)
 
 
@@ -187,16 +188,19 @@ def heatmap(
     row_label: str,
     column_label: str,
     width: int = 480,
+    longest: int = 12,
 ) -> Markup:
-    """Draw shares as opacity, on the same scale in every heatmap, with percentages in the cells if they fit."""
+    """Draw shares as opacity, on the same scale in every heatmap, with percentages in the cells if they fit.
+
+    longest: maximum characters of a name.
+    """
     count = len(matrix)
-    shown = [shorten(name, 12) for name in names]
-    longest = max((len(name) for name in shown), default=0)
-    left = 30 + CHARACTER * longest
+    shown = [shorten(name, longest) for name in names]
+    left, room = _left_of_matrix(names, longest), CHARACTER * max(map(len, shown), default=0)
     cell = (width - left - 6) / max(count, 1)
-    slanted = all(shown) and CHARACTER * longest > cell - 4
+    slanted = all(shown) and room > cell - 4
     bottom = 8 + cell * count
-    below = (CHARACTER * longest * 0.72 + 16) if slanted else 18.0
+    below = (room * 0.72 + 16) if slanted else 18.0
     parts = []
     for i, line in enumerate(matrix):
         y = 8 + i * cell
@@ -217,6 +221,15 @@ def heatmap(
     return _svg(title, width, round(bottom + below + 24), parts)
 
 
+def readable_width(names: Sequence[str], longest: int) -> int:
+    """Return the width of a heatmap in which the cells have room for their numbers."""
+    return math.ceil(_left_of_matrix(names, longest) + (NUMBERED_CELL + 2) * len(names) + 6)
+
+
+def _left_of_matrix(names: Sequence[str], longest: int) -> float:
+    return 30 + CHARACTER * max((min(len(name), longest) for name in names), default=0)
+
+
 def _column_name(x: float, bottom: float, name: str, slanted: bool) -> str:
     if not slanted:
         return _text(x, bottom + 15, name)
@@ -228,7 +241,7 @@ def _cell(x: float, y: float, side: float, value: float | None, about: str) -> l
         return [_rect(x, y, side - 1, side - 1, "var(--line)", f"{about}: no samples")]
     about = f"{about}: {value * 100:.1f} %"
     parts = [_rect(x, y, side - 1, side - 1, "var(--heat)", about, heat(value))]
-    if side >= 22 and value >= 0.005:
+    if side >= NUMBERED_CELL and value >= 0.005:
         style = "on-heat" if heat(value) > 0.6 else "small"
         parts.append(_text(x + (side - 1) / 2, y + side / 2 + 3.5, f"{value * 100:.0f}", style=style))
     return parts
@@ -247,7 +260,7 @@ def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]
             dots.append(f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2" fill="var(--c{line.colour})"/>')
     path = " ".join("M" + " L".join(run) for run in runs if run)
     dash = ' stroke-dasharray="5 4"' if line.dashed else ""
-    name = escape(line.label)
+    name = escape(line.about or line.label)
     return [
         f'<path class="curve" d="{path}" stroke="var(--c{line.colour})"{dash}><title>{name}</title></path>',
         *dots,

@@ -43,6 +43,14 @@ def flagged_ids(selection: SelectionIndex, samples: RunSamples) -> NDArray[np.in
     return ids[doubted[ids]]
 
 
+def count_held_out(selection: SelectionIndex | None, samples: RunSamples) -> dict[str, int]:
+    """Count the samples that `data.eval_fraction` keeps from training, and how many of them are flagged."""
+    if selection is None:
+        return {"samples": 0, "flagged": 0}
+    held_out = selection.state == State.HELD_OUT
+    return {"samples": int(held_out.sum()), "flagged": int(held_out[flagged_ids(selection, samples)].sum())}
+
+
 def find_contradicted_checks(
     selection: SelectionIndex | None, samples: RunSamples, most: int = MOST_CHECKED
 ) -> tuple[int | None, list[dict[str, Any]] | None]:

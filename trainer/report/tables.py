@@ -1,5 +1,6 @@
 """The tables of the report: pure functions from report.json to columns and rows of text."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from trainer.report.class_names import short_names
 from trainer.report.profile import shares, shown_phases
 from trainer.report.summary import claimed_noise, method_title, points, share, shows_removed
-from trainer.report.text import format_duration, shorten
+from trainer.report.text import choose_form, format_duration, shorten
 
 LISTED = 50  # maximum rows of tables that could be very long
 SHOWN = 25  # rows of a long table before it is opened
@@ -45,6 +46,8 @@ class Table:
     shown: int = 0
     strong: frozenset[int] = field(default_factory=frozenset)
     """Rows to emphasise."""
+    compact: bool = False
+    """Whether it is narrow enough to stay a table on a phone."""
 
 
 class ClassNames:
@@ -170,6 +173,18 @@ def accuracy_table(report: dict[str, Any], where: str) -> Table:
     return Table(columns, rows, strong=frozenset(strong))
 
 
+def sampling_error(report: dict[str, Any], where: str) -> str:
+    """Say how far an accuracy may be off because the evaluation set is a sample; empty without images."""
+    counted = max((result["count"] for result in report["accuracy"][where].values()), default=0)
+    if not counted:
+        return ""
+    error = 196 * math.sqrt(0.25 / counted)  # 95 %, where it is largest: at an accuracy of 50 %
+    return (
+        f"With {counted:,} images, the sampling error of an accuracy is at most ±{error:.1f} points (95 % interval); "
+        "near 0 or 100 % it is smaller."
+    )
+
+
 def pair_tables(report: dict[str, Any]) -> list[Table]:
     """Return the most confused classes: estimated, and by the true labels if they are known."""
     confusion = report["confusion"]
@@ -192,7 +207,7 @@ def pair_tables(report: dict[str, Any]) -> list[Table]:
             [names.cell(each["from"]), names.cell(each["to"]), count(each["count"]), percentage(each["share"])]
             for each in found[:10]
         ]
-        tables.append(Table(columns, rows, title))
+        tables.append(Table(columns, rows, title, compact=True))
     return tables
 
 
@@ -235,6 +250,21 @@ def starts_table(report: dict[str, Any]) -> Table:
     return Table(columns, [[Cell(row[label]) for label in labels] for row in start_rows(report)])
 
 
+def _guess_end(report: dict[str, Any], is_last: bool) -> str:
+    """Return what became of a start that did not record its end."""
+    if not is_last:
+        return "killed"
+    return "wrote this report" if "report" in report["time_s"] else "still running, or killed"
+
+
+def count_starts(report: dict[str, Any]) -> str:
+    starts = report["starts"]
+    words = f"{starts['count']} {choose_form(starts['count'], 'start', 'starts')}"
+    if starts["count"] < 2:
+        return f"{words}."
+    return f"{words}; {starts['resumed'] or 'none'} of them resumed from a checkpoint."
+
+
 def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:
     """Describe each start of the run; rounds and folds count from 1, as throughout the report."""
     rows = []
@@ -247,7 +277,7 @@ def start_rows(report: dict[str, Any]) -> list[dict[str, str]]:
         processes = f"{start.get('world', 1)} on {str(start.get('device') or 'cpu').partition(':')[0]}"
         if start.get("launcher", "alone") != "alone":
             processes += f", {start['launcher']}"
-        ended = start.get("ended") or ("killed" if number + 1 < len(starts) else "wrote this report")
+        ended = start.get("ended") or _guess_end(report, is_last=number + 1 == len(starts))
         steps = sum((start.get("steps_executed") or {}).values())
         rows.append(
             {

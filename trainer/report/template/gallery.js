@@ -42,7 +42,7 @@ class Gallery {
     const shows = [["", "Flagged and kept"], ["flagged", "Flagged"], ...states.map((name) => [name, name.replace("_", " ")])];
     const filters = {
       state: select("Show", shows),
-      label: make("input", { type: "search", placeholder: "Class, given or suggested", list: "classes", "aria-label": "Class" }),
+      label: make("input", { type: "search", placeholder: "Class", list: "classes", "aria-label": "Class" }),
       source: select("Source", [["", "All sources"], ...data.sources.map((name, place) => [place, visible(name)])]),
       decided: select("Decisions", [["", "Decided or not"], ["no", "Not decided"], ["yes", "Decided"]]),
       key: make("input", { type: "search", placeholder: "Part of the key", "aria-label": "Part of the key" }),
@@ -149,7 +149,7 @@ class Gallery {
     const card = make(
       "article", { className: "card suspect", tabIndex: -1, "data-row": row }, look,
       make("div", { className: "labels" }, labels), ...this.makeTruth(row),
-      make("small", {}, `${percent(sure)} · loss ${data.loss[row].toFixed(1)}`),
+      make("small", {}, `${percent(sure)} sure · loss ${data.loss[row].toFixed(1)}`),
     );
     if (data.key) card.append(this.makeButtons(row));
     card.addEventListener("focusin", () => this.setCurrent(card));
