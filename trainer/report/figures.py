@@ -289,7 +289,8 @@ def confusion_plots(report: dict[str, Any]) -> list[dict[str, Any]]:
 def _matrix_plot(
     matrix: Sequence[Sequence[float | None]], title: str, names: Sequence[str], rows: str, columns: str
 ) -> Markup:
-    """Draw a matrix, if its cells have numbers also for phones: with cells as large as the numbers need."""
+    """Draw a matrix, which a phone scrolls sideways if it is wide. If its cells have numbers, it is drawn for phones
+    too, with cells as large as the numbers need."""
 
     def draw(width: int, longest: int = 12) -> Markup:
         return heatmap(
@@ -297,7 +298,7 @@ def _matrix_plot(
         )
 
     if len(matrix) > NAMED_CLASSES:
-        return draw(480)
+        return Markup('<div class="scroll">{}</div>').format(draw(480))
     return Markup('<div class="wide">{}</div><div class="narrow scroll">{}</div>').format(
         draw(480), draw(max(NARROW, readable_width(names, 8)), 8)
     )

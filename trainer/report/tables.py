@@ -246,7 +246,7 @@ def profile_table(report: dict[str, Any]) -> Table:
 def starts_table(report: dict[str, Any]) -> Table:
     """Return each start of the run: when, from where, how it ended, and on what; without its command."""
     labels = ("started", "resumed from", "ended", "steps", "processes", "threads", "hardware")
-    columns = [Column(label, words=label not in ("steps", "threads")) for label in labels]
+    columns = [Column(label, words=True) for label in labels]
     return Table(columns, [[Cell(row[label]) for label in labels] for row in start_rows(report)])
 
 
