@@ -207,7 +207,13 @@ def _charts(runs: dict[str, Any], key: str, label: str, ticks: Any) -> dict[str,
         name: {
             "label": label + ("; dashed: network b" if len({line.label for line in series}) < len(series) else ""),
             "plot": line_chart(
-                series, title=f"{name}: {label}", x_label="epoch", size=(296, 180), y_range=scale, ticks=ticks
+                series,
+                title=f"{name}: {label}",
+                x_label="epoch",
+                size=(296, 180),
+                y_range=scale,
+                ticks=ticks,
+                grows=True,
             ),
         }
         for name, series in lines.items()

@@ -26,7 +26,7 @@ class Series:
     colour: int = 0
     dashed: bool = False
     about: str = ""
-    """What a pointer on the line shows; by default, the label. Lines of one label share an entry of the legend."""
+    """What a pointer on the line shows; by default, the label. Lines of one label and colour share a legend entry."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,20 @@ def line_chart(
     x_ticks: Sequence[float] | None = None,
     y_range: tuple[float, float] | None = None,
     ticks: Ticks = plain,
+    grows: bool = False,
 ) -> Markup:
-    """Draw lines on shared axes, with a legend above if there are several; its second and further rows add height."""
+    """Draw lines on shared axes, with a legend above if there are several.
+
+    grows: whether the second and further rows of the legend add to the height, instead of taking from the chart.
+    """
     width, height = size
     known = [(x, y) for line in series for x, y in line.points if y is not None]
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
     along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))
     up = nice_ticks(*(y_range or (min(ys), max(ys))), about=5 if height > 200 else 3)
-    entries = {s.label: (s.label, s.colour, s.dashed) for s in reversed(series)}
+    entries = {(s.label, s.colour): (s.label, s.colour, s.dashed) for s in reversed(series)}
     legend, used = _legend(list(reversed(entries.values())), width) if len(series) > 1 else ([], 0)
-    height += max(used - LEGEND_ROW, 0)
+    height += max(used - LEGEND_ROW, 0) if grows else 0
     left = 14 + CHARACTER * max(len(ticks(value)) for value in up)
     box = (left, used + 10.0, width - 14.0, height - (40.0 if x_label else 24.0))
     low, high = min(along[0], min(xs)), max(along[-1] if x_ticks else max(xs), max(xs))
