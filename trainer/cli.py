@@ -88,7 +88,10 @@ def _signalled() -> Callable[[], bool]:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each sets `func`, which takes the parsed arguments."""
     parser: argparse.ArgumentParser = CommandParser(
-        prog="incv", description="Train image classifiers on noisy labels with INCV and Co-teaching."
+        prog="incv",
+        description="Train image classifiers on noisy labels with INCV and Co-teaching.",
+        epilog="To begin: `incv run -c demo` shows the method on handwritten digits, `incv audit FOLDER` finds wrong "
+        "labels in your own images. `incv COMMAND --help` describes a command.",
     )
     parser.add_argument("--version", action=ShowVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -97,19 +100,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
+    add_audit_command(commands, _tell)
+    add_output_commands(commands)
+    add_compare_command(commands)
+    add_doctor_commands(commands)
+    add_recipe_commands(commands)
+    add_shards_commands(commands)
+    add_reproduce_commands(commands)
+    add_completion_command(commands, parser)
     for stage in all_stages()[1:]:
         of_directory = "; of a run directory, as it is: incv report RUN_DIR" if stage == "report" else ""
         alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe{of_directory}")
         add_run_arguments(alone, stage)
         alone.set_defaults(func=_run, stage=stage)
-    add_doctor_commands(commands)
-    add_audit_command(commands, _tell)
-    add_output_commands(commands)
-    add_reproduce_commands(commands)
-    add_compare_command(commands)
-    add_shards_commands(commands)
-    add_recipe_commands(commands)
-    add_completion_command(commands, parser)
     return parser
 
 

@@ -119,7 +119,9 @@ def ignored_files(source: Source) -> Sequence[IgnoredFile]:
 def warn_of_ignored(place: Path, ignored: Sequence[IgnoredFile], what: str = "files") -> None:
     """Log how many files of `place` a source leaves out, and an example, if there are any."""
     if ignored:
-        _log.warning("%s: %d %s were ignored, for example %s (%s)", place, len(ignored), what, *ignored[0])
+        one = len(ignored) == 1
+        counted = f"1 {what.removesuffix('s')} was" if one else f"{len(ignored):,} {what} were"
+        _log.warning("%s: %s ignored%s %s (%s)", place, counted, ":" if one else ", for example", *ignored[0])
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,13 @@ def test_an_audit_goes_on_and_its_recipe_can_be_run(digits, incv):
     assert copy == mine
 
 
+@pytest.mark.parametrize(("seconds", "advises"), [(1_700, False), (40_000, True)])
+def test_a_long_audit_says_how_to_shorten_it(seconds, advises, digits, incv, monkeypatch):
+    monkeypatch.setattr("trainer.auditing.audit.estimate_cpu_seconds", lambda *_: seconds)
+    monkeypatch.setattr("trainer.auditing.audit.run_recipe", lambda *_: 75)
+    assert ("--model NAME" in incv("audit", digits, *SMALL, *SHORT).err) is advises
+
+
 def test_the_python_interface(digits, incv):
     table = trainer.audit(
         digits, model="digits_cnn", download=False, run_dir="runs/table", overrides=[*SMALL[3:], *SHORT]

@@ -121,6 +121,18 @@ def test_a_partial_list_is_refused_unless_asked_for(root):
     ]
 
 
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [(("a.txt",), ": 1 file was ignored: a.txt ("), (("a.txt", "b.txt"), ": 2 files were ignored, for example ")],
+)
+def test_the_warning_counts_what_was_ignored(extra, words, root, caplog):
+    _write(root, _rows(LABELS))
+    for name in extra:
+        (root / name).touch()
+    _open(root)
+    assert words in caplog.text
+
+
 def test_what_was_ignored_is_listed_with_the_shards(root, tmp_path):
     _write(root, _rows({"a.png": "cat", "b.png": "dog"}))
     index = pack(_open(root, partial=True), tmp_path / "out")

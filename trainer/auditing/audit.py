@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _HEADER = """# Chosen by `incv audit {folder}` for {samples:,} images of {classes:,} classes.
 # To change it, copy it and run the copy: incv run -c COPY.yaml
 """
+_LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *SOURCE_KEYS)
 
 
@@ -183,6 +184,11 @@ def _announce_time(recipe: Recipe, samples: int, classes: int) -> None:
         if select_device(recipe.execution).type == "cpu":
             seconds = estimate_cpu_seconds(recipe, samples, classes)
             _log.info("audit: expected to take %s on this CPU", describe_time(seconds))
+            if seconds > _LONG:
+                _log.info(
+                    "audit: to shorten it, press Ctrl-C, and use a machine with a GPU, a smaller network (--model "
+                    "NAME) or smaller images (image.size=PIXELS)"
+                )
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

@@ -7,8 +7,21 @@ from typing import Any, NoReturn
 from shards.errors import suggest_near
 
 
+class _Commands(argparse._SubParsersAction):
+    """The commands of a parser; `COMMAND --help` begins with the line that the list of commands has."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        if line := options.get("help"):
+            options.setdefault("description", f"{line[0].upper()}{line[1:]}.")
+        return super().add_parser(name, **options)
+
+
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that suggests near matches (argparse itself can from Python 3.14 on); so do its commands."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("action", "parsers", _Commands)
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit; the usage of a command with many options would hide it."""
