@@ -1,8 +1,8 @@
-"""Hooks of the site (mkdocs.yml): pages from outside docs/, links to files of the repository, formulas as MathML.
+"""Hooks of the site (mkdocs.yml): pages from outside docs/, links to files of the repository, formulas, tables.
 
 The sources are written for a reader of the repository: links are relative paths, formulas stand between dollar signs.
 The site gets the same pages. A link that leaves docs/ leads to a copy in the site: a page for Markdown and code, the
-file itself for all else.
+file itself for all else. A table that is too wide for a phone becomes a list of its rows there (docs/site.css).
 """
 
 import html
@@ -32,6 +32,12 @@ _TEXT_FILES = {"Dockerfile": "docker", "LICENSE": "text", "Makefile": "make", "c
 _LINK = re.compile(r"(?:^ *```.*?^ *```$|`[^`\n]+`)|\[([^\[\]]*)\]\(([^)\s]+)\)", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"[\w/-]+\.md")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_CELL = re.compile(r"<(t[hd])((?: [^>]*)?)>(.*?)</\1>", re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
+_PHONE = 46  # characters, cell padding included, that stand beside each other at 390 pixels
+_PADDING = 3
+_SHORT = 28  # characters of a cell that stand beside the head of its column there
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -61,7 +67,30 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         display = "block" if match[1] == "div" else "inline"
         return convert(html.unescape(match[2]).strip(), display=display)
 
-    return _FORMULA.sub(render, content)
+    return _TABLE.sub(lambda match: _label_cells(match[0]), _FORMULA.sub(render, content))
+
+
+def _label_cells(table: str) -> str:
+    """Give each cell of a wide table the head of its column as data-label, which is shown where the head is not."""
+    heads = [_TAG.sub("", match[3]) for match in _CELL.finditer(table) if match[1] == "th"]
+    widths = [0] * len(heads)
+    place = longest = 0
+
+    def label(match: re.Match[str]) -> str:
+        nonlocal place, longest
+        column, place = place % len(heads), place + 1
+        words = html.unescape(_TAG.sub("", match[3])).split()
+        widths[column] = max([widths[column], *map(len, words)])
+        if heads[column]:
+            longest = max(longest, len(" ".join(words)))
+        if match[1] == "th":
+            return match[0]
+        return f'<td{match[2]} data-label="{html.escape(html.unescape(heads[column]))}">{match[3]}</td>'
+
+    labelled = _CELL.sub(label, table)
+    if sum(widths) + _PADDING * len(widths) <= _PHONE:
+        return table
+    return labelled.replace("<table>", f'<table data-wide="{"short" if longest <= _SHORT else "long"}">', 1)
 
 
 def _link_text(text: str, source: str) -> str:

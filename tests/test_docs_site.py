@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.support import REPOSITORY
+from tests.support.browser import PHONE, open_browser
 
 pytest.importorskip("material", reason="the extra `docs` is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -85,6 +86,25 @@ def test_formulas_are_mathml(site: Path) -> None:
     assert page.count("<math") >= 50
     assert "arithmatex" not in page
     assert (site / "vendor/stix-two-math.woff2").is_file()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
+    """No table or formula of any page is cut at 390 pixels; only code scrolls."""
+    cut = "[...document.querySelectorAll('.md-typeset__scrollwrap')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+    tables = "document.querySelectorAll('.md-content table').length"
+    # The theme's script wraps each table in an element that scrolls.
+    wrapped = f"return document.querySelectorAll('.md-typeset__scrollwrap').length === {tables}"
+    pages = [page for page in sorted(site.glob("*.html")) if page.name != "404.html"]
+    with open_browser(tmp_path) as browser:
+        for page in pages:
+            browser.open(page, PHONE, ready=wrapped)
+            assert browser.run("return document.documentElement.scrollWidth") <= PHONE, page.name
+            assert not browser.run(f"return {cut}.map((e) => e.innerText)"), page.name
+        browser.open(site / "getting-started.html", PHONE, ready=wrapped)
+        cell = "document.querySelector('td[data-label=recall]')"
+        shown = browser.run(f"return getComputedStyle({cell}, '::before').content")
+        assert shown == '"recall"'
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

@@ -18,6 +18,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.support.slurm_cluster import require_programs
 
 PHONE, DESKTOP = 390, 1100  # pixels
+_REPORT_IS_READY = "return document.documentElement.dataset.ready === 'true'"
 
 
 def require_chromium() -> None:
@@ -40,8 +41,10 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
         self._command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
 
-    def open(self, page: Path, width: int = DESKTOP, dark: bool = False, keep: bool = False) -> None:
-        """Open a file; returns when its script has run. keep: what the browser has stored for it."""
+    def open(
+        self, page: Path, width: int = DESKTOP, dark: bool = False, keep: bool = False, ready: str = _REPORT_IS_READY
+    ) -> None:
+        """Open a file; returns when the script `ready` is true. keep: what the browser has stored for it."""
         self._command(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width == PHONE
         )
@@ -52,7 +55,7 @@ class Browser:
         if not keep:
             self._command("Storage.clearDataForOrigin", origin="file://", storageTypes="local_storage")
         self.driver.get(page.as_uri())
-        self.wait("return document.documentElement.dataset.ready === 'true'")
+        self.wait(ready)
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
