@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shards.durable import read_json
 from tests.support import REPOSITORY
 from tests.support.documentation import PAGES, shell_blocks
 from trainer.cli import build_parser
@@ -75,7 +76,7 @@ def test_links_are_found() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     assert "docs/architecture.md" in _LINK.findall(readme)
     assert "trainer/run/runner.py" in _PATH.findall((REPOSITORY / "docs" / "architecture.md").read_text())
-    assert "quick-start" in _anchors(REPOSITORY / "README.md")
+    assert "on-a-laptop" in _anchors(REPOSITORY / "README.md")
 
 
 def test_the_page_of_recipes_lists_every_recipe() -> None:
@@ -83,6 +84,23 @@ def test_the_page_of_recipes_lists_every_recipe() -> None:
     listed = re.findall(r"\[(\w+)\]\(\.\./recipes/(\w+)\.yaml\)", page)
     assert all(name == file for name, file in listed)
     assert {name for name, _ in listed} == {path.stem for path in (REPOSITORY / "recipes").glob("*.yaml")}
+
+
+def test_the_accuracies_of_the_readme_and_of_the_recipes_are_the_recorded_ones() -> None:
+    """Rows of README.md: | symmetric 20 % | standard | Co-teaching | INCV + Co-teaching | paper |."""
+    recorded = read_json(REPOSITORY / "results" / "table1.json")
+    readme, recipes = ((REPOSITORY / name).read_text() for name in ("README.md", "docs/recipes.md"))
+    settings = {
+        "sym20": "symmetric 20 %", "sym50": "symmetric 50 %", "sym80": "symmetric 80 %", "asym40": "asymmetric 40 %",
+    }  # fmt: skip
+    for setting, name in settings.items():
+        mine = recorded["coteaching_incv"][setting]
+        expected = [recorded[method][setting]["mean"] for method in ("standard", "coteaching")]
+        expected += [mine["mean"], mine["std"], mine["paper"]["mean"], mine["paper"]["std"]]
+        row = re.findall(rf"^\| {name} \|(.+)$", readme, re.MULTILINE)[0]
+        assert [float(number) for number in re.findall(r"[\d.]+", row)] == pytest.approx(expected, abs=0.0501), name
+        row = re.findall(rf"^\| \[cifar10_{setting}\]\S+ \|.+\| (.+?) %", recipes, re.MULTILINE)[0]
+        assert [float(number) for number in row.split(" ± ")] == pytest.approx(expected[2:4], abs=0.0501), setting
 
 
 def test_the_page_of_the_method_states_the_papers_estimate() -> None:

@@ -116,7 +116,7 @@ def test_the_search_works_from_the_disk(site: Path) -> None:
     found = re.findall(r'class="md-search-result__meta">\s*(.+?)\s*<', page)
     assert found, "the page has no search box"
     assert re.fullmatch(r"\d+ matching documents?", found[0])
-    assert "own-data.html" in page.split("md-search-result__list")[1]
+    assert "fine-tuning.html" in page.split("md-search-result__list")[1]
 
 
 @pytest.mark.parametrize(
