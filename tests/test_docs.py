@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _ROOT_FILE = re.compile(r"`(Makefile|pyproject\.toml|constraints\.txt|[A-Z]+\.(?
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^from (trainer[\w.]*|shards[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+
+_INLINE_COMMAND = re.compile(r"`incv ([^`]+)`")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
@@ -70,6 +73,16 @@ def test_commands_in_examples_are_accepted(page: Path) -> None:
             words = shlex.split(command)
             if words[0] == "incv" and "|" not in words:
                 build_parser().parse_known_args(words[1:])  # exits if it does not accept them
+
+
+@each_page
+def test_commands_named_in_the_text_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`incv clean --as shards`: the command and its options exist; arguments that it requires may be left out."""
+    for span in _INLINE_COMMAND.findall(_FENCE.sub("", page.read_text())):
+        with suppress(SystemExit):
+            build_parser().parse_known_args(shlex.split(span.partition(" > ")[0]))
+        said = capsys.readouterr().err
+        assert not said or "are required" in said or "expected one argument" in said, f"incv {span}: {said}"
 
 
 def test_links_are_found() -> None:
