@@ -100,7 +100,7 @@ def test_without_the_folder_the_shards_are_used_and_this_is_said(kept, incv):
     Path("photos").rename("gone")
     done = incv("clean", "run", "--out", "cleaned")
     assert done.code == 0, done.err
-    assert "The images are those of the shards, not the original files" in done.out
+    assert "These are not the original files, but the images as they were packed" in done.out
 
 
 def test_an_output_among_the_images_is_refused(kept, incv):

@@ -88,7 +88,7 @@ def _clean(arguments: argparse.Namespace) -> int:
     left_out = f"{written['left_out']:,} left out{excluded}"
     print(f"{arguments.out}: {written['samples']:,} samples{checked}{relabelled}; {left_out}")
     if str(written["images"]).startswith("packed"):
-        print(f"The images are those of the shards, not the original files: {written['images']}.")
+        print(f"These are not the original files, but the images as they were {written['images']}.")
     return 0
 
 
