@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.conftest import CLASSES, SMALL
+from tests.browser.conftest import CLASSES
 from tests.support.browser import Browser
 from tests.support.command_line import TINY, exit_code
+from tests.support.photos import PHOTO_RECIPE
 
 
 def labels_of(run: str) -> dict[int, int]:
@@ -67,7 +68,7 @@ def test_decisions_are_saved_and_feed_a_run(
         ]
     )
     shutil.copy(file, "corrections.csv")
-    command = ["labels", "-c", TINY, *SMALL, "labels.corrections=corrections.csv", "--run-dir", "second"]
+    command = ["labels", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=corrections.csv", "--run-dir", "second"]
     assert exit_code(command) == 0
     before, after = labels_of("run"), labels_of("second")
     changed = {number: after.get(number) for number in before if after.get(number) != before[number]}
@@ -95,7 +96,7 @@ def test_a_second_correction_repeats_the_first(
     shutil.copytree(photo_run, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     Path("first.csv").write_text("key,label\n7/05.png,'=SUM(A1)\n7/06.png,\n")
-    command = ["run", "-c", TINY, *SMALL, "labels.corrections=first.csv", "--run-dir", "second"]
+    command = ["run", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=first.csv", "--run-dir", "second"]
     assert exit_code(command) == 0
     browser.open(Path("second/report.html").resolve())
     assert "2 of earlier corrections" in browser.find(".saving").text
@@ -104,7 +105,7 @@ def test_a_second_correction_repeats_the_first(
     (browser.downloads / "corrections.csv").unlink(missing_ok=True)
     browser.click(".save")
     shutil.copy(browser.wait_for_download("corrections.csv"), "more.csv")
-    again = ["labels", "-c", TINY, *SMALL, "labels.corrections=more.csv", "--run-dir", "third"]
+    again = ["labels", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=more.csv", "--run-dir", "third"]
     assert exit_code(again) == 0
     assert labels_of("third") == labels_of("second")
     checked = pq.read_table("third/labels.parquet", filters=[("checked", "=", True)])

@@ -1,6 +1,5 @@
 """`incv completion`: a static script that the shell itself accepts and that completes what it should."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Answer
+from tests.support.debian_programs import require_programs
 
 Incv = Callable[..., Answer]
 
 
 @pytest.fixture
 def script(incv: Incv, tmp_path: Path) -> Path:
-    pytest.importorskip("shtab")
     file = tmp_path / "completion.bash"
     answer = incv("completion", "bash")
     assert answer.code == 0, answer.err
@@ -36,7 +35,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     return done.stdout.split()
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_commands_options_recipes_and_files(script: Path) -> None:
     assert set(completions(script, "va")) == {"validate"}
     assert "--dry-run" in completions(script, "run", "--d")
@@ -44,9 +42,8 @@ def test_bash_completes_commands_options_recipes_and_files(script: Path) -> None
     assert {"tiny", "tidy.yaml"} <= set(completions(script, "run", "-c", "ti"))
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
 def test_zsh_accepts_the_script(incv: Incv, tmp_path: Path) -> None:
-    pytest.importorskip("shtab")
+    require_programs(["zsh"], ["zsh"])
     (tmp_path / "_incv").write_text(incv("completion", "zsh").out)
     subprocess.run(["zsh", "-n", tmp_path / "_incv"], check=True)
 

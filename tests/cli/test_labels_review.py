@@ -6,38 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from shards.csv_file import unescape_cell
 from shards.durable import read_json, write_parquet
 from shards.pack import pack
 from shards.sources import open_source
-from tests.support.command_line import THREADS, TINY, Answer, contents, exit_code, unchanged
+from tests.support.command_line import TINY, Answer, contents, exit_code, unchanged
+from tests.support.photos import PER_CLASS, PHOTO_RECIPE, write_photos
 from trainer.incv.selection_index import SelectionIndex
 
 Incv = Callable[..., Answer]
 CLASSES = ("7", "=SUM(A1)", "birds, small")  # the name 7 is not the number of its class
-PER_CLASS = 12
-SMALL = (
-    "data.eval={}", "data.train={source: image_folder, split: '', root: photos, shards: packed}",
-    "labels={noise: none}", "batch.global=8", "methods=[standard]", "standard.epochs=1", "standard.optimizer={}",
-    "incv={rounds: 1, epochs: 1, min_per_class: 2, remove_ratio: 0.2}", THREADS,
-)  # fmt: skip
-
-
-def write_photos(root: Path) -> None:
-    """photos/<class>/<i>.png; one of them is not an image."""
-    for label, name in enumerate(CLASSES):
-        (root / name).mkdir(parents=True)
-        for number in range(PER_CLASS):
-            pixels = np.random.default_rng(label * PER_CLASS + number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number:02d}.png")
-    (root / CLASSES[0] / "broken.png").write_bytes(b"no image")
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +29,10 @@ def reviewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reviewed")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        write_photos(Path("photos"))
+        write_photos(Path("photos"), CLASSES)
+        Path("photos", CLASSES[0], "broken.png").write_bytes(b"no image")
         pack(open_source("image_folder", Path("photos"), ""), Path("packed"), max_rejected=0.1)
-        assert exit_code(["run", "-c", TINY, *SMALL, "--run-dir", "run"]) == 0
+        assert exit_code(["run", "-c", TINY, *PHOTO_RECIPE, "--run-dir", "run"]) == 0
     return folder
 
 
@@ -84,7 +68,7 @@ def names_of(run: str) -> dict[str, Any]:
 
 
 def run(incv: Incv, *arguments: str) -> Answer:
-    answer = incv("run", "-c", TINY, *SMALL, *arguments)
+    answer = incv("run", "-c", TINY, *PHOTO_RECIPE, *arguments)
     assert answer.code == 0, answer.err
     return answer
 
@@ -135,7 +119,7 @@ def test_an_edited_list_changes_and_excludes_samples(folder: Path, incv: Incv) -
     assert read_rows(Path("second/labels_review.csv"))[-1] == row
     # The new list says the same, so it can be edited and used in turn.
     shutil.copyfile("second/labels_review.csv", "again.csv")
-    answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=again.csv", "--run-dir", "third")
+    answer = incv("labels", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=again.csv", "--run-dir", "third")
     assert answer.code == 0, answer.err
     assert labels_of("third") == after
     assert "1 corrected, 0 confirmed, 1 excluded" in answer.err
@@ -143,7 +127,7 @@ def test_an_edited_list_changes_and_excludes_samples(folder: Path, incv: Incv) -
     rows = read_rows(Path("again.csv"))
     rows[-1]["corrected_label"] = "7"
     write_rows(Path("back.csv"), rows)
-    answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=back.csv", "--run-dir", "fourth")
+    answer = incv("labels", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=back.csv", "--run-dir", "fourth")
     assert "2 corrected, 0 confirmed, 0 excluded" in answer.err
     assert labels_of("fourth") == {**after, gone: 0}
 
@@ -171,7 +155,7 @@ def test_a_label_checked_by_hand_is_never_overruled(folder: Path, incv: Incv) ->
     assert kept[corrected["key"]] == "birds, small"
     # The new list carries the marks, so a further round of corrections does not lose them.
     shutil.copyfile("second/labels_review.csv", "again.csv")
-    answer = incv("labels", "-c", TINY, *SMALL, "labels.corrections=again.csv", "--run-dir", "third")
+    answer = incv("labels", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=again.csv", "--run-dir", "third")
     assert "1 corrected, 1 confirmed, 0 excluded" in answer.err
 
 
@@ -181,7 +165,7 @@ def test_corrections_lie_over_a_label_file(folder: Path, incv: Incv) -> None:
     write_rows(Path("file.csv"), [{"key": row["key"], "label": turned[row["given_label"]]} for row in rows])
     Path("mended.csv").write_text('7/00.png,"birds, small"\n7/01.png,\n')
     both = "labels={file: file.csv, corrections: mended.csv}"
-    answer = incv("labels", "-c", TINY, *SMALL, both, "--run-dir", "other")
+    answer = incv("labels", "-c", TINY, *PHOTO_RECIPE, both, "--run-dir", "other")
     assert answer.code == 0, answer.err
     before = {number: (label + 1) % 3 for number, label in labels_of("run").items()}
     del before[1]
@@ -191,7 +175,7 @@ def test_corrections_lie_over_a_label_file(folder: Path, incv: Incv) -> None:
 def test_changed_corrections_are_refused_until_the_labels_are_redone(folder: Path, incv: Incv) -> None:
     Path("mended.csv").write_text("7/00.png,\n")
     with unchanged(folder / "run"):
-        answer = incv("run", "-c", TINY, *SMALL, "labels.corrections=mended.csv", "--run-dir", "run")
+        answer = incv("run", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=mended.csv", "--run-dir", "run")
     assert answer.code == 2
     assert "labels.corrections_checksum" in answer.err
     assert "--redo labels" in answer.err
@@ -206,7 +190,7 @@ def test_changed_corrections_are_refused_until_the_labels_are_redone(folder: Pat
     Path("mended.csv").rename("moved.csv")
     assert "incv: already done" in run(incv, "labels.corrections=moved.csv", "--run-dir", "run").err
     Path("moved.csv").write_text("7/00.png,\n7/01.png,\n")
-    assert incv("run", "-c", TINY, *SMALL, "labels.corrections=moved.csv", "--run-dir", "run").code == 2
+    assert incv("run", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=moved.csv", "--run-dir", "run").code == 2
 
 
 def test_a_list_is_kept_if_edited_and_made_again_if_lost(reviewed: Path, folder: Path, incv: Incv) -> None:
@@ -227,14 +211,14 @@ def test_the_list_of_the_run_itself_is_refused(folder: Path, incv: Incv) -> None
     """`--redo labels` would move it away before it is read again."""
     with unchanged(folder):
         own = "labels.corrections=run/labels_review.csv"
-        answer = incv("run", "-c", TINY, *SMALL, own, "--run-dir", "run", "--redo", "labels")
+        answer = incv("run", "-c", TINY, *PHOTO_RECIPE, own, "--run-dir", "run", "--redo", "labels")
     assert answer.code == 2
     assert "copy it" in answer.err
 
 
 def test_another_path_is_another_default_directory(folder: Path, incv: Incv) -> None:
     places = [
-        incv("run", "-c", TINY, *SMALL, *more, "--print-run-dir").out
+        incv("run", "-c", TINY, *PHOTO_RECIPE, *more, "--print-run-dir").out
         for more in ([], ["labels.corrections=a.csv"], ["labels.corrections=b.csv"])
     ]
     assert len(set(places)) == 3
@@ -242,7 +226,7 @@ def test_another_path_is_another_default_directory(folder: Path, incv: Incv) -> 
 
 def test_the_plan_names_the_file(folder: Path, incv: Incv) -> None:
     Path("mended.csv").write_text("7/00.png,emu\n")
-    answer = incv("run", "-c", TINY, *SMALL, "labels.corrections=mended.csv", "--run-dir", "new", "--dry-run")
+    answer = incv("run", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=mended.csv", "--run-dir", "new", "--dry-run")
     assert "noise none, corrections mended.csv" in answer.out
     assert "would be refused: labels.corrections mended.csv, line 1: 'emu', the label of '7/00.png'" in answer.out
 
@@ -266,7 +250,7 @@ def test_wrong_corrections_are_refused(kind: str, folder: Path, incv: Incv) -> N
     text, named = BAD[kind]
     Path("mended.csv").write_bytes(text.encode(errors="surrogateescape"))
     with unchanged(folder):
-        answer = incv("run", "-c", TINY, *SMALL, "labels.corrections=mended.csv", "--run-dir", "new")
+        answer = incv("run", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=mended.csv", "--run-dir", "new")
     assert answer.code == 3
     for words in named:
         assert words in answer.err
@@ -274,7 +258,7 @@ def test_wrong_corrections_are_refused(kind: str, folder: Path, incv: Incv) -> N
 
 def test_a_missing_file_is_refused(folder: Path, incv: Incv) -> None:
     with unchanged(folder):
-        answer = incv("run", "-c", TINY, *SMALL, "labels.corrections=nowhere.csv", "--run-dir", "new")
+        answer = incv("run", "-c", TINY, *PHOTO_RECIPE, "labels.corrections=nowhere.csv", "--run-dir", "new")
     assert answer.code == 3
     assert "labels.corrections nowhere.csv cannot be read" in answer.err
 

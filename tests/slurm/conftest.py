@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY, processes
-from tests.support.slurm_cluster import NoPrograms, SlurmCluster, require_slurm
+from tests.support.debian_programs import require_programs
+from tests.support.slurm_cluster import PACKAGES, PROGRAMS, SlurmCluster
 from tests.support.slurm_runs import Runs
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    try:
-        require_slurm()
-    except NoPrograms as error:
-        pytest.skip(str(error))
+    require_programs(PROGRAMS, PACKAGES)
     started = SlurmCluster(tmp_path_factory.mktemp("slurm"))
     try:
         started.start()

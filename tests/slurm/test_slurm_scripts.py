@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from tests.support.slurm_cluster import NoPrograms, SlurmCluster, require_programs
+from tests.support.debian_programs import require_programs
+from tests.support.slurm_cluster import SlurmCluster
 
 SCRIPTS = sorted((REPOSITORY / "slurm").glob("*.sh"))
 SUBMITTED = [script for script in SCRIPTS if script.name != "pipeline.sh"]
@@ -16,10 +17,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_shellcheck(script: Path) -> None:
-    try:
-        require_programs(["shellcheck"], ["shellcheck"])
-    except NoPrograms as error:
-        pytest.skip(str(error))
+    require_programs(["shellcheck"], ["shellcheck"])
     done = subprocess.run(["shellcheck", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

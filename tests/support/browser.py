@@ -1,9 +1,6 @@
 """A real headless Chromium (Debian's package) that opens a page, and tells its errors and requests."""
 
-import fcntl
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +12,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.support.slurm_cluster import require_programs
-
 PHONE, DESKTOP = 390, 1100  # pixels
 _REPORT_IS_READY = "return document.documentElement.dataset.ready === 'true'"
-
-
-def require_chromium() -> None:
-    """Install Debian's Chromium where it is missing and may be installed; raises NoPrograms."""
-    with Path(tempfile.gettempdir(), f"incv-chromium-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        require_programs(("chromium", "chromedriver"), ("chromium", "chromium-driver"))
 
 
 class Browser:

@@ -4,7 +4,6 @@ import contextlib
 import getpass
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -53,10 +52,6 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMe
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 Gres=gpu:2
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=60 DefaultTime=30 State=UP OverSubscribe=FORCE:4
 """
-
-
-class NoPrograms(Exception):
-    """This machine lacks what the tests need and may not get it; says why."""
 
 
 @dataclass(frozen=True)
@@ -141,26 +136,6 @@ class SlurmCluster:
     def _do(self, *command: str) -> None:
         environment = {**self.environment, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=30)
-
-
-def require_slurm() -> None:
-    """Install Debian's Slurm where it is missing and may be installed; raises NoPrograms."""
-    require_programs(PROGRAMS, PACKAGES)
-
-
-def require_programs(programs: Sequence[str], packages: Sequence[str]) -> None:
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    if all(shutil.which(program, path=path) for program in programs):
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise NoPrograms(
-            f"needs {', '.join(programs)}: install {' '.join(packages)}, or run the tests as root on Debian"
-        )
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *packages]):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        if done.returncode != 0:
-            raise NoPrograms(f"`{' '.join(command)}` failed: {done.stderr[-300:]}")
 
 
 def wait_until(
