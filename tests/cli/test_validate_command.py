@@ -1,5 +1,6 @@
 """`incv validate`: finds what a run would refuse, and wrong keys without importing torch."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,35 +16,47 @@ from trainer.run.recipe import load_recipe
 Incv = Callable[..., Answer]
 
 _PROGRAM = """
-import sys
+import contextlib, io, json, sys
 from trainer.cli import main
-code = main(sys.argv[1:])
-print(code, "torch" in sys.modules, "timm" in sys.modules)
+for arguments in json.loads(sys.argv[1]):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        code = main(arguments)
+    slow = [name for name in ("torch", "timm", "torchvision", "torch._dynamo") if name in sys.modules]
+    print(json.dumps([code, slow, error.getvalue()]))
 """
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["incv.round=3"],
-        ["incv.rounds=0"],
-        ["labels.noise=symetric"],
-        ["methods=[standart]"],
-        ["methods=[standard, standard]"],
-        ["standard=null"],
-        ["image.mean=3"],
-        ["model.pretrained=true", "image={resize: -1}"],
-        ["coteaching.rank=first"],
-        ["model={name: resnet18, options: {num_classes: 3}}"],
-    ],
+WRONG = (
+    ["incv.round=3"],
+    ["incv.rounds=0"],
+    ["labels.noise=symetric"],
+    ["methods=[standart]"],
+    ["methods=[standard, standard]"],
+    ["standard=null"],
+    ["image.mean=3"],
+    ["model.pretrained=true", "image={resize: -1}"],
+    ["coteaching.rank=first"],
+    ["model={name: resnet18, options: {num_classes: 3}}"],
 )
-@pytest.mark.parametrize("command", ["validate", "run"])
-def test_a_wrong_key_or_value_is_found_without_importing_torch(command: str, wrong: list[str]) -> None:
-    arguments = [sys.executable, "-c", _PROGRAM, command, "-c", TINY, *wrong]
-    answer = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert answer.stdout.split() == ["2", "False", "False"], answer.stderr
-    key = wrong[-1].partition("=")[0].partition(".")[0]
-    assert key in answer.stderr
+
+
+def run_commands(commands: list[list[str]]) -> list[tuple[int, list[str], str]]:
+    """Run them one after the other in a new process: exit code, slow modules imported so far, and stderr of each."""
+    program = [sys.executable, "-c", _PROGRAM, json.dumps(commands)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_a_wrong_key_or_value_is_found_without_importing_torch() -> None:
+    commands = [[command, "-c", TINY, *wrong] for command in ("validate", "run") for wrong in WRONG]
+    for command, (code, slow, error) in zip(commands, run_commands(commands), strict=True):
+        assert (code, slow) == (2, []), command
+        assert command[-1].partition("=")[0].partition(".")[0] in error, command
+
+
+def test_a_command_that_trains_nothing_imports_neither_torchvision_nor_torchs_compiler() -> None:
+    ((code, slow, error),) = run_commands([["run", "-c", TINY, "--print-run-dir"]])
+    assert (code, slow) == (0, ["torch"]), error
 
 
 def test_both_schemas_report_the_same_error(incv: Incv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from torch._dynamo import lookup_backend
 from torch.fx import GraphModule
 
 from trainer.acceleration.compile_cache import use_compile_cache
@@ -22,7 +21,7 @@ def rewrite_and_compile(graph: GraphModule, examples: list[torch.Tensor]) -> Cal
     fold_batchnorms(graph)
     fuse_convolutions(graph)
     replace_narrow_convolutions(graph)
-    compiled: Callable[..., object] = lookup_backend("inductor")(graph, examples)
+    compiled: Callable[..., object] = torch._dynamo.lookup_backend("inductor")(graph, examples)
     return compiled
 
 

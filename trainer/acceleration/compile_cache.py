@@ -5,8 +5,6 @@ import stat
 import sys
 from pathlib import Path
 
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
 
 def default_directory() -> Path | None:
     """Return $INCV_COMPILE_CACHE, or ~/.cache/incv/compiled by default; None if the user has no home directory.
@@ -27,6 +25,8 @@ def use_compile_cache() -> None:
     A copy of the directory works at any path, because torch keeps the Triton kernels inside its own cache entries.
     TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. An unusable directory leaves torch's default.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imported here: it takes a second
+
     directory = default_directory()
     if directory is None:
         return

@@ -1,15 +1,11 @@
 """Decode, crop and augment images on the CPU; normalise them on any device."""
 
-import math
 import warnings
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.v2 import functional as TF
 
 from shards.image_check import decode_rgb
 from trainer.loading.operations import Operations
@@ -28,6 +24,8 @@ def decode(data: bytes) -> Pixels:
     libjpeg-turbo, with the same inverse DCT and smooth chroma upsampling as in Pillow, which checked them at packing.
     """
     if data.startswith(_JPEG):
+        from torchvision.io import ImageReadMode, decode_jpeg  # imported here: it takes as long as torch itself
+
         try:
             planes = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
             return planes.permute(1, 2, 0).numpy()
@@ -61,39 +59,12 @@ def apply_operations(image: Pixels, operations: Operations) -> Pixels:
     """Apply the operations, in order, with torchvision's functions: uint8 [H, W, 3] to uint8 [H, W, 3]."""
     if not operations:
         return image
+    from trainer.loading.image_operations import APPLY  # imported here, as in `decode`
+
     planes = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1).contiguous()
     for operation in operations:
-        planes = _APPLY[operation.name](planes, operation.strength)
+        planes = APPLY[operation.name](planes, operation.strength)
     return planes.permute(1, 2, 0).numpy()
-
-
-def _shear(planes: torch.Tensor, along_x: float, along_y: float) -> torch.Tensor:
-    degrees = [math.degrees(math.atan(along_x)), math.degrees(math.atan(along_y))]
-    return TF.affine(planes, angle=0.0, translate=[0, 0], scale=1.0, shear=degrees, center=[0, 0])
-
-
-def _translate(planes: torch.Tensor, along_x: float, along_y: float) -> torch.Tensor:
-    pixels = [int(along_x * planes.shape[2]), int(along_y * planes.shape[1])]
-    return TF.affine(planes, angle=0.0, translate=pixels, scale=1.0, shear=[0.0, 0.0])
-
-
-_APPLY: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
-    "identity": lambda planes, _: planes,
-    "brightness": TF.adjust_brightness,
-    "contrast": TF.adjust_contrast,
-    "saturation": TF.adjust_saturation,
-    "hue": TF.adjust_hue,
-    "sharpness": TF.adjust_sharpness,
-    "shear_x": lambda planes, tangent: _shear(planes, tangent, 0.0),
-    "shear_y": lambda planes, tangent: _shear(planes, 0.0, tangent),
-    "translate_x": lambda planes, share: _translate(planes, share, 0.0),
-    "translate_y": lambda planes, share: _translate(planes, 0.0, share),
-    "rotate": TF.rotate,
-    "posterize": lambda planes, bits: TF.posterize(planes, int(bits)),
-    "solarize": TF.solarize,
-    "autocontrast": lambda planes, _: TF.autocontrast(planes),
-    "equalize": lambda planes, _: TF.equalize(planes),
-}
 
 
 class Normalise:
