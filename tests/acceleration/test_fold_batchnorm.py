@@ -139,7 +139,10 @@ def test_what_is_folded_is_still_seen_to_be_overwritten():
 
 
 def test_inception_answers_the_same():
+    """One block of each kind: those of a kind differ in their weights alone."""
     written = lived_in(create_model("inception_resnet_v2", 5, seed=0)).double().eval()
+    for name in ("repeat", "repeat_1", "repeat_2"):
+        setattr(written, name, getattr(written, name)[:1])
     norms = sum(isinstance(each, nn.BatchNorm2d) for each in written.modules())
     fast, images = copy.deepcopy(written), torch.randn(2, 3, 75, 75, dtype=torch.float64)
     gone = rewritten(fast, fold_batchnorms)

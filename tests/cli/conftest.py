@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,16 @@ import pytest
 from shards.pack import pack
 from shards.sources import open_source
 from tests.support.command_line import THREADS, TINY, Answer, exit_code
+from tests.support.made_once import make_once
 
 
 @pytest.fixture(scope="session")
 def packed_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packed")
-    for split in ("train", "test"):
-        pack(open_source("digits", None, split), folder / f"digits-{split}")
-    return folder
+    def pack_splits(folder: Path) -> None:
+        for split in ("train", "test"):
+            pack(open_source("digits", None, split), folder / f"digits-{split}")
+
+    return make_once(tmp_path_factory, "packed-digits", pack_splits)
 
 
 @pytest.fixture
@@ -49,18 +50,20 @@ def incv(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory: pytest.TempPathFactory, packed_digits: Path) -> Path:
     """A finished run; do not write to it."""
-    folder, before = tmp_path_factory.mktemp("finished"), Path.cwd()
-    (folder / "data").mkdir()
-    (folder / "data" / "shards").symlink_to(packed_digits)
-    error = io.StringIO()
-    os.chdir(folder)
-    try:
-        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+
+    def finish(folder: Path) -> None:
+        (folder / "data").mkdir()
+        (folder / "data" / "shards").symlink_to(packed_digits)
+        error = io.StringIO()
+        with (
+            contextlib.chdir(folder),
+            contextlib.redirect_stderr(error),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             code = exit_code(["run", "-c", TINY, "--run-dir", "run", THREADS])
-    finally:
-        os.chdir(before)
-    assert code == 0, error.getvalue()
-    return folder / "run"
+        assert code == 0, error.getvalue()
+
+    return make_once(tmp_path_factory, "finished", finish) / "run"
 
 
 @pytest.fixture

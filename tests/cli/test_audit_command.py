@@ -45,7 +45,7 @@ def wrong(key: str) -> bool:
 
 
 def test_an_audit_finds_the_wrong_labels(digits, incv):
-    shorter = ["incv.epochs=40", "incv.optimizer.milestones=[[30, 0.01]]", "execution.threads=1"]
+    shorter = ["incv.epochs=20", "incv.optimizer.milestones=[[15, 0.01]]", "execution.threads=1"]
     answer = incv("audit", digits, *SMALL, *shorter)
     assert answer.code == 0, answer.err
     run = Path("runs/audit-digits")

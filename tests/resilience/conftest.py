@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes
+from tests.support.made_once import make_once
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +17,11 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(playground: Path) -> Path:
-    """A run that nothing interrupted."""
-    run_dir = playground / "undisturbed"
-    log = playground / "undisturbed.log"
-    assert processes.finish(processes.start(playground, run_dir, log)) == 0, log.read_text()
-    return run_dir
+def uninterrupted(playground: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted; do not write to it."""
+
+    def finish(folder: Path) -> None:
+        log = folder / "log"
+        assert processes.finish(processes.start(playground, folder / "run", log)) == 0, log.read_text()
+
+    return make_once(tmp_path_factory, "undisturbed", finish) / "run"
