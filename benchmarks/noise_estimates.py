@@ -1,9 +1,11 @@
-"""The three noise estimates beside the true share of wrong labels: one JSON line per data set and noise setting.
+"""The noise estimates beside the true shares of wrong labels: one JSON line per data set and noise setting.
 
     python benchmarks/noise_estimates.py digits [--first-seed 0] [--seeds 10] [KEY=VALUE ...]
     python benchmarks/noise_estimates.py cifar10 --seeds 1 precision=bf16
 
 Each line is one round of INCV for each seed, with all labels of the data set taken as true before they are corrupted.
+`true`, `paper`, `confident` and `confidence_curve` are about all labels, `of_selected` about those selected:
+`formula` is the paper's with its estimate of the noise, `held_out` has the measured confusion matrix.
 A run that has finished is read, not run again. `results/noise_estimates.jsonl` holds what was measured.
 """
 
@@ -19,6 +21,9 @@ from typing import Any
 
 from record import this_command
 
+from trainer import theory
+
+CLASSES = 10
 ESTIMATES = ("paper", "confident", "confidence_curve")
 SETTINGS = {
     "digits": [
@@ -40,7 +45,10 @@ SETTINGS = {
 }
 
 
-def report_of(data: str, setting: tuple[str, str, float], seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def run_one(
+    data: str, setting: tuple[str, str, float], seed: int, overrides: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the report of a run, and the shares of wrong labels among the selected: true and estimated."""
     recipe, kind, ratio = setting
     run = Path("runs") / f"noise-{data}-{kind}{ratio}-seed{seed}"
     command = [sys.executable, "-m", "trainer", "run", "-c", recipe, "--run-dir", str(run), f"seed={seed}"]
@@ -48,15 +56,26 @@ def report_of(data: str, setting: tuple[str, str, float], seed: int, overrides: 
     command += ["labels.source_is_true=true", *overrides]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     report: dict[str, Any] = json.loads((run / "report.json").read_text())
-    return report
+    estimated = json.loads((run / "incv.json").read_text())["noise"]
+    of_selected = {
+        "true": 1.0 - report["rounds"][0]["label_precision"],
+        "formula": theory.noise_of_selected(estimated["paper"], CLASSES, _formula_kind(kind)),
+        "confident": estimated["confident_of_selected"],
+        "held_out": estimated["held_out_of_selected"],
+    }
+    return report, of_selected
+
+
+def _formula_kind(kind: str) -> theory.NoiseKind:
+    return "asymmetric" if kind == "asymmetric" else "symmetric"
 
 
 def line(
     data: str, setting: tuple[str, str, float], seeds: Sequence[int], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    reports = [report_of(data, setting, seed, overrides) for seed in seeds]
-    noise = [report["noise"] for report in reports]
-    last_start = reports[-1]["starts"]["list"][-1]
+    runs = [run_one(data, setting, seed, overrides) for seed in seeds]
+    noise, selected = [report["noise"] for report, _ in runs], [of_selected for _, of_selected in runs]
+    last_start = runs[-1][0]["starts"]["list"][-1]
     errors = {name: [one[name] - one["true"] for one in noise] for name in ESTIMATES}
     return {
         "name": f"noise_{data}_{setting[1]}_{setting[2]}",
@@ -66,6 +85,8 @@ def line(
         **{name: round(mean(one[name] for one in noise), 4) for name in ESTIMATES},
         "error_std": {name: round(stdev(each), 4) if len(each) > 1 else None for name, each in errors.items()},
         "worst_error": {name: round(max(abs(error) for error in each), 4) for name, each in errors.items()},
+        "of_selected": {name: round(mean(one[name] for one in selected), 4) for name in selected[0]},
+        "worst_error_of_selected": round(max(abs(one["held_out"] - one["true"]) for one in selected), 4),
         "machine": last_start["hardware"],
         "date": datetime.now(UTC).date().isoformat(),
         "versions": last_start["versions"],

@@ -7,65 +7,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.support.prediction_rows import rows
+from tests.support.simulated_predictions import CLASSES, pair_flip, simulated, symmetric
 from trainer.incv.confidence_curve import (
     confidence_ranks,
     estimate_from_confidence,
     limit_of_disagreement,
     random_flips,
+    rescale_noise,
 )
 from trainer.incv.predictions import Predictions, Status
-
-CLASSES = 10
-
-
-def symmetric(ratio: float, classes: int = CLASSES) -> np.ndarray:
-    return np.full((classes, classes), ratio / (classes - 1)) + np.eye(classes) * (1 - ratio - ratio / (classes - 1))
-
-
-def pair_flip(ratio: float, classes: int = CLASSES) -> np.ndarray:
-    return (1 - ratio) * np.eye(classes) + ratio * np.roll(np.eye(classes), 1, axis=1)
+from trainer.theory import check_transition
 
 
 def swapped(ratio: float) -> np.ndarray:
     """Classes 2k and 2k + 1 are confused with each other."""
     return (1 - ratio) * np.eye(CLASSES) + ratio * np.eye(CLASSES)[np.arange(CLASSES) ^ 1]
-
-
-def simulated(
-    transition: np.ndarray, sharpness: float, count: int, seed: int
-) -> tuple[Predictions, np.ndarray, np.ndarray]:
-    """Held-out predictions of a network that has learnt the noisy posterior of images of varying difficulty.
-
-    Each image belongs to its classes with probabilities from a softmax of noise and of `sharpness` for one class; the
-    true label is drawn from them, the given label by the transition matrix. Returns predictions, given, true labels.
-    """
-    draws = np.random.default_rng(seed)
-    classes = len(transition)
-    logits = draws.normal(size=(count, classes))
-    logits[np.arange(count), draws.integers(classes, size=count)] += sharpness * draws.gamma(2.0, size=count)
-    clean = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    true = _drawn(clean, draws)
-    given = _drawn(transition[true], draws)
-    log_p = np.log(clean @ transition) + draws.normal(scale=0.1, size=(count, classes))
-    p = np.exp(log_p) / np.exp(log_p).sum(axis=1, keepdims=True)
-    order, every = np.argsort(-p, axis=1), np.arange(count)
-    predictions = rows(
-        every,
-        order[:, 0] == given,
-        fold=every % 2,
-        predicted=order[:, 0],
-        predicted_probability=p[every, order[:, 0]],
-        given_probability=p[every, given],
-        second=order[:, 1],
-        second_probability=p[every, order[:, 1]],
-        given_rank=(p > p[every, given][:, None]).sum(axis=1),
-    )
-    return predictions, given, true
-
-
-def _drawn(p: np.ndarray, draws: np.random.Generator) -> np.ndarray:
-    """One class of each row, with these probabilities."""
-    return (p.cumsum(axis=1) < draws.random(len(p))[:, None]).sum(axis=1).clip(max=p.shape[1] - 1)
 
 
 @pytest.mark.parametrize("sharpness", [4.0, 8.0], ids=("a fair network", "a good network"))
@@ -84,14 +40,18 @@ def _drawn(p: np.ndarray, draws: np.random.Generator) -> np.ndarray:
 )
 def test_the_estimate_is_the_share_of_wrong_labels(transition: np.ndarray, sharpness: float):
     predictions, given, true = simulated(transition, sharpness, 20_000, seed=1)
-    assert estimate_from_confidence(predictions, given, CLASSES) == pytest.approx((given != true).mean(), abs=0.03)
+    assert estimate_from_confidence(predictions, given, CLASSES).noise == pytest.approx(
+        (given != true).mean(), abs=0.03
+    )
 
 
 @pytest.mark.parametrize(("sharpness", "within"), [(8.0, 0.03), (4.0, 0.06)])
 def test_classes_that_are_confused_with_each_other(sharpness: float, within: float):
     """The mistakes of an unsure network look like the noise here, so its estimate is too high."""
     predictions, given, true = simulated(swapped(0.3), sharpness, 20_000, seed=1)
-    assert estimate_from_confidence(predictions, given, CLASSES) == pytest.approx((given != true).mean(), abs=within)
+    assert estimate_from_confidence(predictions, given, CLASSES).noise == pytest.approx(
+        (given != true).mean(), abs=within
+    )
 
 
 def test_random_flips_bound_the_estimate_of_a_network_that_is_never_sure():
@@ -99,7 +59,7 @@ def test_random_flips_bound_the_estimate_of_a_network_that_is_never_sure():
     wrong = (given != true).mean()
     right = (predictions.predicted == true).mean()
     assert right < 0.5
-    found = estimate_from_confidence(predictions, given, CLASSES)
+    found = estimate_from_confidence(predictions, given, CLASSES).noise
     assert abs(found - wrong) < 0.03 < (given != predictions.predicted).mean() - wrong
 
 
@@ -108,7 +68,7 @@ def test_few_samples_do_not_hide_flips_between_classes():
     found, wrong = [], []
     for seed in range(8):
         predictions, given, true = simulated(pair_flip(0.3), 8.0, 300, seed)
-        found.append(estimate_from_confidence(predictions, given, CLASSES))
+        found.append(estimate_from_confidence(predictions, given, CLASSES).noise)
         wrong.append((given != true).mean())
     assert np.mean(found) == pytest.approx(np.mean(wrong), abs=0.06)
 
@@ -116,7 +76,9 @@ def test_few_samples_do_not_hide_flips_between_classes():
 @pytest.mark.parametrize("classes", [2, 3, 50])
 def test_any_number_of_classes(classes: int):
     predictions, given, true = simulated(symmetric(0.3, classes), 8.0, 20_000, seed=3)
-    assert estimate_from_confidence(predictions, given, classes) == pytest.approx((given != true).mean(), abs=0.05)
+    assert estimate_from_confidence(predictions, given, classes).noise == pytest.approx(
+        (given != true).mean(), abs=0.05
+    )
 
 
 def test_rows_that_are_not_usable_are_left_out():
@@ -126,8 +88,10 @@ def test_rows_that_are_not_usable_are_left_out():
     both = Predictions(
         **{name: np.concatenate([getattr(predictions, name), getattr(more, name)]) for name in more.__dict__}
     )
-    assert estimate_from_confidence(both, np.r_[given, np.zeros(100, np.int64)], CLASSES) == alone
-    assert estimate_from_confidence(more, np.zeros(100, np.int64), CLASSES) == 0.0
+    found = estimate_from_confidence(both, np.r_[given, np.zeros(100, np.int64)], CLASSES)
+    assert found.noise == alone.noise
+    np.testing.assert_array_equal(found.transition, alone.transition)
+    assert estimate_from_confidence(more, np.zeros(100, np.int64), CLASSES).noise == 0.0
 
 
 def test_random_flips_are_the_labels_of_the_least_likely_classes():
@@ -136,6 +100,19 @@ def test_random_flips_are_the_labels_of_the_least_likely_classes():
     assert found.each == pytest.approx(0.05)
     assert found.noise == pytest.approx(0.95)
     assert found.error == pytest.approx(19 * np.sqrt(0.1 * 0.9 / 100) / 2)
+
+
+@settings(max_examples=50, deadline=None)
+@forall(st.integers(2, 8), st.floats(0.0, 1.0), st.integers(0, 2**31))
+def test_a_rescaled_transition_matrix_has_the_noise_asked_for(classes: int, noise: float, seed: int):
+    draws = np.random.default_rng(seed)
+    transition, prior = draws.dirichlet(np.ones(classes), classes), draws.dirichlet(np.ones(classes))
+    found = rescale_noise(transition, prior, noise)
+    check_transition(found)
+    wrong = 1.0 - np.diag(found)
+    if wrong.max() < 1.0:
+        assert prior @ wrong == pytest.approx(noise)
+    np.testing.assert_allclose(rescale_noise(np.eye(classes), prior, noise), symmetric(noise, classes), atol=1e-12)
 
 
 def test_confidence_is_ranked_within_each_class_and_fold():
@@ -173,4 +150,5 @@ def test_any_predictions_give_a_share(classes: int, count: int, seed: int):
         draws.integers(classes, size=count),
         classes,
     )
-    assert 0.0 <= found <= 1.0
+    assert 0.0 <= found.noise <= 1.0
+    check_transition(found.transition)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from shards.durable import read_parquet, write_parquet
-from shards.errors import DataError
+from shards.errors import ConfigError, DataError
 from tests.support import RECIPES
 from tests.support.prediction_rows import rows
 from trainer import theory
@@ -48,7 +49,7 @@ def coteaching(epochs: int = 200, **keys: object) -> CoteachingIncvConfig:
 
 def facts(noise: NoiseEstimates, config: IncvConfig) -> NoiseFacts:
     """What a method is told of the estimates."""
-    return NoiseFacts(noise.of_rule(config), noise.confident_of_selected)
+    return NoiseFacts(noise.of_rule(config), noise.confident_of_selected, noise.held_out_of_selected)
 
 
 def noise_of_selected(config: CoteachingIncvConfig, rules: IncvConfig, noise: NoiseEstimates) -> float:
@@ -56,7 +57,7 @@ def noise_of_selected(config: CoteachingIncvConfig, rules: IncvConfig, noise: No
 
 
 def estimates(paper: float, classes: int = 10, confident: float = 0.9, curve: float = 0.7) -> NoiseEstimates:
-    return NoiseEstimates(paper, confident, curve, 0.05, np.full(classes, 1 / classes), np.eye(classes))
+    return NoiseEstimates(paper, confident, curve, 0.05, 0.03, np.full(classes, 1 / classes), np.eye(classes))
 
 
 def half(fold: int, first_id: int, agreeing: int, count: int, status: object = Status.OK) -> Predictions:
@@ -263,7 +264,7 @@ def test_empty_classes_leave_no_nan(given, predicted):
     theory.check_transition(found.transition)
     assert found.prior.sum() == pytest.approx(1.0)
     assert 0.0 <= found.confident <= 1.0
-    for rule in ("formula_symmetric", "formula_asymmetric", "confident"):
+    for rule in ("formula_symmetric", "formula_asymmetric", "confident", "held_out"):
         assert 0.0 <= noise_of_selected(coteaching(noise_of_selected=rule), incv(), found) <= 1.0
 
 
@@ -275,6 +276,7 @@ def test_estimates_come_back_from_json():
     np.testing.assert_array_equal(back.transition, written.transition)
     np.testing.assert_array_equal(back.prior, written.prior)
     assert back.confident_of_selected == written.confident_of_selected
+    assert back.held_out_of_selected == written.held_out_of_selected
 
 
 def test_the_recipe_chooses_the_estimate():
@@ -432,3 +434,17 @@ def test_each_estimate_can_be_the_one_of_the_rules():
     found = estimates(0.5, confident=0.2, curve=0.3)
     chosen = [found.of_rule(incv(noise_estimate=name)) for name in ("paper", "confident", "confidence_curve")]
     assert chosen == [0.5, 0.2, 0.3]
+
+
+def test_the_measured_noise_of_the_selected_samples():
+    found, rule = estimates(0.5), coteaching(noise_of_selected="held_out")
+    assert noise_of_selected(rule, incv(), found) == found.held_out_of_selected
+    with pytest.raises(DataError, match="--redo incv"):
+        noise_of_selected(rule, incv(), replace(found, held_out_of_selected=None))
+
+
+def test_the_measured_noise_holds_for_the_likeliest_class_alone():
+    keys = ("methods=[coteaching_incv]", "coteaching_incv.noise_of_selected=held_out")
+    load_recipe(RECIPES / "tiny.yaml", keys)
+    with pytest.raises(ConfigError, match="agree_top_k"):
+        load_recipe(RECIPES / "tiny.yaml", [*keys, "incv.agree_top_k=2"])

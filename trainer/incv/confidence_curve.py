@@ -43,6 +43,14 @@ _SMALLEST = 1e-6
 
 
 @dataclass(frozen=True)
+class CurveEstimate:
+    noise: float
+    """ε."""
+    transition: Floats
+    """T with that noise: random flips, and the flips between classes that were found. [true, given]"""
+
+
+@dataclass(frozen=True)
 class RandomFlips:
     """Labels that are flipped to any class alike."""
 
@@ -54,22 +62,33 @@ class RandomFlips:
     """Standard error of `noise`."""
 
 
-def estimate_from_confidence(predictions: Predictions, given: Ints, classes: int) -> float:
-    """Estimate ε from held-out predictions. given: the given label of each row, [rows]; rows that are not usable
+def estimate_from_confidence(predictions: Predictions, given: Ints, classes: int) -> CurveEstimate:
+    """Estimate ε and T from held-out predictions. given: the given label of each row, [rows]; unusable rows
     are left out."""
     usable = predictions.usable()
     if not usable.any():
-        return 0.0
+        return CurveEstimate(0.0, np.eye(classes))
     rows, given = predictions.rows(usable), given[usable]
     random = random_flips(rows.given_rank, classes)
     reading = _Reading(rows, classes)
     transition, flipped = _find_flips(reading, given, random.each)
     true_class, margin = reading.true_class(transition)
     rank = confidence_ranks(true_class, margin, rows.fold)
-    level = limit_of_disagreement(given != true_class, rank)
-    if classes < _FEWEST_CLASSES:
-        return level
-    return _bounded(level, random, flipped, len(given), classes)
+    noise = limit_of_disagreement(given != true_class, rank)
+    if classes >= _FEWEST_CLASSES:
+        noise = _bounded(noise, random, flipped, len(given), classes)
+    prior = np.bincount(true_class, minlength=classes) / len(given)
+    return CurveEstimate(noise, rescale_noise(transition, prior, noise))
+
+
+def rescale_noise(transition: Floats, prior: Floats, noise: float) -> Floats:
+    """Scale the wrong labels of a transition matrix to a noise ratio; a row has at most all its labels wrong."""
+    classes = len(transition)
+    wrong = transition * (1.0 - np.eye(classes))
+    total = float(prior @ wrong.sum(axis=1))
+    wrong = wrong * (noise / total) if total > 0.0 else (1.0 - np.eye(classes)) * noise / max(classes - 1, 1)
+    wrong /= np.maximum(wrong.sum(axis=1, keepdims=True), 1.0)
+    return wrong + np.diag(1.0 - wrong.sum(axis=1))
 
 
 def random_flips(given_rank: Ints, classes: int) -> RandomFlips:

@@ -12,6 +12,7 @@ from trainer.config.schema import IncvConfig
 from trainer.incv.confidence_curve import estimate_from_confidence
 from trainer.incv.confident import confident_joint
 from trainer.incv.predictions import Predictions
+from trainer.incv.selected_noise import noise_of_agreeing
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # thresholds of the released code's rules
@@ -29,6 +30,9 @@ class NoiseEstimates:
     if the predictions were made by version 0.1."""
     confident_of_selected: float
     """ε_S = 1 - LP by Prop. 2, with the confident estimates of T and of the class prior."""
+    held_out_of_selected: float | None
+    """ε_S by Prop. 2, with the confusion matrix of the held-out predictions and the confidence curve's T. None if
+    `confidence_curve` is."""
     prior: npt.NDArray[np.float64]
     """The confident estimate of the class prior."""
     transition: npt.NDArray[np.float64] | None
@@ -49,6 +53,7 @@ class NoiseEstimates:
             "confident": self.confident,
             "confidence_curve": self.confidence_curve,
             "confident_of_selected": self.confident_of_selected,
+            "held_out_of_selected": self.held_out_of_selected,
             "prior": self.prior.tolist(),
             "transition": None if self.transition is None else self.transition.tolist(),
         }
@@ -61,6 +66,7 @@ class NoiseEstimates:
             confident=content["confident"],
             confidence_curve=content.get("confidence_curve"),
             confident_of_selected=content["confident_of_selected"],
+            held_out_of_selected=content.get("held_out_of_selected"),
             prior=np.asarray(content["prior"]),
             transition=None if transition is None else np.asarray(transition),
         )
@@ -88,11 +94,16 @@ def estimate_noise(
     prior = joint.sum(axis=0)
     known = bool((predictions.given_rank[usable] >= 0).all())
     transition = np.where(prior > 0, joint / np.where(prior > 0, prior, 1.0), np.eye(classes)).T
+    curve = estimate_from_confidence(predictions, given, classes) if known else None
+    rows = predictions.rows(usable)
     return NoiseEstimates(
         paper=float(paper),
         confident=float(1.0 - np.trace(joint)),
-        confidence_curve=estimate_from_confidence(predictions, given, classes) if known else None,
+        confidence_curve=curve.noise if curve is not None else None,
         confident_of_selected=float(1.0 - theory.label_precision(transition, prior)),
+        held_out_of_selected=(
+            noise_of_agreeing(given[usable], rows.predicted, curve.transition) if curve is not None else None
+        ),
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,
     )

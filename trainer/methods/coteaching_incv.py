@@ -1,5 +1,6 @@
 """Algorithm 3: Co-teaching on INCV's selected samples S, joined by the candidates C after E0 epochs."""
 
+from shards.errors import DataError
 from trainer import theory
 from trainer.config.schema import IncvConfig, Recipe
 from trainer.methods.coteaching import build_pair, require_rows_fit
@@ -23,6 +24,13 @@ def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: Noi
     rule = config.noise_of_selected
     if rule == "confident":
         return noise.selected_confident
+    if rule == "held_out":
+        if noise.selected_held_out is None:
+            raise DataError(
+                f"{METHOD.name}.noise_of_selected is held_out, which the predictions of version 0.1 do not give: "
+                "restart the stage with `--redo incv`"
+            )
+        return noise.selected_held_out
     if not isinstance(rule, str):
         return rule
     kind = incv.noise_kind if rule == "formula" else "symmetric" if rule == "formula_symmetric" else "asymmetric"
@@ -51,6 +59,15 @@ def _passes(config: CoteachingIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:
     ]
 
 
+def _validate(recipe: Recipe) -> None:
+    incv = recipe.incv
+    if incv is not None and METHOD.config(recipe).noise_of_selected == "held_out" and incv.agree_top_k > 1:
+        raise ValueError(
+            f"{METHOD.name}.noise_of_selected is held_out, which holds for agreement with the likeliest class alone: "
+            f"set incv.agree_top_k to 1, or {METHOD.name}.noise_of_selected to formula"
+        )
+
+
 def _validate_rows(recipe: Recipe, ranks: int) -> None:
     # |C| is not known yet, but a step has at most half as many rows of C as of S.
     require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, recipe.batch.rows // 2, ranks)
@@ -65,6 +82,7 @@ METHOD = Method(
     inputs=lambda recipe: frozenset({"labels", "selection"}),
     passes=_passes,
     inherits=INHERITS["coteaching_incv"],
+    validate=_validate,
     validate_rows=_validate_rows,
     is_headline=True,
 )

@@ -47,6 +47,8 @@ class NoiseFacts:
     """ε, from the estimator named in `incv.noise_estimate`."""
     selected_confident: float
     """ε_S, the noise ratio of the selected samples, from the confident estimate of T (Prop. 2)."""
+    selected_held_out: float | None
+    """ε_S from the confusion matrix of the held-out predictions; None if version 0.1 made them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,11 +85,11 @@ class CoteachingIncvConfig(TrainingConfig):
 
     rank: Rank = "one_pass"
     """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
-    noise_of_selected: Literal["formula", "formula_symmetric", "formula_asymmetric", "confident"] | Ratio = (
-        "formula_symmetric"
-    )
+    noise_of_selected: (
+        Literal["formula", "formula_symmetric", "formula_asymmetric", "confident", "held_out"] | Ratio
+    ) = "formula_symmetric"
     """ε_S in n(e). formula: the paper's formula for the noise in `incv.noise_kind`; confident: Prop. 2 with the
-    estimated T; or a number."""
+    estimated T; held_out: Prop. 2 with the confusion matrix of the held-out predictions; or a number."""
     warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
     """E0: number of epochs on S alone. from_noise: 40 % of the epochs if the noise is asymmetric or ε > 0.6, else
     20 %."""

@@ -213,7 +213,9 @@ class StageRunner:
         if method.reads_incv(recipe):
             assert recipe.incv is not None
             estimates = NoiseEstimates.from_json(read_json(self._run.incv)["noise"])
-            noise = NoiseFacts(estimates.of_rule(recipe.incv), estimates.confident_of_selected)
+            noise = NoiseFacts(
+                estimates.of_rule(recipe.incv), estimates.confident_of_selected, estimates.held_out_of_selected
+            )
         return MethodInputs(
             name=method.name,
             recipe=recipe,
