@@ -80,18 +80,21 @@ def compare_runs(runs: Sequence[ComparedRun]) -> Comparison:
 
 
 def _tabulate_accuracy(groups: Sequence[Group]) -> list[AccuracyTable]:
-    """Return a table for each evaluation set, with methods as rows and recipes as columns."""
+    """Return a table for each evaluation set, with methods as rows and recipes as columns.
+
+    A recipe that extends another, as `cifar10_sym50_plus` extends `cifar10_sym50`, has a row in its column.
+    """
     sets = dict.fromkeys(name for group in groups for run in group.runs for name in run.record.accuracy)
     return [_tabulate_set(groups, name) for name in sets]
 
 
 def _tabulate_set(groups: Sequence[Group], name: str) -> AccuracyTable:
     known = [group for group in groups if any(run.record.accuracy_on(name) for run in group.runs)]
-    recipes = list(dict.fromkeys(group.recipe for group in known))
+    recipes = list(dict.fromkeys(group.family for group in known))
     is_wide = len(recipes) > _MOST_RECIPES
 
     def place(group: Group) -> tuple[str, str]:
-        return (group.name, "") if is_wide else (group.row, group.recipe)
+        return (group.name, "") if is_wide else (group.row, group.family)
 
     titles = {place(group)[0]: _title(group, is_wide) for group in known}
     clashing = {title for title in titles.values() if list(titles.values()).count(title) > 1}
@@ -115,7 +118,7 @@ def _tabulate_set(groups: Sequence[Group], name: str) -> AccuracyTable:
 
 
 def _title(group: Group, with_recipe: bool) -> str:
-    head = f"{group.recipe}, {group.method}" if with_recipe else group.method
+    head = f"{group.recipe}, {group.method}" if with_recipe else group.title
     return f"{head}, {shorten(group.variant, _VARIANT_WIDTH)}" if group.variant else head
 
 

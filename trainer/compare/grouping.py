@@ -11,6 +11,9 @@ from trainer.reproduce.matching import Identity, comparable_keys, find_differenc
 OWN = "<method>"
 """Stands for the method's own section, so that `standard.epochs` and `coteaching.epochs` are compared."""
 
+_OPTIONAL = ("incv",)
+"""Sections that runs of one method may have or not."""
+
 NOT_SET, NOT_USED = "not set", "not used"
 """A key at its default, or that the method does not have; a key of a section that a run does not read."""
 
@@ -27,6 +30,8 @@ class Group:
     """Further runs of a seed, which do not count."""
     variant: str = ""
     """What tells it from other groups of its recipe and method, as `batch.global=64`; empty if there is none."""
+    family: str = ""
+    """The recipe that its own extends, if it is compared too: `cifar10_sym50` of `cifar10_sym50_plus`; or its own."""
 
     @property
     def recipe(self) -> str:
@@ -37,12 +42,18 @@ class Group:
         return self.runs[0].record.method
 
     @property
+    def title(self) -> str:
+        """The method, and how its recipe extends that of the family, as `standard, plus`."""
+        extension = self.recipe.removeprefix(self.family).lstrip("_") if self.family else ""
+        return f"{self.method}, {extension}" if extension else self.method
+
+    @property
     def row(self) -> str:
-        return f"{self.method}, {self.variant}" if self.variant else self.method
+        return f"{self.title}, {self.variant}" if self.variant else self.title
 
     @property
     def name(self) -> str:
-        return f"{self.recipe}, {self.row}"
+        return f"{self.recipe}, {self.method}, {self.variant}" if self.variant else f"{self.recipe}, {self.method}"
 
 
 @dataclass(frozen=True)
@@ -64,13 +75,19 @@ def group_runs(runs: Sequence[ComparedRun]) -> list[Group]:
         else:
             own.append(run)
     variants = _name_variants([group[0] for group in members])
+    recipes = {run.record.recipe for run in runs}
     return [
-        _build_group(number, group, variant)
+        _build_group(number, group, variant, _find_family(group[0].record.recipe, recipes))
         for number, (group, variant) in enumerate(zip(members, variants, strict=True), start=1)
     ]
 
 
-def _build_group(number: int, members: Sequence[ComparedRun], variant: str) -> Group:
+def _find_family(recipe: str, recipes: Iterable[str]) -> str:
+    """Return the shortest of the recipes that this one extends by its name, or its own."""
+    return min((other for other in recipes if f"{recipe}_".startswith(f"{other}_")), key=len)
+
+
+def _build_group(number: int, members: Sequence[ComparedRun], variant: str, family: str) -> Group:
     by_seed: dict[int, list[ComparedRun]] = {}
     for run in members:
         by_seed.setdefault(run.record.seed, []).append(run)
@@ -79,7 +96,7 @@ def _build_group(number: int, members: Sequence[ComparedRun], variant: str) -> G
         *others, best = sorted(same, key=lambda run: (not run.unfinished, *preference(run.record, run.name)))
         counted.append(best)
         repeated += others
-    return Group(number, tuple(counted), tuple(repeated), variant)
+    return Group(number, tuple(counted), tuple(repeated), variant, family)
 
 
 def _are_alike(one: ComparedRun, other: ComparedRun) -> bool:
@@ -97,26 +114,49 @@ def _without_seed(identity: Identity, stages: Iterable[str]) -> Identity:
 
 
 def _name_variants(firsts: Sequence[ComparedRun]) -> list[str]:
-    """Name each group by the keys that differ inside its recipe and method; the same keys in all recipes."""
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """Name each group by the keys that differ inside its recipe and method; the same keys in all recipes.
+
+    A section that only some of the groups use is told as a whole, as `without incv`.
+    """
+    cells: dict[tuple[str, str], list[ComparedRun]] = {}
     for run in firsts:
-        cells.setdefault((run.record.recipe, run.record.method), []).append(_decisive_keys(run))
+        cells.setdefault((run.record.recipe, run.record.method), []).append(run)
     differing: dict[str, set[str]] = {}
-    for (_, method), each in cells.items():
-        found = {key for keys in each for key in keys if any(_show(keys, key) != _show(o, key) for o in each)}
-        differing.setdefault(method, set()).update(found)
-    names = []
-    for run in firsts:
-        keys = _decisive_keys(run)
-        told = sorted(differing[run.record.method])
-        names.append(", ".join(f"{key.replace(OWN, run.record.method)}={_show(keys, key)}" for key in told))
-    return names
+    for (_, method), runs in cells.items():
+        differing.setdefault(method, set()).update(_find_differing(runs))
+    return [_name_variant(run, sorted(differing[run.record.method])) for run in firsts]
+
+
+def _find_differing(runs: Sequence[ComparedRun]) -> set[str]:
+    """Return the keys whose values differ, and the optional sections that only some of the runs use."""
+    every = [_decisive_keys(run) for run in runs]
+    found = set()
+    for key in {key for keys in every for key in keys}:
+        section = key.partition(".")[0]
+        uses = [section not in _OPTIONAL or _has_section(run, section) for run in runs]
+        if len({_show(keys, key) for keys, used in zip(every, uses, strict=True) if used}) > 1:
+            found.add(key)
+        if not all(uses):
+            found.add(section)
+    return found
+
+
+def _name_variant(run: ComparedRun, told: Sequence[str]) -> str:
+    keys, words = _decisive_keys(run), []
+    for key in told:
+        section = key.partition(".")[0]
+        uses = section not in _OPTIONAL or _has_section(run, section)
+        if key in _OPTIONAL:
+            words.append(f"{'with' if uses else 'without'} {key}")
+        elif uses:
+            words.append(f"{key.replace(OWN, run.record.method)}={_show(keys, key)}")
+    return ", ".join(words)
 
 
 def find_group_differences(groups: Sequence[Group]) -> list[Difference]:
     """Return the result keys that differ between groups, the method's own section as `<method>`."""
     keys = [_decisive_keys(group.runs[0]) for group in groups]
-    optional = {"incv", *(group.method for group in groups)}
+    optional = {*_OPTIONAL, *(group.method for group in groups)}
     every = sorted({key for each in keys for key in each}, key=lambda key: (key.startswith(OWN), key))
     shown = [
         _compare(
@@ -124,7 +164,7 @@ def find_group_differences(groups: Sequence[Group]) -> list[Difference]:
             [
                 (group.number, _show(each, key))
                 for group, each in zip(groups, keys, strict=True)
-                if (section := key.partition(".")[0]) not in optional or _has_section(group, section)
+                if (section := key.partition(".")[0]) not in optional or _has_section(group.runs[0], section)
             ],
             len(groups),
         )
@@ -156,9 +196,8 @@ def find_environment_differences(groups: Sequence[Group]) -> list[Difference]:
     return [each for each in shown if len(each.values) > 1]
 
 
-def _has_section(group: Group, section: str) -> bool:
-    """Whether the group's result depends on a section of the recipe: INCV, or another method."""
-    run = group.runs[0]
+def _has_section(run: ComparedRun, section: str) -> bool:
+    """Whether the run's result depends on a section of the recipe: INCV, or another method."""
     return (
         section in run.identity.numerics
         or any(key.startswith(f"{section}.") for key in run.identity.keys)

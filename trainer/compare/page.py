@@ -44,12 +44,12 @@ def _draw(curves: Curves) -> list[dict[str, Any]]:
     """Draw the lines over each other: in one chart or, if there are many, in one for each recipe."""
     if len(curves.lines) <= _MOST_LINES:
         return [_draw_chart(curves, curves.title, range(len(curves.lines)))]
-    recipes = dict.fromkeys(group.recipe for group, _ in curves.lines)
+    recipes = dict.fromkeys(group.family for group, _ in curves.lines)
     return [
         _draw_chart(
             curves,
             f"{recipe}: {curves.title}",
-            [place for place, (group, _) in enumerate(curves.lines) if group.recipe == recipe],
+            [place for place, (group, _) in enumerate(curves.lines) if group.family == recipe],
         )
         for recipe in recipes
     ]
@@ -59,7 +59,7 @@ def _draw_chart(curves: Curves, title: str, places: Sequence[int]) -> dict[str, 
     series = []
     for order, place in enumerate(places):
         group, points = curves.lines[place]
-        label = show_controls(f"{group.number} {group.method} ({len(group.runs)})")
+        label = show_controls(f"{group.number} {group.title} ({len(group.runs)})")
         series.append(Series(label, points, order % _COLOURS, dashed=order >= _COLOURS))
     rounds = sorted({x for line in series for x, _ in line.points}) if curves.x_label == "round" else None
     alone = f", {series[0].label}" if len(series) == 1 else ""  # a single line has no legend
