@@ -26,7 +26,8 @@ def format_comparison(comparison: Comparison) -> str:
     for table in comparison.accuracy:
         parts.append(_section(f"{table.experiment.title} ({UNITS})", _align(table.lines, left=2)))
     if comparison.selection:
-        parts.append(_section("INCV after its last round, by group", _align(comparison.selection)))
+        title = "INCV after its last round, by group (LP: label precision, LR: label recall)"
+        parts.append(_section(title, _align(comparison.selection)))
     for curves in comparison.curves:
         parts.append(_section(f"{curves.title}, by {curves.x_label}", _align(sample_curves(curves))))
     parts.append(_section("mean time of a run, by group", _align(comparison.cost)))
