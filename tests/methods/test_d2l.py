@@ -15,7 +15,7 @@ from trainer.config.schema import EvaluationConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
 from trainer.methods.d2l import D2lTask, Pace, TurningRule, initial_epochs
 from trainer.methods.dimensionality import label_share
-from trainer.methods.epoch_evaluation import EvaluatedTask
+from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
 from trainer.methods.method import ExpectedSizes
 from trainer.methods.registry import get_method
 from trainer.methods.sections import D2lConfig
@@ -26,6 +26,7 @@ quick = settings(max_examples=60, deadline=None)
 LIDS = (5.0, 4.0, 4.2, 4.1, 9.0, 6.0, 5.0, 7.0)
 """With a window of 2 after one initial epoch, the fifth epoch is the turning point."""
 RULE = TurningRule(epochs=8, initial=1, window=2)
+HALF = Accuracy.of_hits([1], 2)
 
 
 def paced(lids, rule=RULE):
@@ -222,8 +223,8 @@ def evaluated(task, measure):
 def test_a_stop_inside_an_evaluation_does_not_measure_twice(stop):
     """The loop then repeats the end of the epoch."""
     calm, first, second = (task_of(Lids(*LIDS), build=normed, seed=seed) for seed in (1, 1, 7))
-    trained(evaluated(calm, lambda networks: {"test": 0.5}), range(8))
-    left = [{"test": 0.5}] * stop
+    trained(evaluated(calm, lambda networks: {"test": HALF}), range(8))
+    left = [{"test": HALF}] * stop
 
     def measure(networks):
         if not left:
@@ -232,7 +233,7 @@ def test_a_stop_inside_an_evaluation_does_not_measure_twice(stop):
 
     with pytest.raises(Stopped):
         trained(evaluated(first, measure), range(8))
-    again = evaluated(second, lambda networks: {"test": 0.5})
+    again = evaluated(second, lambda networks: {"test": HALF})
     again.load(saved(first))
     again.end_epoch(stop)
     assert second._measure.asked == []

@@ -88,7 +88,7 @@ def rescale_noise(transition: Floats, prior: Floats, noise: float) -> Floats:
     total = float(prior @ wrong.sum(axis=1))
     wrong = wrong * (noise / total) if total > 0.0 else (1.0 - np.eye(classes)) * noise / max(classes - 1, 1)
     wrong /= np.maximum(wrong.sum(axis=1, keepdims=True), 1.0)
-    return wrong + np.diag(1.0 - wrong.sum(axis=1))
+    return wrong + np.diag(np.maximum(1.0 - wrong.sum(axis=1), 0.0))
 
 
 def random_flips(given_rank: Ints, classes: int) -> RandomFlips:
