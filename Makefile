@@ -11,7 +11,7 @@ help:
 	@echo "make demo         the paper's method on real handwritten digits, into runs/demo/ (under 3 minutes)"
 	@echo "make test         lint, types, import contracts and the tests (under 20 minutes on 2 slow cores; JOBS=n for n processes)"
 	@echo "make test-slow    the slow tests that need neither a GPU nor a cluster"
-	@echo "make test-cluster tests with many processes: launchers, kills, a real Slurm (under 15 minutes)"
+	@echo "make test-cluster tests with many processes: launchers, kills, a real Slurm (under 25 minutes)"
 	@echo "make test-storm   the slow tests with many processes"
 	@echo "make test-gpu     the tests that need a GPU"
 	@echo "make bench-gpu    benchmarks on a GPU; FIGURES=\"...\" selects some, IMAGES=folder of JPEGs, CIFAR=folder of CIFAR-10"
