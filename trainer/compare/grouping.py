@@ -1,7 +1,7 @@
 """Joins runs that differ in the seed alone, and finds what differs between the groups; pure functions."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,23 +132,20 @@ def _find_differing(runs: Sequence[ComparedRun]) -> set[str]:
     every = [_decisive_keys(run) for run in runs]
     found = set()
     for key in {key for keys in every for key in keys}:
-        section = key.partition(".")[0]
-        uses = [section not in _OPTIONAL or _has_section(run, section) for run in runs]
+        uses = [_uses(run, key) for run in runs]
         if len({_show(keys, key) for keys, used in zip(every, uses, strict=True) if used}) > 1:
             found.add(key)
         if not all(uses):
-            found.add(section)
+            found.add(key.partition(".")[0])
     return found
 
 
 def _name_variant(run: ComparedRun, told: Sequence[str]) -> str:
     keys, words = _decisive_keys(run), []
     for key in told:
-        section = key.partition(".")[0]
-        uses = section not in _OPTIONAL or _has_section(run, section)
         if key in _OPTIONAL:
-            words.append(f"{'with' if uses else 'without'} {key}")
-        elif uses:
+            words.append(f"{'with' if _uses(run, key) else 'without'} {key}")
+        elif _uses(run, key):
             words.append(f"{key.replace(OWN, run.record.method)}={_show(keys, key)}")
     return ", ".join(words)
 
@@ -164,7 +161,7 @@ def find_group_differences(groups: Sequence[Group]) -> list[Difference]:
             [
                 (group.number, _show(each, key))
                 for group, each in zip(groups, keys, strict=True)
-                if (section := key.partition(".")[0]) not in optional or _has_section(group.runs[0], section)
+                if _uses(group.runs[0], key, optional)
             ],
             len(groups),
         )
@@ -196,11 +193,13 @@ def find_environment_differences(groups: Sequence[Group]) -> list[Difference]:
     return [each for each in shown if len(each.values) > 1]
 
 
-def _has_section(run: ComparedRun, section: str) -> bool:
-    """Whether the run's result depends on a section of the recipe: INCV, or another method."""
+def _uses(run: ComparedRun, key: str, optional: Collection[str] = _OPTIONAL) -> bool:
+    """Whether the run's result depends on the section of a key: INCV, or another method; on all others it does."""
+    section = key.partition(".")[0]
     return (
-        section in run.identity.numerics
-        or any(key.startswith(f"{section}.") for key in run.identity.keys)
+        section not in optional
+        or section in run.identity.numerics
+        or any(own.startswith(f"{section}.") for own in run.identity.keys)
         or (section == "incv" and bool(run.record.rounds))
     )
 

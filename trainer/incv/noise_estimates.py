@@ -95,14 +95,15 @@ def estimate_noise(
     known = bool((predictions.given_rank[usable] >= 0).all())
     transition = np.where(prior > 0, joint / np.where(prior > 0, prior, 1.0), np.eye(classes)).T
     curve = estimate_from_confidence(predictions, given, classes) if known else None
-    rows = predictions.rows(usable)
     return NoiseEstimates(
         paper=float(paper),
         confident=float(1.0 - np.trace(joint)),
         confidence_curve=curve.noise if curve is not None else None,
         confident_of_selected=float(1.0 - theory.label_precision(transition, prior)),
         held_out_of_selected=(
-            noise_of_agreeing(given[usable], rows.predicted, curve.transition) if curve is not None else None
+            noise_of_agreeing(given[usable], predictions.predicted[usable], curve.transition)
+            if curve is not None
+            else None
         ),
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,
