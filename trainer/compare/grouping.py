@@ -194,8 +194,13 @@ def find_environment_differences(groups: Sequence[Group]) -> list[Difference]:
 
 
 def _uses(run: ComparedRun, key: str, optional: Collection[str] = _OPTIONAL) -> bool:
-    """Whether the run's result depends on the section of a key: INCV, or another method; on all others it does."""
-    section = key.partition(".")[0]
+    """Whether the run's result depends on the section of a key: INCV, or another method; on all others it does.
+
+    A method's own section counts as `<method>` alone, and INCV's as `incv` alone.
+    """
+    section, method = key.partition(".")[0], run.record.method
+    if section == OWN or (section == method and section not in _OPTIONAL):
+        return section == OWN and method not in _OPTIONAL
     return (
         section not in optional
         or section in run.identity.numerics
@@ -216,10 +221,17 @@ def _compare(key: str, values: Sequence[tuple[int, str]], groups: int = 0) -> Di
 
 
 def _decisive_keys(run: ComparedRun) -> dict[str, Any]:
-    """Return the keys that decide the result, without the seed; those of the method's own section as `<method>`."""
+    """Return the keys that decide the result, without the seed; those of the method's own section as `<method>`.
+
+    Those of INCV keep their name, also in a run of INCV alone: other runs have them beside their method's.
+    """
     method, keys = run.record.method, comparable_keys(run.identity.keys)
     versions = {f"numerics of {stage}": number for stage, number in run.identity.numerics.items() if number != 1}
-    own = {key: f"{OWN}{key[len(method) :]}" if key.startswith(f"{method}.") else key for key in keys}
+    section = f"{method}."
+    own = {
+        key: f"{OWN}.{key.removeprefix(section)}" if method not in _OPTIONAL and key.startswith(section) else key
+        for key in keys
+    }
     return {own[key]: value for key, value in keys.items() if key != "seed"} | versions
 
 
