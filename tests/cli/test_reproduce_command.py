@@ -101,6 +101,26 @@ def test_a_smoke_run_of_the_ablation_compares_parts_on_the_validation_split(incv
     assert {row for row, cells in table.items() if cells} == set(parts)
 
 
+def test_a_smoke_run_of_f_correction_estimates_t_from_the_epoch_that_held_out_labels_choose(incv, here):
+    answer = incv("reproduce", "f_correction", "--smoke", "--settings", "asym40_held_out")
+    assert answer.code == 0, answer.err
+    assert "2 of 2 runs are recorded" in answer.out
+    assert "best epoch on held-out labels" in answer.out
+    results = here / "runs" / "smoke" / "results"
+    found = records(results)
+    assert set(found) == {
+        f"cifar10_asym40_held_out-{method}-seed0.json" for method in ("standard", "forward_correction")
+    }
+    for record in found.values():
+        assert record["keys"]["evaluation.choose_on"] == "held_out"
+        method, curves = record["method"], record["accuracy_per_epoch"]
+        best = curves["held_out"].index(max(curves["held_out"]))
+        assert record["accuracy"]["test"][method]["top1"] == pytest.approx(curves["test"][best], abs=0.01)
+    # The runs of Table 1 are others, and their records are not mixed with these.
+    answer = incv("reproduce", "table1", "--results", str(results))
+    assert "stale" not in answer.out
+
+
 def test_a_record_of_the_same_run_with_other_numbers_is_not_replaced_by_itself(incv, here):
     assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard").code == 0
     run = "runs/smoke/cifar10_sym20-standard-seed0"

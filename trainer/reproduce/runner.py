@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shards.errors import ConfigError, DataError
@@ -43,7 +44,7 @@ def run_planned(
         run = by_root[variant.root]
         for content in build_records(variant.root, run.command):
             is_part = content["method"] != run.stage
-            name = f"{run.recipe}-{content['method']}-seed{run.seed}" if is_part else run.slug
+            name = replace(run, row=content["method"]).slug if is_part else run.slug
             if not (is_part and (records / f"{name}.json").exists()):  # it may be the better one
                 _log.info("recorded: %s", write_record(records, content, name, replace=True))
 

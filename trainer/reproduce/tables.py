@@ -11,10 +11,11 @@ from trainer.reproduce.records import RunRecord
 
 LAST_EPOCHS = 10
 _MEASURES: dict[Measure, str] = {
-    "last": "last epoch",
+    "last": "{epoch}",
     "last_10": f"mean of the last {LAST_EPOCHS} epochs",
-    "ensemble": "ensemble of both networks, last epoch",
+    "ensemble": "ensemble of both networks, {epoch}",
 }
+"""What a table calls each measure; {epoch} is the experiment's."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def table_lines(
     for row in experiment.rows:
         for name in _shown(experiment, table, row):
             title = row.title if name == row.headline else ""
-            lines.append([title, _describe(row, name), *_measured(experiment, table, row, name)])
+            lines.append([title, _describe(experiment, row, name), *_measured(experiment, table, row, name)])
         if row.name in reported:
             lines.append(["", "paper", *_reported(experiment, row, reported)])
     return lines
@@ -159,10 +160,10 @@ def _shown(experiment: Experiment, table: Table, row: Row) -> list[Measure]:
     return [first, *(name for name in others if _has(experiment, table, row, name))]
 
 
-def _describe(row: Row, measure: Measure) -> str:
+def _describe(experiment: Experiment, row: Row, measure: Measure) -> str:
     """Name a measure; below an ensemble, the last epoch must say that it is not of the ensemble."""
-    is_below = measure == "last" and row.headline == "ensemble"
-    return f"mean of both networks, {_MEASURES[measure]}" if is_below else _MEASURES[measure]
+    name = _MEASURES[measure].format(epoch=experiment.epoch)
+    return f"mean of both networks, {name}" if measure == "last" and row.headline == "ensemble" else name
 
 
 def _has(experiment: Experiment, table: Table, row: Row, measure: Measure) -> bool:
