@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError
 from trainer.config.shipped import RECIPES
-from trainer.reproduce.experiments import (
-    EXPERIMENTS,
-    SEEDS,
-    drop_parts,
-    find_experiments,
-    iterate_cells,
-    plan_runs,
-    select_cells,
-)
+from trainer.reproduce.experiments import EXPERIMENTS, SEEDS, find_experiments, select_cells
 from trainer.reproduce.identity import identify_plan
+from trainer.reproduce.planning import drop_parts, iterate_cells, plan_runs
 from trainer.reproduce.smoke import smoke_overrides
 from trainer.run.recipe import load_recipe
 

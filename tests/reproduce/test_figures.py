@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from trainer.reproduce.experiments import EXPERIMENTS, PlannedRun, plan_runs
+from trainer.reproduce.experiments import EXPERIMENTS
 from trainer.reproduce.figures import DRAWINGS, mean_over_rounds
+from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
 from trainer.theory import symmetric_accuracy, symmetric_transition
 

@@ -6,8 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.reproduce.experiments import EXPERIMENTS, PlannedRun, plan_runs
+from trainer.reproduce.experiments import EXPERIMENTS
 from trainer.reproduce.matching import Identity, comparable_keys, find_differences, match_records, seeds_of
+from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
 
 PLANNED = plan_runs(EXPERIMENTS["table1"], (0, 1, 2))

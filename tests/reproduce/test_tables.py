@@ -4,9 +4,10 @@ from statistics import stdev
 
 import pytest
 
-from trainer.reproduce.experiments import EXPERIMENTS, PlannedRun, plan_runs, select_cells
+from trainer.reproduce.experiments import EXPERIMENTS, select_cells
 from trainer.reproduce.figures import arrange, draw_curves, mean_curve
 from trainer.reproduce.paper import TABLE1
+from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
 from trainer.reproduce.tables import build_table, format_markdown, format_text, measure_run, summarise, table_json
 

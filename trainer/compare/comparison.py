@@ -13,8 +13,9 @@ from trainer.compare.grouping import (
 )
 from trainer.compare.runs import ComparedRun
 from trainer.report.text import choose_form, format_duration, shorten
-from trainer.reproduce.experiments import Experiment, PlannedRun, Row, Setting
+from trainer.reproduce.experiments import Experiment, Row, Setting
 from trainer.reproduce.figures import mean_curve, mean_over_rounds
+from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.tables import Table, build_table, summarise, table_lines
 
 Points = list[tuple[float, float | None]]

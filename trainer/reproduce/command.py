@@ -6,7 +6,8 @@ from pathlib import Path
 from shards.errors import ConfigError
 from trainer.config.argument_types import count_argument, path_argument
 from trainer.config.sweep import AT_ONCE
-from trainer.reproduce.experiments import EXPERIMENTS, Experiment, drop_parts, find_experiments, select_cells
+from trainer.reproduce.experiments import EXPERIMENTS, Experiment, find_experiments, select_cells
+from trainer.reproduce.planning import drop_parts
 
 _RESULTS = Path("results")
 _SMOKE = Path("runs") / "smoke"

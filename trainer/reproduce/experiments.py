@@ -1,7 +1,6 @@
-"""The paper's experiments and our own by name, and the runs that each needs; pure functions."""
+"""The paper's experiments and our own by name: their rows and settings."""
 
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -71,35 +70,6 @@ class Experiment:
     """The epoch whose networks a table evaluates, in words."""
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run that an experiment needs."""
-
-    row: str
-    setting: str
-    seed: int
-    recipe: str
-    stage: str
-    overrides: tuple[str, ...]
-    also: tuple[str, ...] = ()
-    """As in `Row`."""
-    evaluation_set: str = TEST
-    """As in `Experiment`."""
-
-    @property
-    def slug(self) -> str:
-        """The name of the run, which its record and its log lines have."""
-        return f"{self.recipe.partition('_')[0]}_{self.setting}-{self.row}-seed{self.seed}"
-
-    @property
-    def command(self) -> str:
-        """The command that executes this run alone."""
-        return shlex.join(["incv", "run", "-c", self.recipe, *self.overrides])
-
-    def with_overrides(self, extra: Sequence[str]) -> "PlannedRun":
-        return replace(self, overrides=(*self.overrides, *extra))
-
-
 def _without_incv(stage: str, title: str, *also: str) -> Row:
     """A method that trains on all samples: INCV is not run for it. also: methods whose networks it reads."""
     return Row(stage, title, stage, (f"methods=[{', '.join([*also, stage])}]", "incv=null"), also=also)
@@ -129,7 +99,7 @@ _SETTINGS = (
     Setting("sym80", "symmetric 0.8", "cifar10_sym80"),
     Setting("asym40", "asymmetric 0.4", "cifar10_asym40"),
 )
-_RECORDED_WITH = ("precision=bf16", "evaluation.every=1")
+RECORDED_WITH = ("precision=bf16", "evaluation.every=1")
 """How all runs of Table 1 are made: fast, and with the test accuracy of every epoch."""
 
 # Section 5.1: Algorithm 1 with ResNet-110, trained for 200 epochs so that it memorises the labels of its half.
@@ -193,7 +163,7 @@ _ABLATION = tuple(
         _METHODS[-2],
     )
 )
-_WEBVISION = (Setting("webvision50", "WebVision, 50 classes", "webvision50"),)
+WEBVISION = (Setting("webvision50", "WebVision, 50 classes", "webvision50"),)
 
 
 def _with_estimate(row: Row) -> Row:
@@ -275,7 +245,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Figure 8: the most suspicious labels of WebVision",
             "own_data",
             (Row("incv", "INCV", "incv", ("methods=[]",)),),
-            _WEBVISION,
+            WEBVISION,
             seeds=(0,),
         ),
         Experiment(
@@ -283,7 +253,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Table 2: validation accuracy on WebVision and ILSVRC12, Inception-ResNet-v2",
             "own_data",
             tuple(_with_estimate(row) if row.name == "coteaching" else row for row in _METHODS[:-1]),
-            _WEBVISION,
+            WEBVISION,
             seeds=(0,),
         ),
     )
@@ -322,34 +292,3 @@ def _require_known(option: str, names: Sequence[str] | None, known: Iterable[str
     for name in names or ():
         if name not in every:
             raise ConfigError(f"{option} {name!r}: the experiment has none of this name; {did_you_mean(name, every)}")
-
-
-def plan_runs(experiment: Experiment, seeds: Sequence[int]) -> list[PlannedRun]:
-    """Return the runs that an experiment needs, seed by seed: the first seed of all cells comes first."""
-    return [
-        _plan_run(row, setting, seed, experiment.evaluation_set)
-        for seed in seeds
-        for row, setting in iterate_cells(experiment)
-    ]
-
-
-def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
-    for row in experiment.rows:
-        for setting in experiment.settings:
-            yield row, setting
-
-
-def _plan_run(row: Row, setting: Setting, seed: int, evaluation_set: str) -> PlannedRun:
-    overrides = (f"seed={seed}", *row.overrides, *setting.overrides, *_RECORDED_WITH)
-    if setting in _WEBVISION:
-        overrides = (f"seed={seed}", *row.overrides)  # the recipe has the rest
-    if row.stage == "incv":  # it trains no method that could be evaluated
-        overrides = tuple(each for each in overrides if not each.startswith("evaluation."))
-    recipe = setting.recipe + row.suffix
-    return PlannedRun(row.name, setting.name, seed, recipe, row.stage, overrides, row.also, evaluation_set)
-
-
-def drop_parts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the different runs among these, without those that are part of another one of them."""
-    parts = {(row, run.setting, run.seed) for run in runs for row in run.also}
-    return [run for run in dict.fromkeys(runs) if (run.row, run.setting, run.seed) not in parts]

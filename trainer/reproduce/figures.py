@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import mean
 
 from trainer.report.plots import Series, heatmap, line_chart, percent
-from trainer.reproduce.experiments import Experiment, PlannedRun
+from trainer.reproduce.experiments import Experiment
+from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.records import RunRecord
 from trainer.theory import (
     Array,

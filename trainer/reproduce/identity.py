@@ -7,8 +7,8 @@ from functools import cache
 from shards.errors import ConfigError
 from trainer.config.shipped import RECIPES
 from trainer.methods.registry import method_names
-from trainer.reproduce.experiments import PlannedRun
 from trainer.reproduce.matching import Identity
+from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.records import RunRecord
 from trainer.run.recipe import load_recipe
 from trainer.run.stage_graph import numerics_behind, stage_keys

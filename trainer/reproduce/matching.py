@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.reproduce.experiments import PlannedRun
+from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.records import RunRecord
 
 Keys = Mapping[str, Any]

@@ -8,18 +8,12 @@ from typing import Any
 
 from shards.durable import write_bytes, write_json
 from trainer.reproduce import paper
-from trainer.reproduce.experiments import (
-    EXPERIMENTS,
-    HELD_OUT_SUFFIX,
-    Experiment,
-    Needs,
-    PlannedRun,
-    plan_runs,
-)
+from trainer.reproduce.experiments import EXPERIMENTS, HELD_OUT_SUFFIX, Experiment, Needs
 from trainer.reproduce.figures import DRAWINGS
 from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan, identify_record
 from trainer.reproduce.matching import Identity, Matching, Stale, match_records, seeds_of
 from trainer.reproduce.page import fill_page
+from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
 from trainer.reproduce.smoke import smoke_overrides
 from trainer.reproduce.tables import build_table, format_markdown, format_text, table_json

@@ -9,7 +9,7 @@ from shards.errors import ConfigError, DataError
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import RECIPES
 from trainer.config.sweep import Variant
-from trainer.reproduce.experiments import PlannedRun
+from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.recording import build_records, write_record
 from trainer.run.data_sets import is_packed, source_of
 from trainer.run.default_directory import default_directory

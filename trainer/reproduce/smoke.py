@@ -1,6 +1,6 @@
 """`incv reproduce --smoke`: the same runs with a tiny network, few images and three epochs, on a CPU."""
 
-from trainer.reproduce.experiments import PlannedRun
+from trainer.reproduce.planning import PlannedRun
 
 _OVERRIDES = (
     "precision=fp32",

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from trainer.reproduce.experiments import TEST, Experiment, Measure, PlannedRun, Row, iterate_cells
+from trainer.reproduce.experiments import TEST, Experiment, Measure, Row
 from trainer.reproduce.paper import Reported
+from trainer.reproduce.planning import PlannedRun, iterate_cells
 from trainer.reproduce.records import RunRecord
 
 LAST_EPOCHS = 10
