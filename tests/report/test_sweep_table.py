@@ -72,6 +72,29 @@ def test_the_lines_of_the_table_are_aligned() -> None:
     assert "93.7 ± 5.5" in lines[-1]
 
 
+def test_names_are_shortened_as_far_as_they_stay_different() -> None:
+    def names(*runs: SweepRun) -> list[str]:
+        lines = format_sweep(summarise_sweep(runs)).splitlines()[1:]
+        return [line.strip().partition("  ")[0] for line in lines]
+
+    def both(first: str, second: str) -> list[str]:
+        return names(*(run(first, f"{second}={number}", report=made_up_report(0.2, 90.0)) for number in (0, 16)))
+
+    rate = "incv.optimizer.learning_rate=0.01"
+    assert both(rate, "image.cutout") == ["learning_rate=0.01 cutout=0", "learning_rate=0.01 cutout=16"]
+    # The last parts of the keys are equal, or a name cut at its end would be that of another run.
+    assert both("incv.epochs=5", "standard.epochs") == [f"incv.epochs=5 standard.epochs={each}" for each in (0, 16)]
+    long = "labels={noise: symmetric, ratio: 0.25}"
+    assert both(long, "image.cutout") == [f"{long} cutout={each}" for each in (0, 16)]
+    (only,) = names(run(long, report=made_up_report(0.2, 90.0)))
+    assert only.endswith("…")
+
+
+def test_the_agreement_of_the_first_round_needs_no_true_label() -> None:
+    rounds = [{"agreement": 0.5, "label_precision": None}, {"agreement": 0.25, "label_precision": None}]
+    assert results_of(made_up_report(0.25, 90.0) | {"rounds": rounds})["agreement, round 1"] == 50.0
+
+
 def test_the_files_hold_every_run(tmp_path: Path) -> None:
     runs = [run("seed=0", report=made_up_report(0.2, 80.0)), run("seed=1", report=None)]
     summary = summarise_sweep(runs)

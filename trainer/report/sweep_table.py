@@ -1,5 +1,6 @@
 """The results of the runs of `--vary` in one table, with mean and standard deviation over seeds."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,10 @@ _NOISE = {
     "true": "noise, true",
 }
 _SELECTION = {"label_precision": "precision", "label_recall": "recall"}
+_AGREEMENT = "agreement, round 1"
+"""Of held-out predictions with the given labels. It needs no true label: settings of INCV can be chosen by it."""
 _NAME_WIDTH = 34
+_KEY = re.compile(r"(?:(?<= )|^)[\w.]+(?==)")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ def results_of(report: Mapping[str, Any] | None) -> dict[str, float]:
         return {}
     noise, selection = report.get("noise") or {}, report.get("selection") or {}
     shares = {column: noise.get(key) for key, column in _NOISE.items()}
+    if rounds := report.get("rounds"):
+        shares[_AGREEMENT] = rounds[0].get("agreement")
     shares |= {column: selection.get(key) for key, column in _SELECTION.items()}
     found = {column: 100 * share for column, share in shares.items() if share is not None}
     for name, methods in (report.get("accuracy") or {}).items():
@@ -105,12 +111,22 @@ def format_sweep(summary: Mapping[str, Any]) -> str:
         ]
         lines.append([f"{group['overrides']} mean ± sd of {group['runs']}".strip(), *cells])
     widths = [max(len(line[place]) for line in lines) for place in range(1, len(lines[0]))]
-    names = min(_NAME_WIDTH, max(len(line[0]) for line in lines))
+    names = _short_names([line[0] for line in lines])
+    width = max(map(len, names))
     return "\n".join(
-        f"  {shorten(line[0], names):<{names}}"
-        + "".join(f"{cell:>{width + 2}}" for cell, width in zip(line[1:], widths, strict=True))
-        for line in lines
+        f"  {name:<{width}}" + "".join(f"{cell:>{most + 2}}" for cell, most in zip(line[1:], widths, strict=True))
+        for name, line in zip(names, lines, strict=True)
     )
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Shorten keys to their last part, and long names at their end, as far as all names stay different."""
+    keys = {key for name in names for key in _KEY.findall(name)}
+    last = {key: key.rpartition(".")[2] for key in keys}
+    unique = {key: part if list(last.values()).count(part) == 1 else key for key, part in last.items()}
+    told = [_KEY.sub(lambda found: unique[found[0]], name) for name in names]
+    cut = [shorten(name, _NAME_WIDTH) for name in told]
+    return cut if len(set(cut)) == len(set(told)) else told
 
 
 def write_sweep(summary: Mapping[str, Any], path: Path) -> None:
