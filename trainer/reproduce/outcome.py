@@ -8,7 +8,7 @@ from typing import Any
 
 from shards.durable import write_bytes, write_json
 from trainer.reproduce import paper
-from trainer.reproduce.experiments import EXPERIMENTS, HELD_OUT_SUFFIX, Experiment, Needs
+from trainer.reproduce.experiments import EXPERIMENTS, Experiment, Needs
 from trainer.reproduce.figures import DRAWINGS
 from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan, identify_record
 from trainer.reproduce.matching import Identity, Matching, Stale, match_records, seeds_of
@@ -29,11 +29,10 @@ _HAS: dict[Needs, Callable[[RunRecord, str], bool]] = {
 }
 """Whether a record has what an experiment needs, on its evaluation set."""
 
-_F_CORRECTION = {f"{name}{HELD_OUT_SUFFIX}": value for name, value in paper.TABLE1["forward_correction"].items()}
 _TABLES: dict[str, Mapping[str, Mapping[str, paper.Reported]]] = {
     "table1": paper.TABLE1,
     "ablation": {},
-    "f_correction": {"forward_correction": _F_CORRECTION},
+    "f_correction": paper.F_CORRECTION,
 }
 """Experiments that are tables of accuracies, with the paper's values of their rows."""
 
