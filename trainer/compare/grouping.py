@@ -194,19 +194,24 @@ def find_environment_differences(groups: Sequence[Group]) -> list[Difference]:
 
 
 def _uses(run: ComparedRun, key: str, optional: Collection[str] = _OPTIONAL) -> bool:
-    """Whether the run's result depends on the section of a key: INCV, or another method; on all others it does.
+    """Whether the run's result depends on the section of a key: its method's, INCV, or another method's.
 
-    A method's own section counts as `<method>` alone, and INCV's as `incv` alone.
+    On all other sections it does.
     """
-    section, method = key.partition(".")[0], run.record.method
-    if section == OWN or (section == method and section not in _OPTIONAL):
-        return section == OWN and method not in _OPTIONAL
-    return (
-        section not in optional
-        or section in run.identity.numerics
-        or any(own.startswith(f"{section}.") for own in run.identity.keys)
-        or (section == "incv" and bool(run.record.rounds))
-    )
+    section = key.partition(".")[0]
+    if section not in (OWN, *optional):
+        return True
+    named = (key.partition(".")[0] for key in run.identity.keys)
+    stages = {run.record.method, *run.identity.numerics, *named, *(["incv"] if run.record.rounds else [])}
+    return section in {_name_section(run, stage) for stage in stages}
+
+
+def _name_section(run: ComparedRun, section: str) -> str:
+    """Return the name under which a section is compared: `<method>` for the method's own, unless that is INCV.
+
+    INCV keeps its name in a run of INCV alone too: other runs have it beside their method.
+    """
+    return OWN if section == run.record.method and section not in _OPTIONAL else section
 
 
 def _compare(key: str, values: Sequence[tuple[int, str]], groups: int = 0) -> Difference:
@@ -221,18 +226,11 @@ def _compare(key: str, values: Sequence[tuple[int, str]], groups: int = 0) -> Di
 
 
 def _decisive_keys(run: ComparedRun) -> dict[str, Any]:
-    """Return the keys that decide the result, without the seed; those of the method's own section as `<method>`.
-
-    Those of INCV keep their name, also in a run of INCV alone: other runs have them beside their method's.
-    """
-    method, keys = run.record.method, comparable_keys(run.identity.keys)
+    """Return the keys that decide the result, without the seed, with their sections named as they are compared."""
+    keys = comparable_keys(run.identity.keys)
     versions = {f"numerics of {stage}": number for stage, number in run.identity.numerics.items() if number != 1}
-    section = f"{method}."
-    own = {
-        key: f"{OWN}.{key.removeprefix(section)}" if method not in _OPTIONAL and key.startswith(section) else key
-        for key in keys
-    }
-    return {own[key]: value for key, value in keys.items() if key != "seed"} | versions
+    split = [(*key.partition("."), value) for key, value in keys.items() if key != "seed"]
+    return {f"{_name_section(run, section)}{dot}{rest}": value for section, dot, rest, value in split} | versions
 
 
 def _show(keys: Mapping[str, Any], key: str) -> str:

@@ -35,6 +35,8 @@ class Setting:
     kind: str = ""
     """Kind of noise, for an experiment over noise ratios."""
     ratio: float = 0.0
+    column: str = ""
+    """The setting of the paper's table with whose values it is compared; empty: the one of its own name."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +141,17 @@ def _settings_named(*names: str) -> tuple[Setting, ...]:
     return tuple(each for name in names for each in (*_SYMMETRIC, *_ASYMMETRIC) if each.name == name)
 
 
-def _without_test_set(*names: str) -> tuple[Setting, ...]:
-    """Settings of Table 1 on a split of the training set."""
+def _settings_with(suffix: str, overrides: tuple[str, ...], *names: str) -> tuple[Setting, ...]:
+    """Settings of Table 1 with these overrides, compared with the same values of the paper; no names: all."""
     return tuple(
-        replace(each, name=f"{each.name}_validation", overrides=WITHOUT_TEST_SET)
+        replace(each, name=f"{each.name}_{suffix}", overrides=overrides, column=each.name)
         for each in _SETTINGS
-        if each.name in names
+        if not names or each.name in names
     )
 
 
 _EPOCH_CHOSEN = ("data.eval_fraction=0.1", "evaluation.choose_on=held_out")
 """Hold out a tenth of the noisy labels, and use the epoch of each training that agrees with them best."""
-HELD_OUT_SUFFIX = "_held_out"
 
 _ABLATION = tuple(
     replace(row, headline="ensemble")
@@ -180,7 +181,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Ablation: validation accuracy on CIFAR-10 without each part of plus, ResNet-32",
             "accuracy",
             _ABLATION,
-            _without_test_set("sym50", "asym40"),
+            _settings_with("validation", WITHOUT_TEST_SET, "sym50", "asym40"),
             seeds=(0,),
             evaluation_set="validation",
         ),
@@ -189,7 +190,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "F-correction with T from the epoch that agrees best with held-out labels, as its authors estimate it",
             "accuracy",
             tuple(row for row in _METHODS if row.name in ("standard", "forward_correction")),
-            tuple(replace(each, name=f"{each.name}{HELD_OUT_SUFFIX}", overrides=_EPOCH_CHOSEN) for each in _SETTINGS),
+            _settings_with("held_out", _EPOCH_CHOSEN),
             seeds=(0,),
             epoch="best epoch on held-out labels",
         ),

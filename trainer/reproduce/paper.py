@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from trainer.reproduce.experiments import HELD_OUT_SUFFIX
-
 
 class Reported(NamedTuple):
     """A mean with its standard deviation over 5 runs, in percent."""
@@ -52,11 +50,6 @@ TABLE1: dict[str, dict[str, Reported]] = {
 }
 """Table 1: average test accuracy (%, 5 runs) with standard deviation; ResNet-32 on corrupted CIFAR-10. The paper does
 not report standard training."""
-
-F_CORRECTION = {
-    "forward_correction": {f"{name}{HELD_OUT_SUFFIX}": value for name, value in TABLE1["forward_correction"].items()}
-}
-"""Those of Table 1, for the same noise with held-out labels."""
 
 TABLE2: dict[str, tuple[str, str]] = {
     "forward_correction": ("61.12 (82.68)", "57.36 (82.36)"),

@@ -99,7 +99,7 @@ def table_json(
             continue
         entry = cell.measures[row.headline].as_json() | {"measure": row.headline}
         entry |= {name: cell.measures[name].as_json() for name in _order(row)[1:] if name in cell.measures}
-        if paper := reported.get(row.name, {}).get(setting.name):
+        if paper := reported.get(row.name, {}).get(setting.column or setting.name):
             entry["paper"] = {"mean": paper.mean, "std": paper.deviation}
         content[row.name][setting.name] = entry | {"runs": list(cell.files)}
     return content
@@ -177,5 +177,5 @@ def _measured(experiment: Experiment, table: Table, row: Row, measure: Measure) 
 
 
 def _reported(experiment: Experiment, row: Row, reported: Mapping[str, Mapping[str, Reported]]) -> list[str]:
-    cells = [reported[row.name].get(setting.name) for setting in experiment.settings]
+    cells = [reported[row.name].get(setting.column or setting.name) for setting in experiment.settings]
     return ["–" if cell is None else f"{cell.mean:.2f} ± {cell.deviation:.2f} (5)" for cell in cells]
