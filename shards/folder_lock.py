@@ -2,8 +2,10 @@
 
 import errno
 import fcntl
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,22 +13,24 @@ from shards.durable import disk_errors
 from shards.errors import DataError
 from shards.plan import ArrayTask
 
+_log = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_POLLS = 0.5
 # errors of a file system without locks: the user must not start two packers
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK)
 
 
 @contextmanager
-def lock_folder(out: Path, task: ArrayTask | None) -> Iterator[None]:
+def lock_folder(out: Path, task: ArrayTask | None, while_waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Lock the folder exclusively; for a task, take a shared lock on the folder and an exclusive one on the task.
 
-    The kernel releases the locks when the process ends. They are on files opened for writing, not on the folder,
-    because NFS supports no other locks between machines.
+    while_waiting: called again and again while another process holds the lock, and may raise; None: do not wait, but
+    raise DataError. The kernel releases the locks when the process ends. They are on files opened for writing, not on
+    the folder, because NFS supports no other locks between machines.
     """
     parts = out / ".parts"
-    with disk_errors(parts):
-        parts.mkdir(parents=True, exist_ok=True)
     if task is None:
-        with _locked(parts / "lock", fcntl.LOCK_EX, f"another process is packing into {out}"):
+        with _locked(parts / "lock", fcntl.LOCK_EX, f"another process is packing into {out}", while_waiting):
             yield
         return
     alone = parts / f"task-{task.number}-of-{task.tasks}.lock"
@@ -38,15 +42,46 @@ def lock_folder(out: Path, task: ArrayTask | None) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path, kind: int, why_not: str) -> Iterator[None]:
-    with disk_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+def _locked(path: Path, kind: int, why_not: str, while_waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    descriptor = _acquire(path, kind, why_not, while_waiting)
     try:
-        if not try_lock(descriptor, kind):
-            raise DataError(f"{why_not}; wait for it to finish, or choose another --out")
         yield
     finally:
         os.close(descriptor)
+
+
+def _acquire(path: Path, kind: int, why_not: str, while_waiting: Callable[[], None] | None) -> int:
+    """Return a file descriptor that holds the lock."""
+    has_waited = False
+    while True:
+        descriptor = _open(path)
+        is_locked = try_lock(descriptor, kind)
+        if is_locked and _is_open_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+        if is_locked:  # the last holder has finished, or failed, and removed the file
+            continue
+        if while_waiting is None:
+            raise DataError(f"{why_not}; wait for it to finish, or choose another --out")
+        if not has_waited:
+            _log.info("%s; waiting", why_not)
+        has_waited = True
+        while_waiting()
+        time.sleep(_SECONDS_BETWEEN_POLLS)
+
+
+def _open(path: Path) -> int:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+
+def _is_open_at(descriptor: int, path: Path) -> bool:
+    """Whether the file at `path` is still the one that was opened."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,15 @@ def pack(
     task: ArrayTask | None = None,
     dali_index: bool = False,
     check_source: bool = False,
+    wait_for_lock: bool = False,
 ) -> SampleIndex | None:
     """Pack all rows of `source` into `out` and return the index; if `out` is already complete, verify it instead.
 
     With `task`, write only the shards of that task and return None; a later call without `task` merges the shards of
     all tasks. Tasks may run concurrently on several machines that share the folder.
 
-    check_source: compare the source with the files that were packed into a complete folder, even if there are many.
+    check_source: compare the source with the files that were packed into a complete folder, even if there are many;
+    wait_for_lock: if another process is packing into `out`, wait for it instead of raising DataError.
     """
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
@@ -70,7 +72,7 @@ def pack(
     if (out / "dataset.json").exists():
         _require_same_files(source, out, plan, check_source)
         return _reopen_finished(source, out, plan, task, workers, dali_index)
-    with lock_folder(out, task):
+    with lock_folder(out, task, partial(_raise_if_stopped, stop, out) if wait_for_lock else None):
         if (out / "dataset.json").exists():  # another process finished it in the meantime
             return _reopen_finished(source, out, plan, task, workers, dali_index, locked=True)
         _claim(out, plan, task)

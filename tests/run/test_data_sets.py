@@ -1,6 +1,8 @@
 """The packed splits of a recipe: packed as its keys say, and never replaced by another pack."""
 
 import io
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.errors import ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError
+from shards.folder_lock import lock_folder
 from shards.sample_index import SampleIndex
+from shards.verify import verify
 from trainer.config.schema import DataConfig
 from trainer.distributed.stop import StopRequest
 from trainer.run.data_sets import open_split
@@ -70,3 +74,42 @@ def test_a_folder_packed_otherwise_is_refused(root, tmp_path, packed, asked, fac
 def test_errors_of_packing_name_the_keys_of_the_recipe(root, tmp_path):
     with pytest.raises(ConfigError, match=r"data\.train\.subset google"):
         _open(root, tmp_path / "out", subset="google")
+
+
+def _open_in_thread(pool: ThreadPoolExecutor, root: Path, shards: Path, stop: StopRequest) -> "Future[SampleIndex]":
+    """Open the split while the caller holds the folder's lock; returns once the thread has begun to wait for it."""
+    config = DataConfig(source="image_folder", root=str(root), shards=str(shards))
+    opened = pool.submit(open_split, "data.train", config, 1, stop)
+    with pytest.raises(TimeoutError):
+        opened.result(timeout=1.0)
+    return opened
+
+
+@pytest.mark.parametrize("outcome", ["is killed", "finishes", "fails and removes the folder"])
+def test_a_run_waits_for_another_that_packs_the_same_split(root, tmp_path, caplog, outcome):
+    caplog.set_level("INFO")
+    packed = _open(root, tmp_path / "other")
+    out = tmp_path / "shards" / "out"
+    with ThreadPoolExecutor() as pool:
+        with lock_folder(out, None):
+            opened = _open_in_thread(pool, root, out, StopRequest())
+            if outcome == "finishes":
+                shutil.copytree(tmp_path / "other", out, dirs_exist_ok=True)
+                shutil.rmtree(out / ".parts")
+            elif outcome == "fails and removes the folder":
+                shutil.rmtree(out.parent)
+        index = opened.result(timeout=60)
+    assert f"another process is packing into {out}; waiting" in caplog.messages
+    assert index.checksum == packed.checksum
+    assert not (out / ".parts").exists()
+    assert not verify(out).problems
+
+
+def test_a_stopped_run_does_not_wait_for_another_that_packs_the_same_split(root, tmp_path):
+    stop = StopRequest()
+    with ThreadPoolExecutor() as pool, lock_folder(tmp_path / "out", None):
+        opened = _open_in_thread(pool, root, tmp_path / "out", stop)
+        stop.record_signal("SIGTERM")
+        with pytest.raises(CommandStopped, match="run the same command again"):
+            opened.result(timeout=60)
+    assert (tmp_path / "out" / ".parts").exists()

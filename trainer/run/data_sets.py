@@ -145,6 +145,7 @@ def _packed(
             max_rejected=max_rejected,
             stop=stop.requested,
             resize=config.resize,
+            wait_for_lock=True,
         )
     assert index is not None, "pack() returns None only for an array task"
     return index
