@@ -3,13 +3,19 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import trainer.methods.task
 from shards.errors import DataError
 from tests.support.digits_bench import Bench
+from trainer.acceleration.policy import Acceleration, choose_acceleration
+from trainer.config.schema import Recipe
+from trainer.distributed.world import World
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.batch import Batch, BatchRequest, Loader
@@ -37,6 +43,12 @@ class Unreliable:
 
     def close(self) -> None:
         self.loader.close()
+
+
+def newest_step(fold: Path) -> int:
+    newest = find_newest_checkpoint(fold / "checkpoints")
+    assert newest is not None
+    return newest[0]
 
 
 def written(run: RunDirectory) -> dict:
@@ -124,6 +136,23 @@ def test_unreadable_samples_are_set_aside_and_seen_no_more(bench: Bench):
         assert lost & first_round
     for second_round in loader.passes[4:]:
         assert not lost & second_round
+
+
+def test_a_short_round_is_accelerated_as_the_first_one_is(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """The blocks are compiled already: that few steps are left is no reason against using them."""
+    asked: list[int] = []
+
+    def spy(recipe: Recipe, steps: int, world: World, allow_accelerate: bool) -> Acceleration:
+        asked.append(steps)
+        return choose_acceleration(recipe, steps, world, allow_accelerate)
+
+    monkeypatch.setattr(trainer.methods.task, "choose_acceleration", spy)
+    recipe = bench.recipe("incv.rounds=2", "incv.epochs=3", "incv.remove_ratio=2", "batch.global=8")
+    data = bench.data(recipe)
+    run = bench.run(recipe, data)
+    steps = {fold: newest_step(run.fold(*fold)) for fold in product(range(2), range(2))}
+    assert steps[1, 0] < steps[0, 0]
+    assert asked == [steps[0, 0]] * 4
 
 
 def test_too_many_unreadable_samples_end_the_run(bench: Bench):

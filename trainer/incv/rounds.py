@@ -236,7 +236,7 @@ class Incv:
         seed = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             build_network(recipe, self._data.classes, seed, self._weights),
-            build_task_settings(recipe, config, plan, world),
+            build_task_settings(recipe, config, plan, world, steps=max(plan.total_steps, self._first_round_steps())),
             judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
         )
         data = self._watched(fold, "training", recipe.data.max_unreadable)
@@ -248,6 +248,11 @@ class Incv:
             ctx,
         )
         return task.round_network()
+
+    def _first_round_steps(self) -> int:
+        """Steps of a fold of the first round. If they are worth compiling for, shorter rounds use the same blocks."""
+        steps = count_steps(-(-len(self._data.ids) // 2), self._recipe.batch.rows)
+        return steps * fit_section(self._config, steps).epochs
 
     def _later(self, fold: "Fold", images: int) -> Later:
         """The folds and stages after this fold, of which each fold is as long. images: that the fold trains on."""

@@ -89,9 +89,13 @@ def build_task_settings(
     plan: TrainingPlan,
     world: World,
     allow_accelerate: bool = False,
+    steps: int | None = None,
 ) -> TaskSettings:
-    """Build the settings of a training job that follows `plan` in `world`, from the recipe and a section of it."""
-    acceleration = choose_acceleration(recipe, plan.total_steps, world, allow_accelerate)
+    """Build the settings of a training job that follows `plan` in `world`, from the recipe and a section of it.
+
+    steps: for which compilation must pay off; None: those of the plan.
+    """
+    acceleration = choose_acceleration(recipe, steps or plan.total_steps, world, allow_accelerate)
     return TaskSettings(
         section.optimizer,
         plan.steps_per_epoch,
