@@ -65,6 +65,7 @@ BY_NAME_ONLY = {
     "joined_heads_b128": Script("step.py", "joined_heads_b128"),
     "cifar_folds_side_by_side_8": Script("cifar.py", "cifar_folds_side_by_side_8"),
     "cifar_pairs_side_by_side_4": Script("cifar.py", "cifar_pairs_side_by_side_4"),
+    "cifar_narrow_convs_8": Script("cifar.py", "cifar_narrow_convs_8"),
     "warm_start_s": Script("warm_start.py"),
     "selection_s": Script("selection.py", "selection_s"),
     "loading_gpu": Script("loading.py", "gpu", folder="images", needs_folder=True, has_small=False),

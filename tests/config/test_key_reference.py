@@ -63,7 +63,7 @@ def test_no_key_is_left_out() -> None:
         (tuple[tuple[int, float], ...], "list of [integer, number]"),
         (tuple[tuple[float, ...], ...] | None, "list of lists of numbers, or null"),
         (dict[str, Any], "mapping"),
-        (str, "text"),
+        (str, "string"),
     ],
 )
 def test_a_type_in_words(annotation: Any, words: str) -> None:

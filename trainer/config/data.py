@@ -98,7 +98,8 @@ class LabelsConfig(Section):
     """none, or a kind of noise from trainer/run/noise_kinds.py.
 
     symmetric: to any other class; symmetric_inclusive: to any class, the true one included; asymmetric or pair_flip:
-    y -> y + 1; similar_class: between classes of CIFAR-10 that people confuse (Patrini et al., 2017); matrix.
+    y -> y + 1; similar_class: between classes of CIFAR-10 that people confuse (Patrini et al., 2017); matrix: that
+    of `labels.matrix`.
     """
     ratio: Ratio = 0.0
     """Fraction of labels flipped; with symmetric_inclusive, redrawn."""

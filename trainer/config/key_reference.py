@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 PAGE_COMMAND = "incv keys --markdown > docs/recipe.md"
-_PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", NoneType: "null", Any: "any value"}
-_PLURALS = {"text": "texts", "integer": "integers", "number": "numbers", "section": "sections"}
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "true or false", NoneType: "null", Any: "any value"}
+_PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "section": "sections"}
 _BOUNDS = {Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<")}
 _IN_WORDS = ("required", "its defaults")
 _WIDTH = 100
@@ -27,7 +27,7 @@ A recipe is a YAML file with the sections below. `incv run -c RECIPE incv.rounds
 `incv keys SECTION` prints a section of this page. `null` means that a value is not set.
 
 A key with *yes* in the column *results* changes what is computed: if you change it, the stages that read it must run
-again. The others change only where and how fast a run computes, or name a file whose checksum counts instead.
+again. The others say where and how fast a run computes, set a limit, or name a file whose checksum counts instead.
 """
 
 

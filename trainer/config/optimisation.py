@@ -8,7 +8,7 @@ from trainer.config.section import Section
 
 
 class OptimizerConfig(Section):
-    """Optimiser and learning rate of a training."""
+    """Optimiser and learning rate of a training run."""
 
     kind: Literal["adam", "adamw", "sgd"] = "adam"
     """Adam, AdamW, or SGD with momentum."""
@@ -63,12 +63,12 @@ class EvaluationConfig(Section):
     In metrics.jsonl: accuracy.train_given and accuracy.train_true. Costs a predict pass over the training set.
     """
     choose_on: str | None = None
-    """Name of an evaluation set: of each training, use the epoch with the highest top-1 accuracy on this set.
+    """Name of an evaluation set: in each training run, use the epoch with the highest top-1 accuracy on this set.
 
     The report marks the set as used for choosing. null: use the last epoch.
     """
     patience: Annotated[int, Field(ge=0)] = 0
-    """End a training after this many evaluations without a higher accuracy on `choose_on`; 0: never."""
+    """End a training run after this many evaluations without a higher accuracy on `choose_on`; 0: never."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "EvaluationConfig":

@@ -252,7 +252,7 @@ class ExecutionConfig(Section):
     Each needs the package extra of the same name.
     """
     checkpoint_every: Positive = execution(1000)
-    """Steps between two checkpoints; never more than a fifth of the training."""
+    """Steps between two checkpoints; never more than a fifth of the training run."""
     deterministic: bool = execution(False)
     """Resume bit-identically on a GPU, at some cost in speed. A CPU always resumes bit-identically."""
     trace: bool = execution(False)

@@ -34,7 +34,10 @@ one_pass: losses of the training forward. eval_first (released code): losses of 
 
 
 class CoteachingConfig(TrainingConfig):
-    """Co-teaching on all samples; also supplies the defaults for keys that `coteaching_incv` leaves unset."""
+    """Co-teaching on all samples. `coteaching_incv` takes the keys that it leaves unset from here.
+
+    Its own keys `noise_of_selected` and `warmup_epochs` may be set here too.
+    """
 
     rank: Rank = "one_pass"
     """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
@@ -49,8 +52,8 @@ class MentorNetConfig(TrainingConfig):
     """MentorNet PD on all samples: one network, whose rows are weighted by their loss in closed form."""
 
     loss_percentile: Annotated[float, Field(gt=0, lt=1)] = 0.75
-    """Share of a step's losses below the threshold of small losses, which is a moving average over the steps. The
-    authors use 0.75, and 0.5 if 80 % of the labels are wrong."""
+    """Percentile of a step's losses, as a fraction. Its moving average over the steps is the threshold below which a
+    loss counts as small. The authors use 0.75, and 0.5 if 80 % of the labels are wrong."""
 
 
 class D2lConfig(TrainingConfig):
@@ -59,16 +62,17 @@ class D2lConfig(TrainingConfig):
     initial_epochs: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Epochs before LIDs are compared; auto: a third of all epochs (the authors' 40 of 120)."""
     window: Annotated[int, Field(ge=2)] = 5
-    """The training turns after an epoch whose LID exceeds mean + 2 standard deviations of so many LIDs before it.
+    """Number of preceding epochs with which an epoch's LID is compared.
 
-    It then returns to the weights of the epoch before, and from there on mixes its predictions into the labels.
+    The turning point is the first epoch whose LID exceeds their mean by more than 2 standard deviations. Training
+    then returns to the weights of the epoch before, and from there on mixes its predictions into the labels.
     """
     neighbours: Annotated[int, Field(ge=2)] = 20
     """Number of nearest neighbours from which a sample's LID is estimated."""
     lid_rows: Annotated[int, Field(ge=3)] = 128
-    """Samples of a batch in which neighbours are searched."""
+    """Samples per batch; the neighbours of a sample are searched within its batch."""
     lid_batches: Positive = 10
-    """Batches over whose mean the LID is measured, after every epoch."""
+    """Number of batches over which the LID is averaged after every epoch."""
 
     @model_validator(mode="after")
     def _check_neighbours(self) -> "D2lConfig":
@@ -81,15 +85,19 @@ class D2lConfig(TrainingConfig):
 
 
 class CoteachingIncvConfig(TrainingConfig):
-    """Co-teaching on S and C. Keys that are unset here default to those of the `coteaching` section."""
+    """Co-teaching on S and C. Keys that are unset here, even `epochs`, are taken from the `coteaching` section."""
 
     rank: Rank = "one_pass"
     """one_pass: rank by the losses of the training forward; eval_first: rank in eval mode first (released code)."""
     noise_of_selected: (
         Literal["formula", "formula_symmetric", "formula_asymmetric", "confident", "held_out"] | Ratio
     ) = "formula_symmetric"
-    """ε_S in n(e). formula: the paper's formula for the noise in `incv.noise_kind`; confident: Prop. 2 with the
-    estimated T; held_out: Prop. 2 with the confusion matrix of the held-out predictions; or a number."""
+    """ε_S, the share of the rows of S that is dropped once the ramp has ended.
+
+    formula: the paper's formula for the kind of noise in `incv.noise_kind`; formula_symmetric, formula_asymmetric:
+    that for this kind; confident: Prop. 2 with the estimated T; held_out: Prop. 2 with the confusion matrix of the
+    held-out predictions; or a number.
+    """
     warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
     """E0: number of epochs on S alone. from_noise: 40 % of the epochs if the noise is asymmetric or ε > 0.6, else
     20 %."""
