@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,14 @@ def is_temporary(path: Path) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of killed processes, in subfolders too. The caller must be the only writer."""
+    """Delete the temporary files of killed processes, in subfolders too. The caller must be the only writer.
+
+    A folder that was moved aside to be replaced, and was not, is put back.
+    """
+    for path in folder.rglob(".*.tmp*.old"):
+        target = path.with_name(path.name[1:].rpartition(".tmp")[0])
+        if is_temporary(path) and not target.exists():
+            os.replace(path, target)
     for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
         if path.is_dir():
             shutil.rmtree(path)
@@ -118,18 +125,25 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
+def list_missing(folder: Path) -> list[Path]:
+    """Return those of the folder and its parents that do not exist, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
 @contextmanager
-def remove_on_error(folder: Path, *errors: type[Exception]) -> Iterator[None]:
-    """If the block raises one of these errors, remove the folder and its parents, as far as they did not exist."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+def remove_on_error(folders: Sequence[Path], *errors: type[Exception]) -> Iterator[None]:
+    """If the block raises one of these errors, remove the first folder and, if they are then empty, its parents.
+
+    folders: as of `list_missing`, before they were made. The caller must be the only writer.
+    """
     try:
         yield
     except errors:
-        if folder in new:
+        for folder in folders[:1]:
             shutil.rmtree(folder, ignore_errors=True)
-            for parent in new[1:]:
-                with suppress(OSError):  # another process has begun to use it
-                    parent.rmdir()
+        for parent in folders[1:]:
+            with suppress(OSError):  # another process has begun to use it
+                parent.rmdir()
         raise
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shards.dali_index import write_dali_index
-from shards.durable import read_json, remove_leftovers, write_json
+from shards.durable import list_missing, read_json, remove_leftovers, remove_on_error, write_json
 from shards.errors import CommandStopped, ConfigError, DataError
 from shards.folder_lock import lock_folder
 from shards.image_store import DEFAULT_QUALITY
@@ -54,6 +54,7 @@ def pack(
     dali_index: bool = False,
     check_source: bool = False,
     wait_for_lock: bool = False,
+    keep_unfinished: bool = True,
 ) -> SampleIndex | None:
     """Pack all rows of `source` into `out` and return the index; if `out` is already complete, verify it instead.
 
@@ -61,7 +62,8 @@ def pack(
     all tasks. Tasks may run concurrently on several machines that share the folder.
 
     check_source: compare the source with the files that were packed into a complete folder, even if there are many;
-    wait_for_lock: if another process is packing into `out`, wait for it instead of raising DataError.
+    wait_for_lock: if another process is packing into `out`, wait for it instead of raising DataError;
+    keep_unfinished: if packing fails, keep finished shards, so that it can be resumed; False: remove `out` if new.
     """
     if workers < 1:
         raise ConfigError(f"workers ({workers}) must be 1 or more")
@@ -72,14 +74,17 @@ def pack(
     if (out / "dataset.json").exists():
         _require_same_files(source, out, plan, check_source)
         return _reopen_finished(source, out, plan, task, workers, dali_index)
+    new = [] if keep_unfinished else list_missing(out)
     with lock_folder(out, task, partial(_raise_if_stopped, stop, out) if wait_for_lock else None):
         if (out / "dataset.json").exists():  # another process finished it in the meantime
             return _reopen_finished(source, out, plan, task, workers, dali_index, locked=True)
-        _claim(out, plan, task)
-        parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
-        if task is not None:
-            return None
-        merge(source, out, plan, parts)
+        begun = _plan_path(out).exists()
+        with nullcontext() if begun else remove_on_error(new, ConfigError, DataError):
+            _claim(out, plan, task)
+            parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
+            if task is not None:
+                return None
+            merge(source, out, plan, parts)
         index = SampleIndex.load(out)
         if dali_index:
             write_dali_index(index)
@@ -157,7 +162,7 @@ def find_plan_difference(found: Dataset | Plan, plan: Plan) -> str | None:
 def can_resume(out: Path, plan: Plan) -> bool:
     """Whether `out` was partly packed with this plan."""
     try:
-        return find_plan_difference(Plan.of_json(read_json(out / ".parts" / "plan.json")), plan) is None
+        return find_plan_difference(Plan.of_json(read_json(_plan_path(out))), plan) is None
     except (DataError, TypeError, KeyError):
         return False
 
@@ -171,9 +176,13 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
         )
 
 
+def _plan_path(out: Path) -> Path:
+    return out / ".parts" / "plan.json"
+
+
 def _claim(out: Path, plan: Plan, task: ArrayTask | None) -> None:
     """Record the plan in an empty folder, or check that a partly packed folder has the same plan."""
-    path = out / ".parts" / "plan.json"
+    path = _plan_path(out)
     if path.exists():
         try:
             found = Plan.of_json(read_json(path))

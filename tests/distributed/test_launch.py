@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import ConfigError
+from tests.support import REPOSITORY
 from trainer.distributed.launch import (
     Launch,
     check_launcher_options,
@@ -66,6 +67,22 @@ def test_accelerate_that_was_asked_for_two_and_started_one() -> None:
     with pytest.raises(ConfigError, match="configured for several processes but started one") as error:
         detect_launch(told)
     assert "--multi_gpu" in str(error.value)
+
+
+ACCELERATE = """
+import os, subprocess, sys
+of_child = {**os.environ, "ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}
+code = "from trainer.distributed.launch import detect_launch; detect_launch()"
+sys.exit(subprocess.call([sys.executable, "-c", code], env=of_child))
+"""
+
+
+@pytest.mark.parametrize(("variable", "refused"), [("MASTER_ADDR", False), ("OTHER_MASTER_ADDR", True)])
+def test_an_address_from_the_shell_is_not_one_from_accelerate(variable: str, refused: bool) -> None:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), variable: "127.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", ACCELERATE], env=environment, capture_output=True, text=True)
+    assert (done.returncode != 0) == refused
+    assert ("configured for several processes but started one" in done.stderr) == refused
 
 
 def test_srun() -> None:

@@ -107,6 +107,18 @@ def test_errors_that_say_that_a_rank_is_gone(error: Exception) -> None:
     assert is_peer_failure(error)
 
 
-@pytest.mark.parametrize("error", [DataError("no samples"), RuntimeError("shape mismatch"), ValueError("timeout")])
+class CompilerError(RuntimeError):
+    """As torch's BackendCompilerFailed."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataError("no samples"),
+        RuntimeError("shape mismatch"),
+        ValueError("timeout"),
+        CompilerError("tl.store(out_ptr0 + x0, tmp3): unsupported"),
+    ],
+)
 def test_errors_of_our_own(error: Exception) -> None:
     assert not is_peer_failure(error)

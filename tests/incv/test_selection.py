@@ -271,6 +271,20 @@ def test_held_out_samples_are_predicted_but_neither_selected_nor_removed_nor_cou
     assert after.loss[5] == 99.0
 
 
+@pytest.mark.parametrize("status", [UNREADABLE, NON_FINITE])
+def test_a_held_out_sample_that_is_unusable_in_one_round_is_held_out_again_in_the_next(status):
+    index = SelectionIndex.of_candidates(5, np.arange(4), held_out=np.array([4]))
+    folds = [
+        rows([0, 1, 4], [True, False, False], [0.1, 1.0, 1.0], fold=0, status=[OK, OK, status]),
+        rows([2, 3], [True, False], [0.1, 2.0], fold=1),
+    ]
+    first = apply_round(index, merge_predictions(folds, np.arange(5)), 0, 0.0)
+    assert first.state[4] == {UNREADABLE: State.UNREADABLE, NON_FINITE: State.NON_FINITE}[status]
+    folds = [rows([1, 4], [True, True], [0.1, 0.2], fold=0), rows([3], [False], [2.0], fold=1)]
+    second = apply_round(first, merge_predictions(folds, np.array([1, 3, 4])), 1, 0.0)
+    assert second.state.tolist() == [State.SELECTED, State.SELECTED, State.SELECTED, State.CANDIDATE, State.HELD_OUT]
+
+
 def test_an_index_begins_with_candidates_alone():
     index = SelectionIndex.of_candidates(5, np.array([1, 3]))
     assert index.ids(State.CANDIDATE).tolist() == [1, 3]

@@ -73,8 +73,10 @@ def test_a_scale_that_is_too_large_is_halved_and_the_step_left_out() -> None:
     assert_same_network(task.module, before, atol=0)
 
 
-def test_without_a_scale_left_to_lower_it_is_a_divergence() -> None:
-    task = overflowing(1.0)
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_a_loss_that_is_not_finite_is_a_divergence_at_any_scale(scale: float) -> None:
+    """The loss itself is not scaled: a lower scale would not help."""
+    task = overflowing(scale)
     batch = batch_of(8)
     batch.images[:] = torch.inf
     for step in range(9):

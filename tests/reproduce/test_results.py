@@ -11,6 +11,7 @@ from tests.support import REPOSITORY
 from trainer.reproduce.experiments import EXPERIMENTS
 from trainer.reproduce.outcome import Outcome, build_files, build_part, collect_outcome
 from trainer.reproduce.page import begin_marker, end_marker, fill_page
+from trainer.reproduce.recording import is_recorded, write_record
 from trainer.reproduce.records import RunRecord, read_records
 
 RESULTS = REPOSITORY / "results"
@@ -120,6 +121,15 @@ def test_changed_keys_data_or_numerics_make_a_real_record_stale(standard: dict[s
         matching = collect_outcome(table1, change(standard, **fields), (0,)).matching
         assert len(matching.recorded) == (not what)
         assert [each.reasons[0].split(" (")[0] for each in matching.stale] == ([what] if what else [])
+
+
+def test_a_stale_record_does_not_keep_a_new_one_from_being_written(standard: dict[str, Any], tmp_path: Path) -> None:
+    write_record(tmp_path, standard, "one")
+    again = standard | {"numerics": {"standard": standard["numerics"]["standard"] + 1}}
+    assert is_recorded(tmp_path, standard, "one")
+    assert not is_recorded(tmp_path, again, "one")
+    assert write_record(tmp_path, again, "one", replace=True) != tmp_path / "one.json"
+    assert sorted(record.numerics["standard"] for record in read_records(tmp_path).values()) == [1, 2]
 
 
 def test_keys_follow_from_the_command_of_an_older_record(standard: dict[str, Any]) -> None:

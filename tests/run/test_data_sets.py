@@ -105,6 +105,27 @@ def test_a_run_waits_for_another_that_packs_the_same_split(root, tmp_path, caplo
     assert not verify(out).problems
 
 
+def test_a_run_that_is_refused_after_waiting_leaves_the_folder_as_it_is(root, tmp_path):
+    other = _open(root, tmp_path / "other", resize=10)
+    out = tmp_path / "out"
+    with ThreadPoolExecutor() as pool:
+        with lock_folder(out, None):
+            opened = _open_in_thread(pool, root, out, StopRequest())
+            shutil.copytree(tmp_path / "other", out, dirs_exist_ok=True)
+            shutil.rmtree(out / ".parts")
+        with pytest.raises(DataError, match="resize 10"):
+            opened.result(timeout=60)
+    assert _open(root, out, resize=10).checksum == other.checksum
+
+
+def test_a_run_that_fails_removes_what_it_has_packed(root, tmp_path):
+    for image in shutil.copytree(root, tmp_path / "root").rglob("*.jpg"):
+        image.write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"data\.max_rejected"):
+        _open(tmp_path / "root", tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_stopped_run_does_not_wait_for_another_that_packs_the_same_split(root, tmp_path):
     stop = StopRequest()
     with ThreadPoolExecutor() as pool, lock_folder(tmp_path / "out", None):

@@ -73,6 +73,15 @@ def held_out(run: Path) -> np.ndarray:
     return SelectionIndex.read(run / "selection.parquet").ids(State.HELD_OUT)
 
 
+def test_a_fraction_that_holds_out_no_sample_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+    keys = ("data.eval_fraction=0.001", "evaluation.every=1", "evaluation.choose_on=held_out")
+    assert exit_code(["run", "-c", str(RECIPES / "tiny.yaml"), "--run-dir", "none", *KEYS[1:], *keys]) == 3
+    assert "data.eval_fraction = 0.001 holds out no sample" in capsys.readouterr().err
+
+
 def test_no_network_trains_on_held_out_samples(run: Path, held_out: np.ndarray) -> None:
     assert len(held_out) == 60
     lines = [json.loads(line) for line in (run / "logs/trace-rank0.jsonl").read_text().splitlines()]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.durable import remove_on_error, write_bytes
+from shards.durable import list_missing, remove_on_error, write_bytes
 from shards.errors import ConfigError, DataError
 
 
@@ -14,7 +14,7 @@ def fill(folder: Path, error: type[Exception]) -> None:
 
 
 def _fill_and_raise(folder: Path, error: type[Exception]) -> None:
-    with remove_on_error(folder, DataError):
+    with remove_on_error(list_missing(folder), DataError):
         (folder / "inner").mkdir(parents=True)
         (folder / "inner" / "file").touch()
         raise error("refused")
@@ -37,7 +37,7 @@ def test_folders_that_existed_stay(tmp_path: Path) -> None:
 def test_other_errors_and_success_remove_nothing(tmp_path: Path) -> None:
     fill(tmp_path / "a", ConfigError)
     assert (tmp_path / "a" / "inner" / "file").is_file()
-    with remove_on_error(tmp_path / "b", DataError):
+    with remove_on_error(list_missing(tmp_path / "b"), DataError):
         (tmp_path / "b").mkdir()
     assert (tmp_path / "b").is_dir()
 

@@ -1,5 +1,6 @@
 """Checkpoints: bit-exact, complete or absent; loads the newest readable one, keeps two, snapshots at the call."""
 
+import errno
 import os
 import threading
 import time
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from shards.durable import remove_leftovers
 from shards.errors import DataError
 from trainer.distributed.flat_tensors import flatten_bytes, unflatten_bytes
 from trainer.distributed.world import SINGLE_PROCESS, World
@@ -162,6 +164,32 @@ def test_a_step_saved_again_is_replaced(checkpointer, tmp_path):
     checkpointer.save(5, state_of(1), wait=True)
     checkpointer.save(5, state_of(2), wait=True)
     assert find_newest_checkpoint(tmp_path / "checkpoints")[1].values == {"number": 2}
+
+
+def test_a_kill_between_moving_a_checkpoint_aside_and_replacing_it_loses_none(checkpointer, tmp_path):
+    checkpointer.save(5, state_of(1), wait=True)
+    folder = tmp_path / "checkpoints"
+    (folder / "step-0000000005").rename(folder / ".step-0000000005.tmp123.old")
+    (folder / ".step-0000000005.tmp123").mkdir()
+    remove_leftovers(tmp_path)
+    assert find_newest_checkpoint(folder)[1].values == {"number": 1}
+    assert names(tmp_path) == ["latest", "step-0000000005"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_training(checkpointer, tmp_path, monkeypatch):
+    checkpointer.save(1, state_of(1), wait=True)
+    held, remove = tmp_path / "checkpoints" / "step-0000000001", os.rmdir
+
+    def refuse_one(path, **options):
+        if held.name in str(path):
+            raise OSError(errno.EBUSY, "a file in it is open elsewhere", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", refuse_one)
+    for number in (2, 3, 4):
+        checkpointer.save(number, state_of(number), wait=True)
+    assert held.exists()
+    assert find_newest_checkpoint(tmp_path / "checkpoints")[0] == 4
 
 
 def test_a_torn_write_is_no_checkpoint(checkpointer, tmp_path):

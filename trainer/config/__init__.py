@@ -1,3 +1,3 @@
 """Recipes: the typed schema of the base sections, the YAML reader with overrides and error messages, and the variants
-of a sweep. This is the lowest layer of `trainer`; its only import from this project is shards.errors.
+of a sweep. This is the lowest layer of `trainer`; from this project it imports only `shards`.
 """

@@ -91,7 +91,7 @@ def _expand_counts(counts: str) -> list[int]:
 def _parent_has_variable(name: str) -> bool:
     """Whether the parent process already had the variable in its own environment."""
     try:
-        return f"{name}=".encode() in b"\0" + Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        return f"\0{name}=".encode() in b"\0" + Path(f"/proc/{os.getppid()}/environ").read_bytes()
     except OSError:
         return False
 

@@ -152,11 +152,15 @@ def _create_fold_group(world: World, store: Any, timeout: timedelta) -> World | 
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether the error indicates that another rank has stopped responding."""
+    """Whether the error indicates that another rank has stopped responding.
+
+    Subclasses of RuntimeError other than those of torch.distributed have other causes: a compiler's, for example,
+    quotes code that may contain any of the words.
+    """
     words = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "store")
     known = (dist.DistError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
     return isinstance(error, known) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+        type(error) is RuntimeError and any(word in str(error).lower() for word in words)
     )
 
 

@@ -60,6 +60,8 @@ def apply_round(
         state[half.selected] = State.SELECTED
         state[half.removed] = State.REMOVED
     state[ids[known]] = State.SELECTED
+    # A held-out sample is predicted in every round: the last prediction decides whether it is usable.
+    state[ids[np.isin(before.state[ids], (State.UNREADABLE, State.NON_FINITE))]] = State.HELD_OUT
     state[ids[predictions.status == Status.UNREADABLE]] = State.UNREADABLE
     state[ids[predictions.status == Status.NON_FINITE]] = State.NON_FINITE
     return SelectionIndex(state, rounds, **measured)

@@ -93,7 +93,7 @@ def build_task_settings(
 ) -> TaskSettings:
     """Build the settings of a training job that follows `plan` in `world`, from the recipe and a section of it.
 
-    steps: for which compilation must pay off; None: those of the plan.
+    steps: for which compilation and CUDA graphs must pay off; None: those of the plan.
     """
     acceleration = choose_acceleration(recipe, steps or plan.total_steps, world, allow_accelerate)
     return TaskSettings(
@@ -258,14 +258,18 @@ class BaseTask(ABC):
             self._scaler.unscale_(self._engine.optimizer)
         if self._schedule.clip is not None:
             self._engine.clip(self._schedule.clip, list_networks(self.module))
-        finite = self._engine.gradients_finite() & torch.isfinite(loss.detach())
+        has_loss = torch.isfinite(loss.detach())
+        finite = self._engine.gradients_finite() & has_loss
         real = counted & self._for_real
         ok = finite & real
         self._engine.step(ok)
         self._memory.restore_unless(ok)
         if self._average is not None:
             self._average.update(ok)
-        self._guard.note(finite, real, self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE)
+        searching: torch.Tensor | None = None
+        if self._scaler.is_enabled() and self._scaler.get_scale() > _SMALLEST_SCALE:
+            searching = has_loss  # a lower scale may make the gradients finite, but not the loss
+        self._guard.note(finite, real, searching)
         if self._scaler.is_enabled():
             self._scaler.update()
         return ok

@@ -21,7 +21,7 @@ _LOCK_LEASE = 120.0  # seconds that a file server may hold the lock of a dead no
 
 
 class RunDirectory:
-    """The layout of a run directory, documented in docs/contracts.md."""
+    """The layout of a run directory, documented in docs/files.md."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

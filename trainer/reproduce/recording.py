@@ -80,13 +80,19 @@ def write_record(folder: Path, record: dict[str, Any], name: str | None = None, 
     """
     name = name or f"{record['recipe']}-{record['method']}-seed{record['seed']}"
     path = folder / f"{name}.json"
-    if path.exists() and not _is_same(read_record(path), record):
+    if path.exists() and not is_recorded(folder, record, name):
         path = folder / f"{name}-{hash_keys({'keys': record['keys'], 'numerics': record['numerics']})[:8]}.json"
     if path.exists() and not replace and read_record(path).accuracy != parse_record(record, path).accuracy:
         raise ConfigError(f"{path} records this run with other numbers: remove it, or add --replace")
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(path, format_record(record).encode())
     return path
+
+
+def is_recorded(folder: Path, record: dict[str, Any], name: str) -> bool:
+    """Whether NAME.json records the same run, that is, one with the same result keys and numerics versions."""
+    path = folder / f"{name}.json"
+    return path.exists() and _is_same(read_record(path), record)
 
 
 def format_record(record: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import RECIPES
 from trainer.config.sweep import Variant
 from trainer.reproduce.planning import PlannedRun
-from trainer.reproduce.recording import build_records, write_record
+from trainer.reproduce.recording import build_records, is_recorded, write_record
 from trainer.run.data_sets import is_packed, source_of
 from trainer.run.default_directory import default_directory
 from trainer.run.recipe import load_recipe
@@ -45,7 +45,7 @@ def run_planned(
         for content in build_records(variant.root, run.command):
             is_part = content["method"] != run.stage
             name = replace(run, row=content["method"]).slug if is_part else run.slug
-            if not (is_part and (records / f"{name}.json").exists()):  # it may be the better one
+            if not (is_part and is_recorded(records, content, name)):  # by a run of its own, say
                 _log.info("recorded: %s", write_record(records, content, name, replace=True))
 
     codes = run_sweep(variants, (), None, at_once, on_finish=record)

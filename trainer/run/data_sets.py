@@ -3,12 +3,11 @@
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
-from shards.durable import remove_on_error
-from shards.errors import ConfigError, DataError, InputError, list_some
+from shards.errors import ConfigError, DataError, list_some
 from shards.image_store import DEFAULT_QUALITY
 from shards.pack import SAMPLES_PER_SHARD, can_resume, find_plan_difference, pack
 from shards.plan import Plan, make_plan
@@ -137,7 +136,7 @@ def _packed(
 ) -> SampleIndex:
     source = source_of(key, config)
     is_small = len(source) < _WORTH_PROCESSES  # of a large set, finished shards are kept, so that packing can resume
-    with _words_of_a_recipe(key), remove_on_error(folder, InputError) if is_small else nullcontext():
+    with _words_of_a_recipe(key):
         index = pack(
             source,
             folder,
@@ -146,6 +145,7 @@ def _packed(
             stop=stop.requested,
             resize=config.resize,
             wait_for_lock=True,
+            keep_unfinished=not is_small,
         )
     assert index is not None, "pack() returns None only for an array task"
     return index
@@ -194,11 +194,12 @@ def _words_of_a_recipe(key: str) -> Iterator[None]:
     flags |= {"--out": f"{key}.shards", "--max-rejected": "data.max_rejected"}
     try:
         yield
-    except InputError as error:
+    except (ConfigError, DataError) as error:
         message = str(error)
         for flag, name in flags.items():
             message = message.replace(flag, name)
-        raise type(error)(message) from error
+        error.args = (message,)
+        raise
 
 
 def open_splits(

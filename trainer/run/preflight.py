@@ -156,6 +156,11 @@ def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
     kept = given != EXCLUDED
     # Split by the labels before corrections, so that correcting labels does not move samples between the two parts.
     held_out = np.isin(ids, split_held_out(recipe.seed, ids, before, recipe.data.eval_fraction)) & kept
+    if recipe.data.eval_fraction and not held_out.any():
+        raise DataError(
+            f"data.eval_fraction = {recipe.data.eval_fraction:g} holds out no sample: every class has too few. Raise "
+            "it, or set it to 0"
+        )
     trained = kept & ~held_out
     if trained.sum() < recipe.batch.rows:
         reasons = {"are excluded by labels.corrections": ~kept, "are held out by data.eval_fraction": held_out}

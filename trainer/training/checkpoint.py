@@ -73,7 +73,7 @@ class Checkpointer:
 
     def _prune(self) -> None:
         for old in _step_folders(self._folder)[:-_KEPT]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # on NFS, a file that is open elsewhere; tried again next time
         remove_leftovers(self._folder)
 
 

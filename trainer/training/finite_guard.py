@@ -23,15 +23,19 @@ class FiniteGuard:
         """Total skipped steps, current streak of skipped steps, longest streak."""
         self._copied: HostCopy | None = None
 
-    def note(self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: bool = False) -> None:
+    def note(
+        self, finite: torch.Tensor, counted: torch.Tensor | bool = True, searching: torch.Tensor | None = None
+    ) -> None:
         """Record one step.
 
         finite: bool [], whether its loss and gradients are finite. counted: False for a warm-up step or one without
-        rows. searching: fp16 is still lowering its loss scale, so a non-finite step does not mean divergence.
+        rows. searching: bool [], whether fp16 is still lowering its loss scale, so that a non-finite gradient
+        does not mean divergence.
         """
         skipped, in_a_row, most = self._counts.unbind()
         bad = (~finite & counted).long()
-        now = torch.where(finite & counted, 0, in_a_row + (0 if searching else bad))
+        diverged = bad if searching is None else torch.where(searching, 0, bad)
+        now = torch.where(finite & counted, 0, in_a_row + diverged)
         self._counts.copy_(torch.stack([skipped + bad, now, torch.maximum(most, now)]))
 
     def require_finite(self, wait: bool = True) -> None:
