@@ -124,9 +124,9 @@ def test_changed_keys_data_or_numerics_make_a_real_record_stale(standard: dict[s
 
 
 def test_a_stale_record_does_not_keep_a_new_one_from_being_written(standard: dict[str, Any], tmp_path: Path) -> None:
-    write_record(tmp_path, standard, "one")
-    again = standard | {"numerics": {"standard": standard["numerics"]["standard"] + 1}}
-    assert is_recorded(tmp_path, standard, "one")
+    before, again = (standard | {"numerics": {"standard": version}} for version in (1, 2))
+    write_record(tmp_path, before, "one")
+    assert is_recorded(tmp_path, before, "one")
     assert not is_recorded(tmp_path, again, "one")
     assert write_record(tmp_path, again, "one", replace=True) != tmp_path / "one.json"
     assert sorted(record.numerics["standard"] for record in read_records(tmp_path).values()) == [1, 2]
