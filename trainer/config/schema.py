@@ -14,6 +14,7 @@ from trainer.config.data import DataSections as DataSections
 from trainer.config.data import LabelsConfig as LabelsConfig
 from trainer.config.optimisation import EmaConfig as EmaConfig
 from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
+from trainer.config.optimisation import GceConfig as GceConfig
 from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
 from trainer.config.section import PathText as PathText
 from trainer.config.section import Positive as Positive
@@ -188,7 +189,14 @@ class TrainingConfig(Section):
         return self
 
 
-class IncvConfig(TrainingConfig):
+class LabelTrainingConfig(TrainingConfig):
+    """A training on the given labels, with a choice of the loss."""
+
+    gce: GceConfig | None = None
+    """Learn with the generalised cross-entropy, which is robust to wrong labels; null: with the cross-entropy."""
+
+
+class IncvConfig(LabelTrainingConfig):
     """INCV, the paper's Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
 
     rounds: Positive = 4

@@ -1,4 +1,4 @@
-"""Cross-entropy of each row, in fp32 at any precision."""
+"""Cross-entropy and generalised cross-entropy of each row, in fp32 at any precision."""
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,25 @@ def target_losses(logits: torch.Tensor, targets: torch.Tensor, smoothing: float 
     targets: labels, int64 [rows], or probabilities, float [rows, classes]; smoothing: the share of each target that
     is spread evenly over the classes.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = _at_least_fp32(logits)
     targets = targets.to(logits.dtype) if targets.is_floating_point() else targets
     return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+
+
+def generalised_losses(logits: torch.Tensor, targets: torch.Tensor, q: float, smoothing: float = 0.0) -> torch.Tensor:
+    """Return the generalised cross-entropy (1 - p^q) / q of each row (Zhang and Sabuncu 2018): [rows], in fp32.
+
+    p: the probability of the label. As q tends to 0, this is the cross-entropy -log p; with q = 1 it is 1 - p. Its
+    gradient is p^q times that of the cross-entropy, so that labels that the network finds unlikely count little.
+    targets, smoothing: as of `target_losses`.
+    """
+    of_classes = -torch.expm1(q * F.log_softmax(_at_least_fp32(logits), dim=1)) / q
+    if targets.is_floating_point():
+        losses = (targets.to(of_classes.dtype) * of_classes).sum(dim=1)
+    else:
+        losses = of_classes.gather(1, targets[:, None])[:, 0]
+    return losses if smoothing == 0.0 else (1 - smoothing) * losses + smoothing * of_classes.mean(dim=1)
+
+
+def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

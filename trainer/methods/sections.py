@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.schema import Positive, Ratio, TrainingConfig
+from trainer.config.schema import LabelTrainingConfig, Positive, Ratio, TrainingConfig
 
 
-class StandardConfig(TrainingConfig):
-    """Cross-entropy on all labels."""
+class StandardConfig(LabelTrainingConfig):
+    """Standard training on all labels, with the cross-entropy unless `gce` is set."""
 
 
 class ForwardCorrectionConfig(TrainingConfig):

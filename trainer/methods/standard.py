@@ -1,9 +1,9 @@
-"""Cross-entropy on the given labels: the baseline method, also used to train INCV's folds."""
+"""Training on the given labels: the baseline method, also used to train INCV's folds."""
 
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.methods.losses import target_losses
+from trainer.methods.losses import generalised_losses, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
 from trainer.methods.targets import agreement, build_targets
@@ -18,6 +18,8 @@ class StandardTask(BaseTask):
 
         targets: as `build_targets` returns them; inputs: of the whole step.
         """
+        if self.gce_q is not None:
+            return generalised_losses(logits, targets, self.gce_q, self.smoothing)
         return target_losses(logits, targets, self.smoothing)
 
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:

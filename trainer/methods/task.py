@@ -22,7 +22,7 @@ from trainer.acceleration.cuda_graphs import (
 )
 from trainer.acceleration.policy import choose_acceleration
 from trainer.acceleration.streams import CaptureError, ExclusiveStream
-from trainer.config.schema import OptimizerConfig, Precision, Recipe, TrainingConfig
+from trainer.config.schema import LabelTrainingConfig, OptimizerConfig, Precision, Recipe, TrainingConfig
 from trainer.distributed.flat_tensors import flatten_bytes
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
@@ -79,6 +79,8 @@ class TaskSettings:
     """Steps of the whole training job, for schedules that depend on its length."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes; the loss of a step applies it."""
+    gce_q: float | None = None
+    """q of the generalised cross-entropy; None: cross-entropy."""
     ema_decay: float | None = None
     """Decay of the moving average of the weights; None: no average."""
 
@@ -110,6 +112,7 @@ def build_task_settings(
         compile=acceleration.compile,
         total_steps=plan.total_steps,
         label_smoothing=section.label_smoothing,
+        gce_q=section.gce.q if isinstance(section, LabelTrainingConfig) and section.gce is not None else None,
         ema_decay=section.ema.decay if section.ema is not None else None,
     )
 
@@ -132,7 +135,7 @@ class BaseTask(ABC):
         if isinstance(self.module, TwinModel) and setting.graphs:
             self._side_stream = ExclusiveStream(self.device)
             self.module.side_stream = self._side_stream.stream
-        self._micro, self.smoothing = setting.micro, setting.label_smoothing
+        self._micro, self.smoothing, self.gce_q = setting.micro, setting.label_smoothing, setting.gce_q
         self._schedule = setting.optimizer
         self._steps_per_epoch, self._total_steps = setting.steps_per_epoch, setting.total_steps
         optimizer = make_optimizer(
