@@ -131,5 +131,6 @@ def _require_distinct(source: Source, hashes: np.ndarray) -> None:
         first = rows.setdefault(key, row)
         if first != row:
             raise DataError(
-                f"two images of {source.name} have the key {key}: {source.origin(first)} and {source.origin(row)}"
+                f"two images of {source.name} have the key {key}: {source.origin(first)} and {source.origin(row)}. "
+                "Rename or remove one of them"
             )

@@ -116,7 +116,10 @@ class Dataset:
         content = read_json(path)
         try:
             if content["format"] != FORMAT:
-                raise DataError(f"{path} has format {content['format']}; this version reads only format {FORMAT}")
+                raise DataError(
+                    f"{path} has format {content['format']}; this version reads only format {FORMAT}. "
+                    f"{suggest_packing(folder)}"
+                )
             shards = tuple(ShardFile(**shard) for shard in content["shards"])
             if any(shard.file != shard_name(number) for number, shard in enumerate(shards)):
                 raise DataError(f"{path} has shard names that incv does not write. {suggest_packing(folder)}")

@@ -113,7 +113,7 @@ class WebDataset:
                     self.ignored.append(IgnoredFile(f"{name}: {key}", "a label without an image"))
                     continue
                 image = sample.images[0]
-                text = self._read_label(file, tar, key, sample)
+                text = self._read_label(file, tar, sample)
                 if not text and not partial:
                     names = " or ".join(self._json_keys)
                     raise DataError(
@@ -151,7 +151,7 @@ class WebDataset:
                 self.ignored.append(IgnoredFile(f"{name}: {member.name}", "neither an image nor a label"))
         return samples
 
-    def _read_label(self, file: IO[bytes], tar: Path, key: str, sample: _Sample) -> str:
+    def _read_label(self, file: IO[bytes], tar: Path, sample: _Sample) -> str:
         """Return the label as text: of the .cls member, or of the .json member; "" if there is none."""
         if sample.cls is not None:
             return _read_text(file, tar, sample.cls).strip()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from trainer.acceleration.compile_cache import default_directory, use_compile_cache
+from trainer.acceleration.compile_cache import cache_directory, use_compile_cache
 
 PROGRAM = REPOSITORY / "tests" / "support" / "compiled_program.py"
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -61,9 +61,9 @@ def test_variables_of_torch_and_triton_take_precedence(tmp_path: Path, environ: 
 
 def test_the_default_is_in_the_users_cache(tmp_path: Path, environ: pytest.MonkeyPatch) -> None:
     environ.setenv("HOME", str(tmp_path))
-    assert default_directory() == tmp_path / ".cache/incv/compiled"
+    assert cache_directory() == tmp_path / ".cache/incv/compiled"
     environ.setenv("XDG_CACHE_HOME", "/xdg")
-    assert default_directory() == Path("/xdg/incv/compiled")
+    assert cache_directory() == Path("/xdg/incv/compiled")
 
 
 def test_a_user_without_a_home_has_none(environ: pytest.MonkeyPatch) -> None:
@@ -71,27 +71,27 @@ def test_a_user_without_a_home_has_none(environ: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no home")
 
     environ.setattr(Path, "home", classmethod(fail))
-    assert default_directory() is None
+    assert cache_directory() is None
     use_compile_cache()
     assert not any(name in os.environ for name in VARIABLES)
 
 
 def test_a_directory_that_others_may_write_is_refused(
-    tmp_path: Path, environ: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, environ: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o770)
     environ.setenv("INCV_COMPILE_CACHE", str(shared))
     use_compile_cache()
-    assert f"{shared} is not used" in capsys.readouterr().err
+    assert f"{shared} is not used" in caplog.text
     assert not any(name in os.environ for name in VARIABLES)
 
 
 def test_a_directory_that_cannot_be_made_costs_no_run(
-    tmp_path: Path, environ: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, environ: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
     environ.setenv("INCV_COMPILE_CACHE", str(tmp_path / "file" / "cache"))
     use_compile_cache()
-    assert "cannot be used" in capsys.readouterr().err
+    assert "cannot be used" in caplog.text

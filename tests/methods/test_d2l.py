@@ -13,7 +13,7 @@ from tests.support import RECIPES
 from tests.support.toy_networks import RATE, assert_same_network, batch_of, linear, normed, setting, step_at
 from trainer.config.schema import EvaluationConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
-from trainer.methods.d2l import D2lTask, Pace, TurningRule, initial_epochs
+from trainer.methods.d2l import D2lTask, LidHistory, TurningRule, initial_epochs
 from trainer.methods.dimensionality import label_share
 from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
 from trainer.methods.method import ExpectedSizes
@@ -30,7 +30,7 @@ HALF = Accuracy.of_hits([1], 2)
 
 
 def paced(lids, rule=RULE):
-    pace, paces = Pace(), []
+    pace, paces = LidHistory(), []
     for lid in lids:
         pace = pace.after(lid, rule)
         paces.append(pace)

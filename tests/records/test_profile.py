@@ -349,10 +349,10 @@ def test_a_damaged_file_costs_a_profile_and_no_run(content, tmp_path):
     assert json.loads((tmp_path / FILE).read_text())[-1]["steps"] == PLAN.total_steps
 
 
-def test_a_profile_that_cannot_be_written_costs_no_run(tmp_path, capsys):
+def test_a_profile_that_cannot_be_written_costs_no_run(tmp_path, caplog):
     (tmp_path / "methods" / "standard" / FILE).mkdir(parents=True)
     train(*Loop(tmp_path).arguments())
-    assert "warning: the profile of standard was not written" in capsys.readouterr().err
+    assert "the profile of standard was not written" in caplog.text
 
 
 def test_entries_are_gathered_in_the_order_of_the_run(tmp_path):

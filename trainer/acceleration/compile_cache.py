@@ -1,12 +1,14 @@
 """Set the directory where torch and Triton cache compiled code, so that later runs and other nodes can reuse it."""
 
+import logging
 import os
 import stat
-import sys
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
 
-def default_directory() -> Path | None:
+
+def cache_directory() -> Path | None:
     """Return $INCV_COMPILE_CACHE, or ~/.cache/incv/compiled by default; None if the user has no home directory.
 
     Cached code is executed, so its location is neither a recipe key nor the run directory: both may be untrusted.
@@ -20,27 +22,27 @@ def default_directory() -> Path | None:
 
 
 def use_compile_cache() -> None:
-    """Point torch's and Triton's caches at `default_directory`; call this before the first compilation.
+    """Point torch's and Triton's caches at `cache_directory`; call this before the first compilation.
 
     A copy of the directory works at any path, because torch keeps the Triton kernels inside its own cache entries.
     TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR take precedence. An unusable directory leaves torch's default.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imported here: it takes a second
 
-    directory = default_directory()
+    directory = cache_directory()
     if directory is None:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_private(directory):
-            print(
-                f"warning: the compile cache {directory} is not used: other users can write to it, and cached code "
-                "is executed. Run `chmod 700` on it, or set INCV_COMPILE_CACHE to a directory that you own",
-                file=sys.stderr,
+            _log.warning(
+                "the compile cache %s is not used: other users can write to it, and cached code is executed. Run "
+                "`chmod 700` on it, or set INCV_COMPILE_CACHE to a directory that you own",
+                directory,
             )
             return
     except OSError as error:
-        print(f"warning: the compile cache {directory} cannot be used ({error})", file=sys.stderr)
+        _log.warning("the compile cache %s cannot be used (%s)", directory, error)
         return
     # `import torch._dynamo` sets the variable to torch's default if the user has not set it.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, os.path.abspath(default_cache_dir())):

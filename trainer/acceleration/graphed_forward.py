@@ -1,6 +1,6 @@
 """Replay the forward of a predict pass from a CUDA graph: one launch instead of hundreds."""
 
-import sys
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from trainer.acceleration.streams import CaptureError, ExclusiveStream, capture_graph
+
+_log = logging.getLogger(__name__)
 
 _WARMUP_BATCHES = 2
 """Eager batches before the capture, in which cuDNN autotunes and allocates its workspaces."""
@@ -84,10 +86,7 @@ class GraphedForward:
                 logits = self._forward(static)
                 memory = torch.cuda.memory_reserved(images.device) - before
         except CaptureError as error:
-            print(
-                f"warning: the forward cannot be captured in a CUDA graph and runs eagerly ({error})",
-                file=sys.stderr,
-            )
+            _log.warning("the forward cannot be captured in a CUDA graph and runs eagerly (%s)", error)
             return None
         captured = _CapturedForward(graph, static, logits)
         left, _ = torch.cuda.mem_get_info(images.device)

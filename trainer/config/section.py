@@ -12,9 +12,9 @@ PathText = Annotated[str, AfterValidator(os.path.expanduser)]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
-def execution(default: Any, **limits: Any) -> Any:
+def execution(default: Any) -> Any:
     """Declare a key that does not change results: it is not hashed and may differ between two starts of a run."""
-    return Field(default, json_schema_extra={"execution": True}, **limits)
+    return Field(default, json_schema_extra={"execution": True})
 
 
 class Section(BaseModel):

@@ -117,7 +117,10 @@ def _read_int(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except (KeyError, ValueError):
-        raise ConfigError(f"the launcher's variable {name} is {environ.get(name)!r}, not a number") from None
+        raise ConfigError(
+            f"the launcher's variable {name} is {environ.get(name)!r}, not a number: unset it, or start "
+            "the run with a launcher that sets it"
+        ) from None
 
 
 def check_world_size(launch: Launch, expected: int | None) -> None:
@@ -153,7 +156,10 @@ def get_launch_time(environ: Mapping[str, str] = os.environ) -> float:
         try:
             return float(environ["INCV_LAUNCHED"])
         except ValueError:
-            raise ConfigError(f"INCV_LAUNCHED is {environ['INCV_LAUNCHED']!r}, not a Unix time") from None
+            raise ConfigError(
+                f"INCV_LAUNCHED is {environ['INCV_LAUNCHED']!r}, not a Unix time: unset it, or set it "
+                "to `$(date +%s)`"
+            ) from None
     process = os.getppid() if detect_launch(environ).stop_exits_zero else os.getpid()
     return _process_start_time(process)
 

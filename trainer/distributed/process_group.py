@@ -96,7 +96,8 @@ def _join_ranks(world: World, launch: Launch, execution: ExecutionConfig, stop: 
     except (RuntimeError, ValueError) as error:
         raise WorldError(
             f"rank {launch.rank} of {launch.size} could not join the others at "
-            f"{launch.master_address}:{launch.master_port}: {error}"
+            f"{launch.master_address}:{launch.master_port}: {error}. Check that every rank was started, and that all "
+            "nodes can reach this address and port"
         ) from error
     if backend != "gloo":
         _require_distinct_gpus(locations)

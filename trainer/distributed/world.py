@@ -148,7 +148,10 @@ class World:
         """Raise WorldError on all ranks unless they hold the same value. what: name of the value in the message."""
         every = self.all_gather_strings(value)
         if len(set(every)) > 1:
-            raise WorldError(f"{what} differs between ranks: {', '.join(f'{i}: {v}' for i, v in enumerate(every))}")
+            raise WorldError(
+                f"{what} differs between ranks: {', '.join(f'{i}: {v}' for i, v in enumerate(every))}. Check that "
+                "all nodes have the same versions and see the same files, then run the same command again"
+            )
 
     def stop_consensus(self, stop_reason: Callable[[], object]) -> "StopConsensus":
         """Create a StopConsensus. stop_reason: called before each step; returns this rank's reason or None."""

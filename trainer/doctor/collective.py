@@ -47,7 +47,7 @@ def examine_collectives(launch: Launch, own: Sequence[Finding]) -> list[Finding]
 
     own: what this rank has found so far. A rank that cannot join keeps its findings and adds the reason.
     """
-    timer = _exit_if_hanging(launch, own)
+    timer = _exit_if_hanging(launch)
     try:
         world = join_world(ExecutionConfig(start_timeout=JOIN_SECONDS))
     except (WorldError, ConfigError, RuntimeError) as error:
@@ -104,7 +104,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _exit_if_hanging(launch: Launch, own: Sequence[Finding]) -> threading.Timer:
+def _exit_if_hanging(launch: Launch) -> threading.Timer:
     """Print the finding and exit if a collective blocks: nothing can interrupt it."""
 
     def give_up() -> None:

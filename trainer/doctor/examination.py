@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.doctor.ranks import Rank, RunRecord, read_run
+from trainer.doctor.ranks import ObservedRun, Rank, read_run
 from trainer.doctor.verdict import format_spans, judge
 from trainer.records.run_directory import RunDirectory
 from trainer.report.text import format_duration, shorten
@@ -34,7 +34,7 @@ def examine(root: Path, now: float) -> tuple[str, bool]:
     return "\n\n".join(part for part in parts if part), verdict.healthy
 
 
-def _format_heading(run: RunRecord, now: float) -> str:
+def _format_heading(run: ObservedRun, now: float) -> str:
     facts = [f"{run.root}: recipe {run.recipe}" if run.recipe else str(run.root)]
     if run.began is not None:
         facts.append(f"start {run.starts} began {format_duration(now - run.began)} ago")
@@ -108,7 +108,7 @@ def _format_steps(group: Sequence[Rank]) -> str:
     return f"{step}/{group[0].total}" if group[0].total else ""
 
 
-def _collect_notes(run: RunRecord) -> list[str]:
+def _collect_notes(run: ObservedRun) -> list[str]:
     notes = []
     if (run.root / "STOP").exists() and any(rank.alive for rank in run.ranks):
         notes.append("The STOP file requests a stop; the run has not stopped yet.")

@@ -49,7 +49,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class ObservedRun:
     """A run as recorded in its directory."""
 
     root: Path
@@ -66,7 +66,7 @@ class RunRecord:
     ranks: list[Rank]
 
 
-def read_run(run: RunDirectory, now: float) -> RunRecord:
+def read_run(run: RunDirectory, now: float) -> ObservedRun:
     """Read the record of a run. Raises ConfigError if the folder is not a run directory."""
     heartbeats = {heartbeat["rank"]: heartbeat for heartbeat in _read_heartbeats(run.logs)}
     manifest = read_mapping(run.manifest)
@@ -79,7 +79,7 @@ def read_run(run: RunDirectory, now: float) -> RunRecord:
     began = _parse_time(last.get("time"))
     newest = max(heartbeats.values(), key=lambda heartbeat: float(heartbeat["written"]), default=None)
     size = last.get("world") or (newest["size"] if newest else 1)
-    return RunRecord(
+    return ObservedRun(
         root=run.root,
         recipe=manifest.get("recipe"),
         stages=manifest.get("stages") or {},

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainer.doctor.ranks import Rank, RunRecord
+from trainer.doctor.ranks import ObservedRun, Rank
 from trainer.report.text import format_duration
 
 _STALL_MARGIN = 5.0
@@ -21,7 +21,7 @@ class Verdict:
     """The rank whose log explains the failure."""
 
 
-def judge(run: RunRecord, now: float) -> Verdict:
+def judge(run: ObservedRun, now: float) -> Verdict:
     """Return the verdict on a run. Checks, in order: run ended; failed, silent or unseen ranks; stalled ranks."""
     ranks = run.ranks
     if run.stopped is not None or run.ended == "stopped" or _all_in_state(ranks, "stopped"):
@@ -91,7 +91,7 @@ def _all_in_state(ranks: Sequence[Rank], state: str) -> bool:
     return bool(ranks) and all(rank.state == state for rank in ranks)
 
 
-def _report_stopped(run: RunRecord) -> str:
+def _report_stopped(run: ObservedRun) -> str:
     found = run.stopped or {}
     where = f" in {found['where']} at step {found.get('step')}" if found.get("where") else ""
     why = f" by {found['reason']}" if found.get("reason") else ""
@@ -99,7 +99,7 @@ def _report_stopped(run: RunRecord) -> str:
     return f"The run was stopped{where}{why}{when}. Rerun the same command to resume."
 
 
-def _report_finished(run: RunRecord) -> str:
+def _report_finished(run: ObservedRun) -> str:
     if (run.stages.get("report") or {}).get("state") == "done":
         return f"The run has finished: {run.root / 'report.html'}."
     done = [name for name, stage in run.stages.items() if stage.get("state") == "done"]

@@ -7,6 +7,7 @@ from torch import nn
 
 from trainer.incv.predictions import Predictions
 from trainer.loading.sample_order import Ids, epoch_order
+from trainer.methods.networks import BEST
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.training.checkpoint import TrainState, load_module, module_state
@@ -23,29 +24,29 @@ class FoldTask(StandardTask):
     """Standard training that can also keep the weights of the epoch with the best held-out agreement."""
 
     def __init__(
-        self, module: nn.Module, setting: TaskSettings, judge: Callable[[nn.Module], Predictions] | None
+        self, module: nn.Module, setting: TaskSettings, predict: Callable[[nn.Module], Predictions] | None
     ) -> None:
-        """judge: predicts the held-out half after each epoch; None to use the last epoch's network instead."""
+        """predict: predicts the held-out half after each epoch; None to use the last epoch's network instead."""
         super().__init__(module, setting)
-        self._judge = judge
+        self._predict = predict
         self.best_agreement = -1.0
         self.best_epoch = -1
         self._best: dict[str, torch.Tensor] = {}
 
     def end_epoch(self, epoch: int) -> None:
         super().end_epoch(epoch)
-        if self._judge is None:
+        if self._predict is None:
             return
         with self.averaged_weights():
-            agreement = self._judge(self.module).agreement()
+            agreement = self._predict(self.module).agreement()
             if agreement > self.best_agreement:  # among ties, keep the earliest epoch
                 self.best_agreement, self.best_epoch = agreement, epoch
-                self._best = {name: t.clone() for name, t in module_state(self.module, "best.").items()}
+                self._best = {name: t.clone() for name, t in module_state(self.module, BEST).items()}
 
     def round_network(self) -> nn.Module:
-        """Return the network that predicts the held-out half: the best epoch's if there is a judge, else the last."""
+        """Return the network that predicts the held-out half: the best epoch's with `predict`, else the last."""
         if self._best:
-            load_module(self.module, self._best, "best.")
+            load_module(self.module, self._best, BEST)
         elif self._average is not None:
             self._average.apply()
         return self.module
@@ -58,6 +59,6 @@ class FoldTask(StandardTask):
 
     def load(self, state: TrainState) -> None:
         super().load(state)
-        self._best = {name: t.to(self.device) for name, t in state.tensors.items() if name.startswith("best.")}
+        self._best = {name: t.to(self.device) for name, t in state.tensors.items() if name.startswith(BEST)}
         self.best_agreement = state.values["best_agreement"]
         self.best_epoch = state.values["best_epoch"]

@@ -106,17 +106,17 @@ def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold
 
     Rows stay on the device until the pass ends, so there is no host-device sync between batches.
     """
-    judged = [_judged(batch, logits, top_k) for batch, (logits,) in passes]
-    if not judged:
+    parts = [_measure_rows(batch, logits, top_k) for batch, (logits,) in passes]
+    if not parts:
         return EMPTY_PREDICTIONS
-    columns = {name: torch.cat([part[name] for part in judged]).cpu().numpy() for name in judged[0]}
+    columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
     real = columns["sample_id"] >= 0
     order = np.flatnonzero(real)[np.argsort(columns["sample_id"][real], kind="stable")]
     rows = {name: values[order] for name, values in columns.items()}
     return Predictions(fold=np.full(len(order), fold, np.int8), **rows)
 
 
-def _judged(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
+def _measure_rows(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
     """Compute the prediction columns of one batch, including its fill rows, on the batch's device."""
     log_p = torch.log_softmax(logits, dim=1)
     given = log_p.gather(1, batch.labels[:, None])[:, 0]

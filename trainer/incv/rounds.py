@@ -110,12 +110,12 @@ class Incv:
                 break
             best = uses_best_epoch(self._config, number, noise.of_rule(self._config) if noise else None)
             predictions = yield from self._predictions_of(number, index, best)
-            judged = predictions.rows(~np.isin(predictions.sample_id, self._held_out))
-            noise = noise or self._estimate(judged)
+            of_candidates = predictions.rows(~np.isin(predictions.sample_id, self._held_out))
+            noise = noise or self._estimate(of_candidates)
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
             index = apply_round(index, predictions, number, ratio, self._checked)
             self._write(index, self._run.round_selection(number))
-            records.append(_record(judged, ratio, best))
+            records.append(_record(of_candidates, ratio, best))
         assert noise is not None
         self._finish(index, noise, records, ended_early)
 
@@ -174,7 +174,7 @@ class Incv:
         if folds_side_by_side(self._ctx.execution, world):
             predictions = yield from self._in_halves(folds, expected)
         else:
-            parts = [self._predicted(fold, self._ctx) for fold in folds]
+            parts = [self._predict_fold(fold, self._ctx) for fold in folds]
             if folds_share_device(self._ctx.execution, world, self._data.is_resident):
                 predicted = yield from interleave(parts, world.device)
             else:
@@ -193,7 +193,7 @@ class Incv:
         which, group = world.fold_group()
         mine, stopped = EMPTY_PREDICTIONS, None
         try:
-            mine = yield from self._predicted(folds[which], replace(ctx, world=group))
+            mine = yield from self._predict_fold(folds[which], replace(ctx, world=group))
         except Stopped as stop:
             stopped = stop
         ctx.heartbeat.update("waiting for the other fold", 0, 0)
@@ -201,18 +201,18 @@ class Incv:
             raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.wait_for_reason())
         return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, expected)
 
-    def _predicted(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
+    def _predict_fold(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
         """Return one fold's predictions on its held-out half, on every rank of `ctx.world`; train it if necessary."""
         done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
         if ctx.world.broadcast_from_rank0(done.exists):
             return Predictions.read(done)
-        network = yield from self._trained(fold, ctx)
-        predictions = self._judge(network, fold, ctx, np.concatenate([fold.held_out, fold.extra]))
+        network = yield from self._train_fold(fold, ctx)
+        predictions = self._predict_samples(network, fold, ctx, np.concatenate([fold.held_out, fold.extra]))
         if ctx.world.is_rank0:
             predictions.write(done)
         return predictions
 
-    def _trained(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
+    def _train_fold(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
         recipe, world = self._recipe, ctx.world
         config = fit_section(self._config, count_steps(len(fold.trained_on), recipe.batch.rows))
         plan = TrainingPlan(
@@ -237,9 +237,9 @@ class Incv:
         task = FoldTask(
             build_network(recipe, self._data.classes, seed, self._weights),
             build_task_settings(recipe, config, plan, world, steps=max(plan.total_steps, self._first_round_steps())),
-            judge=(lambda network: self._judge_epoch(network, fold, ctx, training)) if fold.best else None,
+            predict=(lambda network: self._predict_after_epoch(network, fold, ctx, training)) if fold.best else None,
         )
-        data = self._watched(fold, "training", recipe.data.max_unreadable)
+        data = self._watch_data(fold, "training", recipe.data.max_unreadable)
         yield from iterate_training(
             training,
             task,
@@ -261,19 +261,21 @@ class Incv:
         folds = rounds if at_once else 2 * rounds + 1 - fold.number
         return Later(folds, self._ctx.work_after.get("incv", 0.0) / max(images, 1))
 
-    def _watched(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
+    def _watch_data(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
         log = UnreadableLog(self._run, self._ctx.world.rank)
         return log.watch(self._data, Location("train", "incv", doing, fold.round, fold.number), most)
 
-    def _judge_epoch(self, network: nn.Module, fold: "Fold", ctx: RunContext, training: TrainingJob) -> Predictions:
+    def _predict_after_epoch(
+        self, network: nn.Module, fold: "Fold", ctx: RunContext, training: TrainingJob
+    ) -> Predictions:
         with ctx.time_phase("predict", training.name):
-            return self._judge(network, fold, ctx, fold.held_out)
+            return self._predict_samples(network, fold, ctx, fold.held_out)
 
-    def _judge(self, network: nn.Module, fold: "Fold", ctx: RunContext, ids: Ids) -> Predictions:
+    def _predict_samples(self, network: nn.Module, fold: "Fold", ctx: RunContext, ids: Ids) -> Predictions:
         """Predict each of the samples once, and return the predictions on every rank."""
         part = predict(
             [network],
-            self._watched(fold, "predicting"),
+            self._watch_data(fold, "predicting"),
             np.sort(ids),
             self._recipe.precision,
             ctx,

@@ -178,7 +178,13 @@ class CoteachingTask(BaseTask):
         easy_a, easy_b = own_a < kept, own_b < kept
         dtype = losses_a.dtype
         return Choice(
-            easy_a.to(dtype), easy_b.to(dtype), _rows(own_a, easy_a), _rows(own_b, easy_b), kept, real, poison
+            easy_a.to(dtype),
+            easy_b.to(dtype),
+            _order_chosen(own_a, easy_a),
+            _order_chosen(own_b, easy_b),
+            kept,
+            real,
+            poison,
         )
 
     def _one_pass(self, inputs: Inputs) -> _Learned:
@@ -196,7 +202,7 @@ class CoteachingTask(BaseTask):
         share = (share_a + share_b) / kept
         self.backward(share)
         shares = torch.stack([share, share_a / kept, share_b / kept]).detach()
-        return choice, shares, _agreed(logits_a, logits_b, inputs)
+        return choice, shares, _count_agreeing(logits_a, logits_b, inputs)
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
         """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
@@ -204,7 +210,7 @@ class CoteachingTask(BaseTask):
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         shares = self._learn(inputs, choice, rows)
-        return choice, shares, _agreed(logits_a, logits_b, inputs)
+        return choice, shares, _count_agreeing(logits_a, logits_b, inputs)
 
     def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the logits of both networks for every row, in eval mode: [rows, classes] each."""
@@ -222,7 +228,7 @@ class CoteachingTask(BaseTask):
         that the padding affects only BatchNorm.
         """
         images, labels = inputs["images"], inputs["labels"]
-        (for_a, real_a), (for_b, real_b) = (_filled(each, rows) for each in (choice.rows_b, choice.rows_a))
+        (for_a, real_a), (for_b, real_b) = (_repeat_rows(each, rows) for each in (choice.rows_b, choice.rows_a))
         shares, kept = torch.zeros(3, device=self.device), choice.kept.clamp(min=1)
         set_train_mode(self.module)
         parts = self.parts(rows)
@@ -238,13 +244,13 @@ class CoteachingTask(BaseTask):
         return shares
 
 
-def _rows(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
+def _order_chosen(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
     """Return the indices of the rows where `easy` is true, ordered by `places` and padded with -1: int64 [rows]."""
     order = torch.argsort(torch.where(easy, places, torch.iinfo(places.dtype).max), stable=True)
     return torch.where(torch.arange(len(order), device=order.device) < easy.sum(), order, -1)
 
 
-def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _repeat_rows(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Repeat the chosen rows up to length `rows`; return them and a mask that is 1 for first occurrences, else 0.
 
     chosen: row indices, padded with -1. A rank without a chosen row returns its first rows, with the mask all 0.
@@ -255,7 +261,7 @@ def _filled(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
     return shown, (place < count).float()
 
 
-def _agreed(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def _count_agreeing(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Count the real rows whose given label each network predicts: float [2]."""
     agreed = torch.stack([logits_a.argmax(1), logits_b.argmax(1)]) == inputs["labels"]
     return (agreed.float() * inputs["weights"]).sum(dim=1)

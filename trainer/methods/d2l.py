@@ -45,7 +45,7 @@ class TurningRule:
 
 
 @dataclass(frozen=True)
-class Pace:
+class LidHistory:
     """What is known after an epoch, and decides about the targets of the next."""
 
     ended: int = 0
@@ -57,7 +57,7 @@ class Pace:
     alpha: float = 1.0
     """Share of the given label in the targets."""
 
-    def after(self, lid: float | None, rule: TurningRule) -> "Pace":
+    def after(self, lid: float | None, rule: TurningRule) -> "LidHistory":
         """Return the pace after one more epoch. lid: None if there is no estimate; then the last one is repeated."""
         ended = self.ended + 1
         newest = self.history[-1:] if lid is None else (lid,)
@@ -66,7 +66,7 @@ class Pace:
         if turned_after is None and ended < rule.epochs:
             turned_after = ended if is_turning_point(history, ended, rule.initial, rule.window) else None
         alpha = 1.0 if turned_after is None else label_share(history, ended, rule.epochs)
-        return Pace(ended, history, turned_after, alpha)
+        return LidHistory(ended, history, turned_after, alpha)
 
 
 class D2lTask(StandardTask):
@@ -76,7 +76,7 @@ class D2lTask(StandardTask):
         super().__init__(module, setting)
         self._rule, self._measure = rule, measure
         self._features = PenultimateFeatures(self.module)
-        self.pace = Pace()
+        self.pace = LidHistory()
         self._alpha = torch.ones((), device=self.device)
         self._previous: dict[str, torch.Tensor] = {}
 
@@ -139,7 +139,7 @@ class D2lTask(StandardTask):
         prefixes = (_PREVIOUS, _PREVIOUS_AVERAGE)
         self._previous = {n: t.to(self.device) for n, t in state.tensors.items() if n.startswith(prefixes)}
         pace = state.values["pace"]
-        self.pace = Pace(**{**pace, "history": tuple(pace["history"])})
+        self.pace = LidHistory(**{**pace, "history": tuple(pace["history"])})
         self._apply_pace()
 
 

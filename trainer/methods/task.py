@@ -129,7 +129,7 @@ class BaseTask(ABC):
 
     def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
         self.world, self.device, self.precision = setting.world, setting.world.device, setting.precision
-        self.module = _placed(module, setting)
+        self.module = _place_module(module, setting)
         # Held while the module uses it, so that no other training job gets the same stream.
         self._side_stream: ExclusiveStream | None = None
         if isinstance(self.module, TwinModel) and setting.graphs:
@@ -335,7 +335,7 @@ class BaseTask(ABC):
             self._scaler.load_state_dict(state.values["scaler"])
 
 
-def _placed(module: nn.Module, setting: TaskSettings) -> nn.Module:
+def _place_module(module: nn.Module, setting: TaskSettings) -> nn.Module:
     """Move the module to its device and memory layout, with SyncBatchNorm and compiled blocks if set."""
     world = setting.world
     if setting.sync_batchnorm and world.rank_group is not None:

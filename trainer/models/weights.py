@@ -77,10 +77,11 @@ def read_state_dict(path: Path) -> Tensors:
                 "can run code, so they are refused: save the network's state_dict() alone, as a safetensors file"
             ) from error
         raise DataError(
-            f"the weights {path} cannot be read: the file is damaged or of another type ({str(error)[:200]})"
+            f"the weights {path} cannot be read: the file is damaged or of another type ({str(error)[:200]}). "
+            "Save the network's state_dict() as a safetensors file"
         ) from error
     if not state or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise DataError(f"the weights {path} are not a state_dict(): a mapping of names to tensors")
+        raise DataError(f"the weights {path} are not a state_dict(), a mapping of names to tensors: save that alone")
     return dict(state)
 
 

@@ -1,6 +1,6 @@
 """Measures the time spent in each phase of a training, for `--profile`, and writes the profile files."""
 
-import sys
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,8 @@ import torch
 from shards.durable import read_json, write_json
 from shards.errors import InputError
 from trainer.records.profile_trace import StepTrace
+
+_log = logging.getLogger(__name__)
 
 FILE = "profile.json"
 """In a training's folder it has one entry per start; in the run directory, the entries of all trainings."""
@@ -137,7 +139,7 @@ class Stopwatch:
             if self._trace is not None:
                 self._trace.write(folder)
         except (InputError, OSError, RuntimeError) as error:
-            print(f"warning: the profile of {stage} was not written: {error}", file=sys.stderr)
+            _log.warning("the profile of %s was not written: %s", stage, error)
 
     def _measured(self) -> dict[str, Any]:
         self._timeline.settle()
@@ -198,7 +200,7 @@ def merge_profiles(root: Path, stages: Sequence[str]) -> None:
     try:
         write_json(root / FILE, entries)
     except (InputError, OSError) as error:
-        print(f"warning: {root / FILE} was not written: {error}", file=sys.stderr)
+        _log.warning("%s was not written: %s", root / FILE, error)
 
 
 def _order(stages: Sequence[str], entry: dict[str, Any]) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """A torch.profiler trace of a few steps of each training, for `--profile trace`."""
 
-import sys
+import logging
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
+
+_log = logging.getLogger(__name__)
 
 FILE = "profile-trace.json"
 """Chrome trace in each training's folder, for https://ui.perfetto.dev or chrome://tracing."""
@@ -45,7 +47,7 @@ class StepTrace:
             StepTrace._busy = True
         except RuntimeError as error:  # another profiler is attached to the process
             self._profiler, self._done = None, True
-            print(f"warning: no steps are traced: {error}", file=sys.stderr)
+            _log.warning("no steps are traced: %s", error)
 
     def stop(self) -> None:
         """Stop the profiler; discard the trace if the training ended before it was complete."""

@@ -55,7 +55,7 @@ def open_split(
         check_files(key, config, check_source).require_current(index)
     else:
         _log.info("packing %s into %s", " ".join(filter(None, (config.source, config.split))), folder)
-        index = _packed(key, config, folder, workers, stop, max_rejected)
+        index = _pack_split(key, config, folder, workers, stop, max_rejected)
         check_matches_recipe(key, config, index)
     if redo and folder != latest_folder(base):
         set_latest_folder(base, folder)
@@ -121,17 +121,17 @@ def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> No
     for name, (found, asked) in pairs.items():
         if found != asked:
             raise ConfigError(
-                f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_said(found)}; "
-                f"the recipe asks for {_said(asked)}: change {key}.{name}, set {key}.shards to another folder (or "
-                "leave it out), or add `--redo pack` to pack into a new one"
+                f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_show_value(found)}; "
+                f"the recipe asks for {_show_value(asked)}: change {key}.{name}, set {key}.shards to another folder "
+                "(or leave it out), or add `--redo pack` to pack into a new one"
             )
 
 
-def _said(value: object) -> str:
+def _show_value(value: object) -> str:
     return "null" if value is None else str(value) or "''"
 
 
-def _packed(
+def _pack_split(
     key: str, config: DataConfig, folder: Path, workers: int, stop: StopRequest, max_rejected: float
 ) -> SampleIndex:
     source = source_of(key, config)

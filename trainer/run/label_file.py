@@ -58,7 +58,10 @@ def read_label_file(path: Path, index: SampleIndex) -> npt.NDArray[np.int64]:
     missing = np.flatnonzero(~seen)
     if len(missing):
         some = ", ".join(repr(key) for key in index.keys(missing[:3]))
-        raise DataError(f"labels.file {path} lacks {len(missing)} of {len(index)} keys, for example {some}")
+        raise DataError(
+            f"labels.file {path} lacks {len(missing)} of {len(index)} keys, for example {some}: add them, or name "
+            "the file in labels.corrections, which may have some of the keys"
+        )
     return labels
 
 

@@ -60,5 +60,6 @@ def require_every_class(labels: Labels, class_names: tuple[str, ...]) -> None:
     if len(missing):
         names = ", ".join(f"{label} ({class_names[label]})" for label in missing[:5])
         raise DataError(
-            f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one labelled sample"
+            f"{len(missing)} class(es) have no sample: {names}. Every class needs at least one labelled sample: "
+            "check data.train.limit, labels.file and labels.corrections, or leave the class out of the source"
         )

@@ -191,7 +191,7 @@ class _TrainingRecords:
     def _resume(self) -> int:
         """Load the newest checkpoint, or save one for step 0 if there is none; return the step to continue from."""
         with self._for_checkpoints():
-            resumed = self._loaded()
+            resumed = self._load_newest()
         if resumed is None:
             self.save(0, wait=True)
             return 0
@@ -206,7 +206,7 @@ class _TrainingRecords:
             self.save(step, wait=True)  # with what the end of the epoch has found, since this may be the last step
         return step
 
-    def _loaded(self) -> tuple[int, bool] | None:
+    def _load_newest(self) -> tuple[int, bool] | None:
         """Restore the newest checkpoint, if any; return its step and whether `end_epoch` had run before the save."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
