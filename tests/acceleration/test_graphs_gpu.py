@@ -44,8 +44,8 @@ def test_rate_kept_rows_and_weights_change_after_the_recording(kind, optimizer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_average_of_weights_is_part_of_the_recording(kind):
-    eager = told(task_of(kind, WORLD, ema_decay=0.9), range(STEPS))
-    replayed = told(task_of(kind, WORLD, ema_decay=0.9, graphs=True), range(STEPS))
+    eager = told(task_of(kind, WORLD, ema_decay=0.9, ema_buffers=True), range(STEPS))
+    replayed = told(task_of(kind, WORLD, ema_decay=0.9, ema_buffers=True, graphs=True), range(STEPS))
     assert any(name.startswith("ema.") for name in replayed.state)
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
 
@@ -65,7 +65,7 @@ def test_a_replayed_step_trains_the_classifier_alone(kind, optimizer):
 
 
 def test_mixed_and_smoothed_labels_are_part_of_the_recording():
-    form = {"label_smoothing": 0.1, "ema_decay": 0.9}
+    form = {"label_smoothing": 0.1, "ema_decay": 0.9, "ema_buffers": True}
     eager = told(task_of("standard", WORLD, "adamw", **form), range(STEPS), mixed=True)
     replayed = told(task_of("standard", WORLD, "adamw", graphs=True, **form), range(STEPS), mixed=True)
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)

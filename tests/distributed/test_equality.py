@@ -77,12 +77,20 @@ COMPARED = [
 ]
 # Runs that are handed over: a network whose BatchNorm learns, and a stop in the middle of an epoch of 10 steps.
 ALIVE = ("batch.global=16", "data.train.limit=160", "standard.epochs=4", "coteaching.epochs=4", "incv.epochs=4")
-HANDED = ("batch.global=16", "data.train.limit=160", "standard.epochs=4", "methods=[standard]", "incv=null")
+HANDED = (
+    "batch.global=16",
+    "data.train.limit=160",
+    "standard.epochs=4",
+    "standard.ema={decay: 0.9, use_buffers: true}",
+    "methods=[standard]",
+    "incv=null",
+)
 STOPPED = (
     *ALIVE,
     "incv.rounds=1",
     "methods=[coteaching]",
     "coteaching.forget_rate=estimate",
+    "coteaching.ema={decay: 0.9, use_buffers: true}",
     "execution.folds=in_turn",
 )
 
@@ -217,7 +225,10 @@ def test_statistics_of_every_rank_are_kept(place: Path) -> None:
     own = tensors["ranks.buffers"]
     assert len(own) == 2
     assert not torch.equal(own[0], own[1])
-    means = [tensor for name, tensor in sorted(tensors.items()) if name.endswith(("running_mean", "running_var"))]
+    names = sorted(name for name in tensors if name.endswith(("running_mean", "running_var")))
+    averaged = [name for name in names if name.startswith("ema.")]
+    assert len(averaged) == len(names) / 2
+    means = [tensors[name] for name in [*(name for name in names if name not in averaged), *averaged]]
     rows = [unflatten_bytes(row, means) for row in own]
     for mean, of_ranks in zip(means, zip(*rows, strict=True), strict=True):
         torch.testing.assert_close(mean, torch.stack(of_ranks).mean(0))

@@ -16,6 +16,7 @@ from trainer.incv.folds import FoldTask
 from trainer.methods.standard import StandardTask
 from trainer.methods.weight_average import WeightAverage, decay_at, load_averages
 from trainer.models.twin import TwinModel
+from trainer.training.checkpoint import load_module
 
 DECAY = 0.9
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,24 +32,29 @@ def test_the_decay_grows_to_its_final_value(step: int, decay: float) -> None:
     assert decay_at(0, 0.5) == pytest.approx(0.1)
 
 
-def parameters_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights and BatchNorm statistics."""
+    return {name: tensor.clone() for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
 
 
-def test_an_average_by_hand() -> None:
-    task = StandardTask(normed(1), setting(ema_decay=DECAY))
-    expected = parameters_of(task.module)
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_an_average_by_hand(use_buffers: bool) -> None:
+    task = StandardTask(normed(1), setting(ema_decay=DECAY, ema_buffers=use_buffers))
+    expected = tensors_of(task.module)
+    assert "1.running_mean" in expected
     for step in range(6):
         task.step(batch_of(8, seed=step), step_at(8, step=step))
         decay = decay_at(step, DECAY)
-        for name, parameter in task.module.named_parameters():
-            expected[name] = decay * expected[name] + (1 - decay) * parameter.detach()
+        for name, tensor in tensors_of(task.module).items():
+            expected[name] = decay * expected[name] + (1 - decay) * tensor
     last = copy.deepcopy(task.module)
     with task.averaged_weights():
-        for name, parameter in task.module.named_parameters():
-            torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-5, atol=1e-7)
-            assert not torch.equal(parameter, dict(last.named_parameters())[name])
-        assert torch.equal(task.module[1].running_mean, last[1].running_mean)
+        for name, tensor in tensors_of(task.module).items():
+            if use_buffers or not name.startswith("1.running"):
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-7)
+                assert not torch.equal(tensor, last.state_dict()[name])
+            else:
+                assert torch.equal(tensor, last.state_dict()[name])
     assert_same_network(task.module, last, atol=0)
 
 
@@ -63,7 +69,7 @@ def test_training_is_the_same_with_and_without_an_average() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_is_skipped_leaves_the_average(kind: str) -> None:
-    task = task_of(kind, SINGLE_PROCESS, ema_decay=DECAY)
+    task = task_of(kind, SINGLE_PROCESS, ema_decay=DECAY, ema_buffers=True)
     task.step(batch_at(1, task.device), position(1))
     before = {name: tensor.clone() for name, tensor in task.state().tensors.items() if name.startswith("ema.")}
     assert before
@@ -72,13 +78,14 @@ def test_a_step_that_is_skipped_leaves_the_average(kind: str) -> None:
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_the_average_is_saved_and_loaded_in_place() -> None:
-    first = StandardTask(normed(1), setting(ema_decay=DECAY))
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_the_average_is_saved_and_loaded_in_place(use_buffers: bool) -> None:
+    first = StandardTask(normed(1), setting(ema_decay=DECAY, ema_buffers=use_buffers))
     for step in range(3):
         first.step(batch_of(8, seed=step), step_at(8, step=step))
     saved = first.state()
     saved.tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
-    second = StandardTask(normed(7), setting(ema_decay=DECAY))
+    second = StandardTask(normed(7), setting(ema_decay=DECAY, ema_buffers=use_buffers))
     addresses = {name: tensor.data_ptr() for name, tensor in second.state().tensors.items()}
     second.load(saved)
     for task in (first, second):
@@ -107,6 +114,18 @@ def test_a_finished_training_is_loaded_with_its_average_if_it_has_one() -> None:
     assert_same_network(twins.b, linear(4), atol=0)
     load_averages(twins, {"model.a": torch.zeros(1)})
     assert_same_network(twins.a, linear(3), atol=0)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_a_finished_training_is_loaded_with_the_statistics_that_it_was_evaluated_with(use_buffers: bool) -> None:
+    task = StandardTask(normed(1), setting(ema_decay=DECAY, ema_buffers=use_buffers))
+    for step in range(3):
+        task.step(batch_of(8, seed=step), step_at(8, step=step))
+    read = normed(2)
+    load_module(read, task.state().tensors, "model.")
+    load_averages(read, task.state().tensors)
+    with task.averaged_weights():
+        assert_same_network(read, task.module, atol=0)
 
 
 class Judged:

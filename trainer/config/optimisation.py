@@ -50,6 +50,12 @@ class EmaConfig(Section):
 
     decay: Annotated[float, Field(gt=0, lt=1)]
     """Share of the average that each step keeps; in the first steps less, min(decay, (1 + step) / (10 + step))."""
+    use_buffers: bool = False
+    """Also average BatchNorm's running mean and variance; false: use the last ones.
+
+    While the learning rate is high, the last ones do not fit the averaged weights, and evaluation after such an epoch
+    is too low.
+    """
 
 
 class GceConfig(Section):

@@ -83,6 +83,8 @@ class TaskSettings:
     """q of the generalised cross-entropy; None: cross-entropy."""
     ema_decay: float | None = None
     """Decay of the moving average of the weights; None: no average."""
+    ema_buffers: bool = False
+    """Whether the average includes the BatchNorm statistics."""
 
 
 def build_task_settings(
@@ -114,6 +116,7 @@ def build_task_settings(
         label_smoothing=section.label_smoothing,
         gce_q=section.gce.q if isinstance(section, LabelTrainingConfig) and section.gce is not None else None,
         ema_decay=section.ema.decay if section.ema is not None else None,
+        ema_buffers=section.ema is not None and section.ema.use_buffers,
     )
 
 
@@ -149,11 +152,15 @@ class BaseTask(ABC):
         self._engine = make_engine(
             self.module, optimizer, self.world, setting.exact, setting.allow_accelerate, setting.graphs
         )
-        self._average = WeightAverage(self.module, setting.ema_decay) if setting.ema_decay is not None else None
+        self._average: WeightAverage | None = None
+        if setting.ema_decay is not None:
+            self._average = WeightAverage(self.module, setting.ema_decay, setting.ema_buffers)
         self._guard = FiniteGuard(self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self._buffers = batchnorm_statistics(self.module)
-        self._live = list(self._buffers.values())
+        self._statistics = {f"model.{name}": buffer for name, buffer in batchnorm_statistics(self.module).items()}
+        if self._average is not None:
+            self._statistics |= self._average.statistics()
+        self._live = list(self._statistics.values())
         self._memory = BufferSnapshot(self.module)
         self._for_real = torch.ones((), dtype=torch.bool, device=self.device)
         self._graphed_step = (
@@ -311,25 +318,25 @@ class BaseTask(ABC):
     def state(self) -> TrainState:
         """Return the state to save: weights, BatchNorm statistics (averaged over ranks, and per rank for resuming),
         moments and counters."""
-        tensors = module_state(self.module, "model.")
-        if self.world.size > 1 and self._buffers:
+        tensors = module_state(self.module, "model.") | self._engine.moments()
+        if self._average is not None:
+            tensors |= self._average.state()
+        if self.world.size > 1 and self._live:
             tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
-            names = [f"model.{name}" for name in self._buffers]
-            tensors |= dict(zip(names, self.world.all_reduce_mean(self._live), strict=True))
-        tensors |= self._engine.moments() | (self._average.state() if self._average is not None else {})
+            tensors |= dict(zip(self._statistics, self.world.all_reduce_mean(self._live), strict=True))
         return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
 
     def load(self, state: TrainState) -> None:
         """Load the state in place, because captured CUDA graphs refer to the existing tensors."""
         load_module(self.module, state.tensors, "model.")
+        if self._average is not None:
+            self._average.load(state.tensors)
         own = local_rank_state(self.world, _BUFFERS, state.tensors)
         if own is not None:  # otherwise the world size has changed, and the averaged statistics are used
             load_statistics(self._live, own)
         self._engine_rate = None
         self._engine.sync_weights()
         self._engine.load_moments(state.tensors)
-        if self._average is not None:
-            self._average.load(state.tensors)
         self._guard.load(state.values["guard"])
         if self._scaler.is_enabled() and state.values.get("scaler"):
             self._scaler.load_state_dict(state.values["scaler"])

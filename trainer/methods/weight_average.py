@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from shards.errors import DataError
+from trainer.methods.buffers import batchnorm_statistics
 
 _PREFIX = "ema."
 _WARMUP = 10
@@ -21,12 +22,14 @@ def decay_at(step: int, decay: float) -> float:
 
 
 class WeightAverage:
-    """The average of a module's parameters; for buffers (BatchNorm statistics), the last values are used."""
+    """The average of a module's parameters and, with `use_buffers`, of its BatchNorm statistics."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module, decay: float, use_buffers: bool = False) -> None:
         self._decay = decay
-        self._live = dict(module.named_parameters())
-        self._average = {name: parameter.detach().clone() for name, parameter in self._live.items()}
+        statistics = batchnorm_statistics(module) if use_buffers else {}
+        self._statistics = tuple(statistics)
+        self._live = dict(module.named_parameters()) | statistics
+        self._average = {name: tensor.detach().clone() for name, tensor in self._live.items()}
         device = next(iter(self._average.values())).device
         self._pull = torch.zeros((), device=device)  # on the device, because CUDA graphs refer to it
 
@@ -37,7 +40,7 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, ok: torch.Tensor) -> None:
         """Move the average towards the weights if `ok` (bool []) is true, with no host-device sync."""
-        average, live = list(self._average.values()), [parameter.detach() for parameter in self._live.values()]
+        average, live = list(self._average.values()), [tensor.detach() for tensor in self._live.values()]
         moves = torch._foreach_sub(live, average)
         torch._foreach_mul_(moves, torch.where(ok, self._pull, 0.0))
         torch._foreach_add_(average, moves)
@@ -45,7 +48,7 @@ class WeightAverage:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Context in which the module has the averaged weights, at the same addresses."""
-        live = {name: parameter.detach().clone() for name, parameter in self._live.items()}
+        live = {name: tensor.detach().clone() for name, tensor in self._live.items()}
         self.apply()
         try:
             yield
@@ -56,6 +59,10 @@ class WeightAverage:
         """Replace the module's weights by their average."""
         _copy(self._live, self._average)
 
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """Return the averaged BatchNorm statistics, which differ between ranks, by their keys in a checkpoint."""
+        return {f"{_PREFIX}{name}": self._average[name] for name in self._statistics}
+
     def state(self) -> dict[str, torch.Tensor]:
         return {f"{_PREFIX}{name}": tensor for name, tensor in self._average.items()}
 
@@ -64,10 +71,11 @@ class WeightAverage:
 
 
 def load_averages(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace the module's weights by the averages in a checkpoint, if it has any."""
+    """Replace the module's weights, and statistics that were averaged, by the averages in a checkpoint, if any."""
     averages = _averages_in(tensors)
     if averages:
-        _copy(dict(module.named_parameters()), averages)
+        statistics = {name: buffer for name, buffer in batchnorm_statistics(module).items() if name in averages}
+        _copy(dict(module.named_parameters()) | statistics, averages)
 
 
 def _averages_in(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
