@@ -56,6 +56,10 @@ class DataConfig(Section):
         return self
 
 
+HELD_OUT_SET = "held_out"
+"""Name of the evaluation set that `data.eval_fraction` holds out of the training set."""
+
+
 class DataSections(Section):
     """The data sets."""
 
@@ -75,12 +79,16 @@ class DataSections(Section):
 
     @model_validator(mode="after")
     def _check_names(self) -> "DataSections":
-        if self.eval_fraction and "held_out" in self.eval:
+        if self.eval_fraction and HELD_OUT_SET in self.eval:
             raise ValueError(
                 "data.eval.held_out has the name of the set that data.eval_fraction creates: rename it, or set "
                 "data.eval_fraction to 0"
             )
         return self
+
+    def evaluation_names(self) -> list[str]:
+        """Return the names of all evaluation sets, that of the held-out samples last."""
+        return [*self.eval, *([HELD_OUT_SET] if self.eval_fraction else [])]
 
     def splits(self) -> dict[str, DataConfig]:
         """Return the splits by their recipe keys: `data.train`, then `data.eval.NAME`."""

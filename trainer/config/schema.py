@@ -288,7 +288,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> "Recipe":
-        sets = [*self.data.eval, *(["held_out"] if self.data.eval_fraction else [])]
+        sets = self.data.evaluation_names()
         if self.evaluation.every and not sets:
             raise ValueError(
                 "evaluation.every needs an evaluation set: add one to data.eval, or set data.eval_fraction"

@@ -31,7 +31,6 @@ from trainer.run.data_sets import (
     source_of,
 )
 from trainer.run.fitted_recipe import describe_trainings
-from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.incv_takeover import check_takeover
 from trainer.run.initial_weights import find_weights
 from trainer.run.preflight import check_rows, preflight, refuse_own_list
@@ -208,8 +207,7 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
         most = "at most " if method.reads_selection(recipe) and samples is not None else ""
         return f"{networks}, {_describe_length(samples, recipe.batch.rows, method.config(recipe), most)}"
     if stage == "evaluate":
-        sets = [*recipe.data.eval, *([HELD_OUT_SET] if recipe.data.eval_fraction else [])]
-        return f"{len(recipe.methods)} method(s) on {', '.join(sets)}"
+        return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.evaluation_names())}"
     return ""
 
 

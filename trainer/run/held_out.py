@@ -5,9 +5,6 @@ import numpy.typing as npt
 
 from trainer.loading.sample_order import Ids, derive_stream, mix64
 
-HELD_OUT_SET = "held_out"
-"""Name of the evaluation set that these samples form."""
-
 
 def split_held_out(seed: int, ids: Ids, labels: npt.NDArray[np.int64], fraction: float) -> Ids:
     """Return the ids to hold out, ascending: `fraction` of each class, rounded, but never all of a class.

@@ -14,6 +14,7 @@ from torch import nn
 
 from shards.durable import read_json, write_json
 from shards.sample_index import SampleIndex
+from trainer.config.data import HELD_OUT_SET
 from trainer.config.schema import Recipe
 from trainer.distributed.stop import Stopped
 from trainer.incv.noise_estimates import NoiseEstimates
@@ -37,7 +38,6 @@ from trainer.report.measured import last_selection
 from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_accuracy
 from trainer.run.export import export_network
-from trainer.run.held_out import HELD_OUT_SET
 from trainer.run.incv_takeover import copy_incv
 from trainer.run.preflight import RunData
 from trainer.run.run_report import write_run_report
@@ -110,9 +110,6 @@ class StageRunner:
             opened = self._image_set(index, labels.ids, labels.by_id(len(index)), window)
             self._opened = replace(opened, ids=self._data.labels.trained)
         return self._opened
-
-    def _evaluation_names(self) -> list[str]:
-        return [*self._data.eval, *([HELD_OUT_SET] if len(self._data.labels.held_out) else [])]
 
     def _evaluation_set(self, name: str) -> ImageSet:
         if name == HELD_OUT_SET:
@@ -190,7 +187,8 @@ class StageRunner:
             return
         with ExitStack() as opened:
             sets = {
-                name: opened.enter_context(closing(self._evaluation_set(name))) for name in self._evaluation_names()
+                name: opened.enter_context(closing(self._evaluation_set(name)))
+                for name in self._recipe.data.evaluation_names()
             }
 
             labels = self._labels_by_kind() if config.training_labels else None
@@ -258,7 +256,7 @@ class StageRunner:
         done = sum(len(methods) for methods in counts.values())
         if done and world.is_rank0:
             self._ctx.start_log.record_resume("evaluate", None, None, done)
-        for name in self._evaluation_names():
+        for name in self._recipe.data.evaluation_names():
             missing = [method for method in self._recipe.methods if method not in counts.get(name, {})]
             if not missing:
                 continue
