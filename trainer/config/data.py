@@ -75,7 +75,7 @@ class DataSections(Section):
     max_rejected: Ratio = execution(0.01)
     """Packing fails if more than this fraction of the images of a split is unusable."""
     max_unreadable: Ratio = execution(0.01)
-    """The run fails if more than this fraction of the training samples cannot be read."""
+    """The run fails once a rank has found more than this fraction of all training samples unreadable."""
 
     @model_validator(mode="after")
     def _check_names(self) -> "DataSections":
