@@ -119,6 +119,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.min_steps",
     "*.label_smoothing",
     "*.ema",
+    "*.gce",
     "data.eval_fraction",
     "evaluation.*",
     *("image.cutout", "image.random_resized_crop", "image.rand_augment.*", "image.color_jitter.*", "*.mixup.alpha"),
