@@ -16,6 +16,7 @@ from shards.plan import ArrayTask
 _log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_POLLS = 0.5
+_MOST_REMOVED = 100
 # errors of a file system without locks: the user must not start two packers
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK)
 
@@ -52,14 +53,17 @@ def _locked(path: Path, kind: int, why_not: str, while_waiting: Callable[[], Non
 
 def _acquire(path: Path, kind: int, why_not: str, while_waiting: Callable[[], None] | None) -> int:
     """Return a file descriptor that holds the lock."""
-    has_waited = False
+    has_waited, removed = False, 0
     while True:
         descriptor = _open(path)
         is_locked = try_lock(descriptor, kind)
-        if is_locked and _is_open_at(descriptor, path):
+        # The last holder may have removed the file after this process had opened it. Where inode numbers change, it
+        # would seem so every time.
+        if is_locked and (_is_open_at(descriptor, path) or removed == _MOST_REMOVED):
             return descriptor
         os.close(descriptor)
-        if is_locked:  # the last holder has finished, or failed, and removed the file
+        if is_locked:
+            removed += 1
             continue
         if while_waiting is None:
             raise DataError(f"{why_not}; wait for it to finish, or choose another --out")
