@@ -39,7 +39,8 @@ from trainer.methods.networks import build_module, seed_rng
 from trainer.methods.precision import image_type
 from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
-from trainer.methods.task import TaskSettings, build_task_settings
+from trainer.methods.task import TaskSettings
+from trainer.methods.task_settings import build_task_settings
 from trainer.run.data_sets import open_splits
 from trainer.run.evaluation import count_hits
 from trainer.run.labels import make_labels

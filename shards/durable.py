@@ -73,12 +73,11 @@ def remove_leftovers(folder: Path) -> None:
 
     A folder that was moved aside to be replaced, and was not, is put back.
     """
-    for path in folder.rglob(".*.tmp*.old"):
-        target = path.with_name(path.name[1:].rpartition(".tmp")[0])
-        if is_temporary(path) and not target.exists():
-            os.replace(path, target)
     for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
-        if path.is_dir():
+        target = path.with_name(path.name[1:].rpartition(".tmp")[0])
+        if path.suffix == ".old" and path.exists() and not target.exists():
+            os.replace(path, target)
+        elif path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -139,8 +138,8 @@ def remove_on_error(folders: Sequence[Path], *errors: type[Exception]) -> Iterat
     try:
         yield
     except errors:
-        for folder in folders[:1]:
-            shutil.rmtree(folder, ignore_errors=True)
+        if folders:
+            shutil.rmtree(folders[0], ignore_errors=True)
         for parent in folders[1:]:
             with suppress(OSError):  # another process has begun to use it
                 parent.rmdir()

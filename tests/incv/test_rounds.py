@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import trainer.methods.task
+import trainer.methods.task_settings
 from shards.errors import DataError
 from tests.support.digits_bench import Bench
 from trainer.acceleration.policy import Acceleration, choose_acceleration
@@ -146,7 +146,7 @@ def test_a_short_round_is_accelerated_as_the_first_one_is(bench: Bench, monkeypa
         asked.append(steps)
         return choose_acceleration(recipe, steps, world, allow_accelerate)
 
-    monkeypatch.setattr(trainer.methods.task, "choose_acceleration", spy)
+    monkeypatch.setattr(trainer.methods.task_settings, "choose_acceleration", spy)
     recipe = bench.recipe("incv.rounds=2", "incv.epochs=3", "incv.remove_ratio=2", "batch.global=8")
     data = bench.data(recipe)
     run = bench.run(recipe, data)

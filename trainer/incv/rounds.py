@@ -28,7 +28,7 @@ from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_network, seed_rng
 from trainer.methods.predict import predict
-from trainer.methods.task import build_task_settings
+from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
 from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory

@@ -15,7 +15,8 @@ from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_module
 from trainer.methods.predict import Passes
-from trainer.methods.task import BaseTask, TaskSettings, build_task_settings
+from trainer.methods.task import BaseTask, TaskSettings
+from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
 
 Input = Literal["labels", "selection", "noise_estimate"]

@@ -1,25 +1,32 @@
 """Training on the given labels: the baseline method, also used to train INCV's folds."""
 
 import torch
+from torch import nn
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.methods.losses import generalised_losses, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
 from trainer.methods.targets import agreement, build_targets
-from trainer.methods.task import BaseTask
+from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
 
 
 class StandardTask(BaseTask):
+    """Learns from the given labels, with the cross-entropy or the generalised cross-entropy."""
+
+    def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
+        super().__init__(module, setting)
+        self._gce_q = setting.gce_q
+
     def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return the loss of each row of a micro-batch, which other methods replace by their own: [rows].
 
         targets: as `build_targets` returns them; inputs: of the whole step.
         """
-        if self.gce_q is not None:
-            return generalised_losses(logits, targets, self.gce_q, self.smoothing)
+        if self._gce_q is not None:
+            return generalised_losses(logits, targets, self._gce_q, self.smoothing)
         return target_losses(logits, targets, self.smoothing)
 
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:

@@ -20,13 +20,12 @@ from trainer.acceleration.cuda_graphs import (
     Values,
     run_eagerly,
 )
-from trainer.acceleration.policy import choose_acceleration
 from trainer.acceleration.streams import CaptureError, ExclusiveStream
-from trainer.config.schema import LabelTrainingConfig, OptimizerConfig, Precision, Recipe, TrainingConfig
+from trainer.config.schema import OptimizerConfig, Precision
 from trainer.distributed.flat_tensors import flatten_bytes
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, TrainingPlan
+from trainer.loading.sample_order import StepIds
 from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import list_networks, to_device
@@ -87,39 +86,6 @@ class TaskSettings:
     """Whether the average includes the BatchNorm statistics."""
 
 
-def build_task_settings(
-    recipe: Recipe,
-    section: TrainingConfig,
-    plan: TrainingPlan,
-    world: World,
-    allow_accelerate: bool = False,
-    steps: int | None = None,
-) -> TaskSettings:
-    """Build the settings of a training job that follows `plan` in `world`, from the recipe and a section of it.
-
-    steps: for which compilation and CUDA graphs must pay off; None: those of the plan.
-    """
-    acceleration = choose_acceleration(recipe, steps or plan.total_steps, world, allow_accelerate)
-    return TaskSettings(
-        section.optimizer,
-        plan.steps_per_epoch,
-        world,
-        recipe.precision,
-        recipe.batch.micro,
-        exact=world.device.type == "cpu" or recipe.execution.deterministic,
-        allow_accelerate=allow_accelerate,
-        sync_batchnorm=recipe.model.sync_batchnorm,
-        graphs=acceleration.graphs,
-        require_graphs=recipe.execution.graphs is True,
-        compile=acceleration.compile,
-        total_steps=plan.total_steps,
-        label_smoothing=section.label_smoothing,
-        gce_q=section.gce.q if isinstance(section, LabelTrainingConfig) and section.gce is not None else None,
-        ema_decay=section.ema.decay if section.ema is not None else None,
-        ema_buffers=section.ema is not None and section.ema.use_buffers,
-    )
-
-
 class BaseTask(ABC):
     """Trains a module; subclasses define what a step reads (`inputs`) and computes (`compute_step`).
 
@@ -138,7 +104,7 @@ class BaseTask(ABC):
         if isinstance(self.module, TwinModel) and setting.graphs:
             self._side_stream = ExclusiveStream(self.device)
             self.module.side_stream = self._side_stream.stream
-        self._micro, self.smoothing, self.gce_q = setting.micro, setting.label_smoothing, setting.gce_q
+        self._micro, self.smoothing = setting.micro, setting.label_smoothing
         self._schedule = setting.optimizer
         self._steps_per_epoch, self._total_steps = setting.steps_per_epoch, setting.total_steps
         optimizer = make_optimizer(
