@@ -79,7 +79,10 @@ def test_what_ranks_say_to_each_other(reports: list[Report]) -> None:
         assert heard["shared"] == {"from": 0}
         assert heard["told"] == ["I am 0", "I am 1", "I am 2"]
         assert (heard["met, none wished"], heard["met, last wished"]) == (False, True)
-        assert heard["different"].startswith("the number differs between ranks: 0: 0, 1: 1, 2: 2. Check that")
+        assert heard["different"] == (
+            "the number differs between ranks: 0: 0, 1: 1, 2: 2. Check that all nodes have the same versions and see "
+            "the same files, then run the same command again"
+        )
         assert heard["agreed"] == [False, False, True, False]
 
 

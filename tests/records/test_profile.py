@@ -352,6 +352,8 @@ def test_a_damaged_file_costs_a_profile_and_no_run(content, tmp_path):
 def test_a_profile_that_cannot_be_written_costs_no_run(tmp_path, caplog):
     (tmp_path / "methods" / "standard" / FILE).mkdir(parents=True)
     train(*Loop(tmp_path).arguments())
+    (warning,) = {record.levelname for record in caplog.records if "standard was not written" in record.message}
+    assert warning == "WARNING"
     assert "the profile of standard was not written" in caplog.text
 
 
