@@ -173,6 +173,18 @@ def noise_of_selected(ratio: float, classes: int, kind: NoiseKind) -> float:
     return ratio**2 / (ratio**2 + k * (1.0 - ratio) ** 2)
 
 
+def most_noise_of_selected(agreement: float, classes: int, kind: NoiseKind) -> float:
+    """The highest ε_S that a network can have whose held-out predictions agree with this share of the labels.
+
+    Not in the paper. A label is right with probability u, a prediction with probability a, and two that are wrong are
+    equal with probability 1/(m-1) (at most, for asymmetric noise): the agreement is A = ua + (1-u)(1-a)/(m-1), with
+    m = c for symmetric noise and 2 for asymmetric. Hence ua = ((m-1) A - 1 + u + a) / m, and the label precision ua/A
+    is lowest where u + a is: at u = a, which is the network that memorises. Valid if both are right more often than
+    by chance.
+    """
+    return noise_of_selected(noise_from_accuracy(agreement, classes, kind), classes, kind)
+
+
 # --- several rounds (not in the paper) ----------------------------------------------------------------------
 
 

@@ -56,6 +56,20 @@ def test_combinations_are_planned_each_for_itself(incv, playground):
     assert out.count("recipe tiny") == 4
 
 
+def test_values_in_brackets_keep_their_commas(incv, playground):
+    schedules = ("[[1, 0.5], [2, 0.1]]", "[[1, 0.2]]")
+    averages = ("{decay: 0.9, use_buffers: true}", "null")
+    out = incv(
+        *("run", "-c", TINY, "--dry-run"),
+        *("--vary", f"incv.optimizer.milestones={schedules[0]},{schedules[1]}"),
+        *("--vary", f"standard.ema={averages[0]}, {averages[1]}"),
+    ).out
+    headings = [line for line in out.splitlines() if line.startswith("incv.optimizer")]
+    assert headings == [
+        f"incv.optimizer.milestones={schedule} standard.ema={ema}:" for schedule in schedules for ema in averages
+    ]
+
+
 @pytest.mark.parametrize("what", ["run-dir", "stages", "splits"])
 def test_facts_are_printed_of_each_and_nothing_runs(incv, playground, what):
     answer = incv("run", "-c", TINY, "--vary", "seed=0,1", f"--print-{what}")

@@ -353,7 +353,7 @@ def test_a_number_of_warm_up_epochs_is_taken_as_given():
 
 
 def test_noise_of_the_selected_by_hand():
-    """FACTS 7: agreement 0.6 and 50 classes give ε 0.226, ε_S 0.0017 with k = c - 1 and 0.079 with k = 1."""
+    """Agreement 0.6 and 50 classes give ε 0.226, ε_S 0.0017 with k = c - 1 and 0.079 with k = 1."""
     found = estimates(theory.noise_from_accuracy(0.6, 50), classes=50)
     assert found.paper == pytest.approx(0.226, abs=5e-4)
     by_symmetric = noise_of_selected(coteaching(noise_of_selected="formula_symmetric"), incv(), found)

@@ -124,7 +124,7 @@ def test_algorithm_2_gives_the_precision_and_recall_of_k_rounds(run, k):
     ],
 )
 def test_four_rounds_by_hand(case, precision, recall):
-    """The same comparison without our formulas: FACTS 7 at ε = 0.5, and pair flip of 0.4 worked out."""
+    """The same comparison without our formulas: symmetric noise 0.5 and pair flip 0.4 worked out by hand."""
     oracle = Oracle(*CASES[case], seed=1)
     selected = oracle.selected(oracle.rounds(4)[-1][0])
     assert measure.label_precision(oracle.true, oracle.given, selected) == pytest.approx(precision, abs=0.007)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_predictions import CLASSES, pair_flip, simulated, symmetric
 from trainer import theory
+from trainer.config.schema import IncvConfig
 from trainer.incv.confidence_curve import estimate_from_confidence
+from trainer.incv.noise_estimates import estimate_noise
 from trainer.incv.selected_noise import noise_of_agreeing
 
 NOISY = pytest.mark.parametrize(
@@ -73,4 +75,22 @@ def test_any_counts_give_a_share(classes: int, count: int, seed: int):
         np.full((classes, classes), 1 / classes),
         draws.dirichlet(np.ones(classes), classes),
     ):
-        assert 0.0 <= noise_of_agreeing(given, predicted, transition) <= 1.0
+        found = noise_of_agreeing(given, predicted, transition)
+        assert found is None or 0.0 <= found <= 1.0
+
+
+@pytest.mark.parametrize("assumed", [0.88, 0.89, 0.91, 0.92])
+def test_a_transition_matrix_that_contradicts_the_predictions_gives_no_share(assumed: float):
+    """At a noise of 0.9 the labels of 10 classes tell nothing; near it, a small error of T becomes a large one."""
+    predictions, given, _ = simulated(symmetric(0.8), 2.0, 50_000, seed=9)
+    assert noise_of_agreeing(given, predictions.predicted, symmetric(assumed)) is None
+
+
+@settings(max_examples=20, deadline=None)
+@forall(st.floats(0.0, 0.9), st.floats(0.5, 8.0), st.integers(0, 2**31))
+def test_the_estimate_is_at_most_that_of_a_network_that_memorises(ratio: float, sharpness: float, seed: int):
+    """Whatever the estimate of T, Co-teaching never discards more than the agreement can explain."""
+    predictions, given, _ = simulated(symmetric(ratio), sharpness, 2_000, seed)
+    found = estimate_noise(predictions, given, CLASSES, IncvConfig(epochs=1)).held_out_of_selected
+    assert found is not None
+    assert 0.0 <= found <= theory.most_noise_of_selected(predictions.agreement(), CLASSES, "symmetric")

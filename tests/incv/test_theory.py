@@ -121,7 +121,7 @@ def test_closed_forms_are_special_cases_of_the_matrix_formulas(ratio, classes):
 @pytest.mark.parametrize(
     ("agreement", "classes", "kind", "top_k", "expected"),
     [
-        (0.6, 50, "symmetric", 1, 0.226),  # FACTS section 7: WebVision
+        (0.6, 50, "symmetric", 1, 0.226),  # 50 classes, as in the small WebVision
         (0.25 + 0.25 / 9, 10, "symmetric", 1, 0.5),
         (0.52, 10, "asymmetric", 1, 0.4),
         (0.25 + 0.25 / 4, 10, "symmetric", 2, 0.5),  # c/k - 1 = 4 in the place of c - 1
@@ -170,6 +170,27 @@ def test_estimate_keeps_its_digits_near_agreement_1():
 # --- label precision and recall
 
 
+@given(st.floats(0.001, 1.0), st.floats(0.001, 1.0), st.integers(2, 50), st.sampled_from(("symmetric", "asymmetric")))
+def test_no_network_selects_more_wrong_labels_than_one_that_memorises(label_skill, skill, classes, kind):
+    """Labels and predictions that are right with any probabilities above chance, and that agree equally often."""
+    m = classes if kind == "symmetric" else 2
+    label_right, right = ((1 + (m - 1) * each) / m for each in (label_skill, skill))
+    agreement = label_right * right + (1 - label_right) * (1 - right) / (m - 1)
+    noise = 1 - label_right * right / agreement
+    most = theory.most_noise_of_selected(agreement, classes, kind)
+    assert noise <= most + 1e-6
+    if label_skill == skill:  # the prediction is as noisy as the label
+        assert noise == pytest.approx(most, abs=1e-6)
+
+
+def test_most_noise_of_selected_by_hand():
+    """Noise 0.5 and 10 classes: a network that memorises agrees with 0.25 + 0.25/9 of the labels, 0.25 rightly."""
+    agreement = 0.25 + 0.25 / 9
+    assert theory.most_noise_of_selected(agreement, 10, "symmetric") == pytest.approx(1 - 0.25 / agreement)
+    assert theory.most_noise_of_selected(0.52, 10, "asymmetric") == pytest.approx(0.16 / 0.52)
+    assert theory.most_noise_of_selected(1.0, 10, "symmetric") == 0.0
+
+
 def test_precision_and_recall_by_hand():
     matrix, prior = [[0.8, 0.2], [0.5, 0.5]], [0.25, 0.75]
     np.testing.assert_allclose(theory.label_precision_per_class(matrix), [0.64 / 0.68, 0.5])
@@ -201,7 +222,7 @@ def test_more_rounds_recall_more_and_the_first_round_is_proposition_2(matrix):
 @pytest.mark.parametrize(
     ("ratio", "classes", "kind", "expected", "digits"),
     [
-        (0.22567, 50, "symmetric", 0.0017, 5e-5),  # FACTS section 7: with many classes nothing is forgotten
+        (0.22567, 50, "symmetric", 0.0017, 5e-5),  # with many classes nothing is forgotten
         (0.22567, 1000, "symmetric", 0.00008, 1e-5),
         (0.22567, 50, "asymmetric", 0.079, 1e-3),
         (0.5, 10, "symmetric", 0.1, 1e-12),

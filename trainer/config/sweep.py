@@ -37,6 +37,18 @@ def sweep_file(variants: Sequence[Variant], name: str) -> Path:
     return variants[0].root.parent / f"{name}-vary-{digits}.json"
 
 
+def _values(text: str) -> list[str]:
+    """Split at the commas that are not inside [...] or {...}."""
+    values, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += character
+    return [value.strip() for value in values if value.strip()]
+
+
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the overrides of each variant: `seed=0,1` and `labels.ratio=0.2,0.5` give four; no `vary` gives one."""
     every = []
@@ -46,7 +58,7 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
             raise ConfigError(
                 f"--vary {key}: all variants run in one process and share execution keys; vary result keys"
             )
-        found = [value for value in values.split(",") if value]
+        found = _values(values)
         if not equals or not key or len(set(found)) < len(found) or not found:
             raise ConfigError(f"--vary {one!r}: give a key and distinct values, as in seed=0,1,2")
         every.append([f"{key}={value}" for value in found])

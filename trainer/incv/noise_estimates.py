@@ -31,8 +31,8 @@ class NoiseEstimates:
     confident_of_selected: float
     """ε_S = 1 - LP by Prop. 2, with the confident estimates of T and of the class prior."""
     held_out_of_selected: float | None
-    """ε_S by Prop. 2, with the confusion matrix of the held-out predictions and the confidence curve's T. None if
-    `confidence_curve` is."""
+    """ε_S by Prop. 2, with the confusion matrix of the held-out predictions and the confidence curve's T, at most
+    that of a network that memorises. None if `confidence_curve` is."""
     prior: npt.NDArray[np.float64]
     """The confident estimate of the class prior."""
     transition: npt.NDArray[np.float64] | None
@@ -101,13 +101,26 @@ def estimate_noise(
         confidence_curve=curve.noise if curve is not None else None,
         confident_of_selected=float(1.0 - theory.label_precision(transition, prior)),
         held_out_of_selected=(
-            noise_of_agreeing(given[usable], predictions.predicted[usable], curve.transition)
+            _held_out_of_selected(given[usable], predictions.predicted[usable], curve.transition, config.noise_kind)
             if curve is not None
             else None
         ),
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,
     )
+
+
+def _held_out_of_selected(
+    given: npt.NDArray[np.int64],
+    predicted: npt.NDArray[np.integer],
+    transition: npt.NDArray[np.float64],
+    kind: theory.NoiseKind,
+) -> float:
+    """ε_S as the predictions show it. If T is badly estimated, only the agreement limits it. All rows are usable."""
+    agreement = float((given == predicted).mean()) if len(given) else 0.0
+    most = theory.most_noise_of_selected(agreement, len(transition), kind)
+    measured = noise_of_agreeing(given, predicted, transition)
+    return most if measured is None else min(measured, most)
 
 
 def remove_ratio(config: IncvConfig, noise: float) -> float:

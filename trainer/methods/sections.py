@@ -96,7 +96,7 @@ class CoteachingIncvConfig(TrainingConfig):
 
     formula: the paper's formula for the kind of noise in `incv.noise_kind`; formula_symmetric, formula_asymmetric:
     that for this kind; confident: Prop. 2 with the estimated T; held_out: Prop. 2 with the confusion matrix of the
-    held-out predictions; or a number.
+    held-out predictions, at most that of a network that memorises; or a number.
     """
     warmup_epochs: Literal["from_noise"] | Annotated[int, Field(ge=0)] = "from_noise"
     """E0: number of epochs on S alone. from_noise: 40 % of the epochs if the noise is asymmetric or ε > 0.6, else
