@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import trainer.methods.task_settings
-from shards.errors import DataError
+from shards.errors import ConfigError, DataError
 from tests.support.digits_bench import Bench
 from trainer.acceleration.policy import Acceleration, choose_acceleration
 from trainer.config.schema import Recipe
@@ -73,6 +73,26 @@ def test_the_run_leaves_what_the_rounds_decided(bench: Bench):
         assert record["network"] == "last"
     selected = np.concatenate([p.sample_id[p.predicted == data.labels[p.sample_id]] for p in (first, second)])
     np.testing.assert_array_equal(final.ids(State.SELECTED), np.sort(selected))
+
+
+def test_one_half_is_judged_as_in_a_round_of_both(bench: Bench):
+    data = bench.data(bench.recipe())
+    both, one = (bench.run(bench.recipe("incv.epochs=3", f"incv.halves={halves}"), data) for halves in (2, 1))
+    assert not (one.round(0) / "fold1").exists()
+    whole, half = (Predictions.read(run.round_predictions(0)) for run in (both, one))
+    expected = whole.of_fold(0)
+    for column in Predictions.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(half, column), getattr(expected, column))
+    found = SelectionIndex.read(one.selection)
+    np.testing.assert_array_equal(np.flatnonzero(found.state != State.OUTSIDE), np.sort(expected.sample_id))
+    np.testing.assert_array_equal(found.ids(State.SELECTED), np.sort(expected.sample_id[expected.agrees]))
+    (record,) = written(one)["rounds"]
+    assert (record["agreement"], record["agreement_each"]) == (expected.agreement(), [expected.agreement()])
+
+
+def test_one_half_is_for_one_round(bench: Bench):
+    with pytest.raises(ConfigError, match=r"set rounds to 1, or halves to 2"):
+        bench.recipe("incv.rounds=2", "incv.halves=1")
 
 
 def test_predictions_do_not_depend_on_the_size_of_their_batches(bench: Bench):

@@ -201,6 +201,9 @@ class IncvConfig(LabelTrainingConfig):
 
     rounds: Positive = 4
     """Rounds of noisy cross-validation, each of two folds."""
+    halves: Literal[1, 2] = 2
+    """How many halves are judged. 2: each, by the network that is trained on the other; 1: the second, by one network
+    that is trained on the first, in a single round (section 5.1 of the paper)."""
     init: Literal["same", "fresh"] = "same"
     """same: all folds start from the same weights (released code); fresh: each from new ones (paper)."""
     round_network: Literal["released_rule", "best", "last"] = "last"
@@ -217,6 +220,12 @@ class IncvConfig(LabelTrainingConfig):
     """A class with fewer selected samples is filled up with its samples of smallest loss."""
     max_unusable: Ratio = 0.01
     """The run fails if more than this fraction of predictions is non-finite or has an unreadable image."""
+
+    @model_validator(mode="after")
+    def _check_halves(self) -> "IncvConfig":
+        if self.halves == 1 and self.rounds != 1:
+            raise ValueError(f"halves = 1 is for one round, not for {self.rounds}: set rounds to 1, or halves to 2")
+        return self
 
 
 class ExecutionConfig(Section):

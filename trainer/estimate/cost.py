@@ -120,7 +120,7 @@ class CostModel:
         incv = self.recipe.incv
         if incv is None:
             return [(self.samples, 0)]
-        sizes = [(0, self.samples)]
+        sizes = [(0, self.samples * incv.halves // 2)]
         while len(sizes) <= incv.rounds and sizes[-1][1] >= 2:
             selected, candidates = sizes[-1]
             agreeing = round(measured.AGREEMENT * candidates)
@@ -174,12 +174,13 @@ class CostModel:
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each fold runs on half of the GPUs, or both on all GPUs: in turn, or at once."""
         execution = self.recipe.execution
-        halves = gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
-        at_once = gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
-        turns = 1.0 if halves else 2 * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
-        gpus = gpus // 2 if halves else gpus
+        two = incv.halves == 2
+        apart = two and gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
+        at_once = two and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
+        turns = 1.0 if apart else incv.halves * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
+        gpus = gpus // 2 if apart else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
-            half = -(-candidates // 2)
+            half = -(-candidates // incv.halves)
             epochs = fit_section(incv, count_steps(selected + half, self.recipe.batch.rows)).epochs
             (training,) = self.cost_training("incv", [Epochs(epochs, selected + half)], 1, gpus)
             each_epoch = uses_best_epoch(incv, number, self.noise if number else None)

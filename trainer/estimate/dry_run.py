@@ -200,6 +200,8 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
         length = _describe_length(samples, recipe.batch.rows, recipe.incv, share=0.5)
+        if recipe.incv.halves == 1:
+            return f"1 fold, {length}{extra}"
         return f"{recipe.incv.rounds} rounds of 2 folds, {length} per fold in round 1{extra}"
     if stage in recipe.methods:
         method = get_method(stage)

@@ -99,7 +99,8 @@ class Incv:
 
     def steps(self) -> Steps[None]:
         """Run the unfinished rounds, then write the final selection and `incv.json`."""
-        index = SelectionIndex.of_candidates(len(self._data.index), self._data.ids, self._held_out)
+        judged = self._data.ids if self._config.halves == 2 else self._halves_of(self._data.ids, number=0)[1]
+        index = SelectionIndex.of_candidates(len(self._data.index), judged, self._held_out)
         noise: NoiseEstimates | None = None
         records: list[dict[str, Any]] = []
         ended_early = None
@@ -115,7 +116,7 @@ class Incv:
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
             index = apply_round(index, predictions, number, ratio, self._checked)
             self._write(index, self._run.round_selection(number))
-            records.append(_record(of_candidates, ratio, best))
+            records.append(_record(of_candidates, self._config.halves, ratio, best))
         assert noise is not None
         self._finish(index, noise, records, ended_early)
 
@@ -165,13 +166,8 @@ class Incv:
         expected = np.concatenate([candidates, self._held_out])
         if world.broadcast_from_rank0(path.exists):
             return merge_predictions([Predictions.read(path)], expected)
-        halves = split_halves(derive_stream(self._recipe.seed, "incv.split", number), candidates)
-        extra = split_halves(derive_stream(self._recipe.seed, "incv.held_out", number), self._held_out)
-        selected = index.ids(State.SELECTED)
-        folds = [
-            Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best, extra[f]) for f in (0, 1)
-        ]
-        if folds_side_by_side(self._ctx.execution, world):
+        folds = self._folds(number, index, best)
+        if len(folds) == 2 and folds_side_by_side(self._ctx.execution, world):
             predictions = yield from self._in_halves(folds, expected)
         else:
             parts = [self._predict_fold(fold, self._ctx) for fold in folds]
@@ -186,6 +182,18 @@ class Incv:
         if world.is_rank0:
             predictions.write(path)
         return predictions
+
+    def _folds(self, number: int, index: SelectionIndex, best: bool) -> "list[Fold]":
+        candidates = index.ids(State.CANDIDATE)
+        if self._config.halves == 1:
+            trained_on = self._halves_of(self._data.ids, number)[0]
+            return [Fold(number, 0, trained_on, candidates, best, self._held_out)]
+        selected, halves = index.ids(State.SELECTED), self._halves_of(candidates, number)
+        extra = split_halves(derive_stream(self._recipe.seed, "incv.held_out", number), self._held_out)
+        return [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best, extra[f]) for f in (0, 1)]
+
+    def _halves_of(self, candidates: Ids, number: int) -> tuple[Ids, Ids]:
+        return split_halves(derive_stream(self._recipe.seed, "incv.split", number), candidates)
 
     def _in_halves(self, folds: "list[Fold]", expected: Ids) -> Steps[Predictions]:
         """Run one fold on each half of the ranks, wait for both to finish or stop, and gather the predictions."""
@@ -229,7 +237,7 @@ class Incv:
             fold.round,
             fold.number,
             self._identity,
-            f"incv, round {fold.round + 1}/{self._config.rounds}, fold {fold.number + 1}/2",
+            f"incv, round {fold.round + 1}/{self._config.rounds}, fold {fold.number + 1}/{self._config.halves}",
             self._later(fold, len(plan.selected) * plan.epochs),
         )
         seed_rng(plan.stream, world.rank)
@@ -256,9 +264,9 @@ class Incv:
 
     def _later(self, fold: "Fold", images: int) -> Later:
         """The folds and stages after this fold, of which each fold is as long. images: that the fold trains on."""
-        rounds = self._config.rounds - fold.round - 1
-        at_once = folds_side_by_side(self._ctx.execution, self._ctx.world)
-        folds = rounds if at_once else 2 * rounds + 1 - fold.number
+        rounds, halves = self._config.rounds - fold.round - 1, self._config.halves
+        at_once = halves == 2 and folds_side_by_side(self._ctx.execution, self._ctx.world)
+        folds = rounds if at_once else halves * (rounds + 1) - 1 - fold.number
         return Later(folds, self._ctx.work_after.get("incv", 0.0) / max(images, 1))
 
     def _watch_data(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
@@ -307,10 +315,10 @@ def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:
     return derive_stream(seed, "incv.init", number, fold + 1)
 
 
-def _record(predictions: Predictions, ratio: float, best: bool) -> dict[str, Any]:
+def _record(predictions: Predictions, halves: int, ratio: float, best: bool) -> dict[str, Any]:
     return {
         "agreement": predictions.agreement(),
-        "agreement_each": [predictions.of_fold(fold).agreement() for fold in (0, 1)],
+        "agreement_each": [predictions.of_fold(fold).agreement() for fold in range(halves)],
         "remove_ratio": ratio,
         "network": "best" if best else "last",
         "predicted": len(predictions.sample_id),

@@ -16,7 +16,7 @@ class State(IntEnum):
     """INCV's decision on a sample."""
 
     OUTSIDE = 0
-    """Rejected when the shards were packed, or not in this run's subset."""
+    """Rejected when the shards were packed, not in this run's subset, or only trained on (`incv.halves: 1`)."""
     CANDIDATE = 1
     SELECTED = 2
     REMOVED = 3

@@ -113,6 +113,7 @@ _NCV = Row(
         "methods=[]",
         "model.name=cifar_resnet110",
         "incv.rounds=1",
+        "incv.halves=1",  # "train the ResNet-110 on D1 and test on D2"
         "incv.epochs=200",
         "incv.round_network=last",
         "incv.remove_ratio=0.0",
