@@ -64,13 +64,18 @@ def test_nccl_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     [("auto", 1, False), ("auto", 2, True), ("auto", 3, False), ("in_turn", 4, False), ("side_by_side", 4, True)],
 )
 def test_which_worlds_train_two_folds_at_once(folds: Any, size: int, beside: bool) -> None:
-    assert folds_side_by_side(ExecutionConfig(folds=folds), _of(size)) == beside
+    assert folds_side_by_side(2, ExecutionConfig(folds=folds), _of(size)) == beside
 
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_an_odd_world_cannot_be_halved(size: int) -> None:
     with pytest.raises(ConfigError, match=f"even number of them, not {size}"):
-        folds_side_by_side(ExecutionConfig(folds="side_by_side"), _of(size))
+        folds_side_by_side(2, ExecutionConfig(folds="side_by_side"), _of(size))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_one_fold_is_trained_by_all_ranks(size: int) -> None:
+    assert not folds_side_by_side(1, ExecutionConfig(folds="side_by_side"), _of(size))
 
 
 @pytest.mark.parametrize(

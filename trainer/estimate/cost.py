@@ -174,9 +174,8 @@ class CostModel:
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each fold runs on half of the GPUs, or both on all GPUs: in turn, or at once."""
         execution = self.recipe.execution
-        two = incv.halves == 2
-        apart = two and gpus > 1 and folds_side_by_side(execution, replace(SINGLE_PROCESS, size=gpus))
-        at_once = two and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
+        apart = gpus > 1 and folds_side_by_side(incv.halves, execution, replace(SINGLE_PROCESS, size=gpus))
+        at_once = incv.halves == 2 and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
         turns = 1.0 if apart else incv.halves * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
         gpus = gpus // 2 if apart else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):

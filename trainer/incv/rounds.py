@@ -51,8 +51,10 @@ class Fold:
     """Samples outside INCV that this fold predicts too, after training."""
 
 
-def folds_side_by_side(execution: ExecutionConfig, world: World) -> bool:
-    """Whether each half of the ranks trains one fold, at the same time as the other."""
+def folds_side_by_side(halves: int, execution: ExecutionConfig, world: World) -> bool:
+    """Whether each half of the ranks trains one fold, at the same time as the other. halves: `incv.halves`."""
+    if halves == 1:
+        return False
     if execution.folds == "side_by_side" and world.size % 2 and world.size > 1:
         raise ConfigError(
             f"`execution.folds: side_by_side` needs a single process or an even number of them, not {world.size}: "
@@ -167,7 +169,7 @@ class Incv:
         if world.broadcast_from_rank0(path.exists):
             return merge_predictions([Predictions.read(path)], expected)
         folds = self._folds(number, index, best)
-        if len(folds) == 2 and folds_side_by_side(self._ctx.execution, world):
+        if folds_side_by_side(self._config.halves, self._ctx.execution, world):
             predictions = yield from self._in_halves(folds, expected)
         else:
             parts = [self._predict_fold(fold, self._ctx) for fold in folds]
@@ -186,8 +188,7 @@ class Incv:
     def _folds(self, number: int, index: SelectionIndex, best: bool) -> "list[Fold]":
         candidates = index.ids(State.CANDIDATE)
         if self._config.halves == 1:
-            trained_on = self._halves_of(self._data.ids, number)[0]
-            return [Fold(number, 0, trained_on, candidates, best, self._held_out)]
+            return [Fold(number, 0, np.setdiff1d(self._data.ids, candidates), candidates, best, self._held_out)]
         selected, halves = index.ids(State.SELECTED), self._halves_of(candidates, number)
         extra = split_halves(derive_stream(self._recipe.seed, "incv.held_out", number), self._held_out)
         return [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best, extra[f]) for f in (0, 1)]
@@ -265,7 +266,7 @@ class Incv:
     def _later(self, fold: "Fold", images: int) -> Later:
         """The folds and stages after this fold, of which each fold is as long. images: that the fold trains on."""
         rounds, halves = self._config.rounds - fold.round - 1, self._config.halves
-        at_once = halves == 2 and folds_side_by_side(self._ctx.execution, self._ctx.world)
+        at_once = folds_side_by_side(halves, self._ctx.execution, self._ctx.world)
         folds = rounds if at_once else halves * (rounds + 1) - 1 - fold.number
         return Later(folds, self._ctx.work_after.get("incv", 0.0) / max(images, 1))
 

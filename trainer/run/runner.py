@@ -254,10 +254,10 @@ def _claim_directory(
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
     """Return the rows that BatchNorm sees at once, in a fold of INCV and in a training method."""
-    halves = 2 if recipe.incv is not None and folds_side_by_side(recipe.execution, world) else 1
+    apart = recipe.incv is not None and folds_side_by_side(recipe.incv.halves, recipe.execution, world)
     return {
         stage: batchnorm_rows(recipe.batch.rows, ranks, recipe.batch.micro)
-        for stage, ranks in (("incv", world.size // halves), ("methods", world.size))
+        for stage, ranks in (("incv", world.size // 2 if apart else world.size), ("methods", world.size))
     }
 
 
