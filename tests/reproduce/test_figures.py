@@ -32,6 +32,11 @@ def paths(figure: str) -> list[list[tuple[float, float]]]:
     return [[tuple(map(float, pair.split())) for pair in re.split(r" ?[LM] ?", path)] for path in found]
 
 
+def dots(chart: str) -> list[tuple[float, float]]:
+    """The dots that a pointer names, so not those of the legend."""
+    return [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"[^>]*><title>', chart)]
+
+
 @pytest.mark.parametrize("name", sorted(set(DRAWINGS) - {"figure1"}))
 def test_nothing_is_drawn_without_runs(name: str) -> None:
     assert DRAWINGS[name](EXPERIMENTS[name], {}) is None
@@ -48,9 +53,10 @@ def test_measured_points_on_the_theory_lie_on_its_curve() -> None:
             runs[run] = record(run, rounds=[entry])
     figure = draw("figure2", runs)
     assert "asymmetric:" not in figure
-    curves = paths(figure)
-    assert len(curves) == 6  # measured and theory in three panels
-    for measured, theory in zip(curves[::2], curves[1::2], strict=True):
+    panels = [(curve, dots(chart)) for chart in figure.split("<svg ")[2:] for curve in paths(chart)]
+    assert len(panels) == 3
+    for theory, measured in panels:
+        assert len(measured) == len(ratios)
         assert set(measured) <= set(theory)
 
 

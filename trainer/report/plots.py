@@ -1,5 +1,6 @@
 """Small charts as inline SVG: pure functions from numbers to markup, with colours from the page's CSS variables."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ LEGEND_ROW = 21  # height of a legend with one row
 CHARACTER = 7.0  # mean character width at 12 px, for label layout
 Ticks = Callable[[float], str]
 Scale = Callable[[float], float]
+_MAX_DOTS = 12  # a line of more points has no dots
+_Sample = Callable[[float, float], str]
+"""Draws the sample of a legend entry from (x, y) on, the left end of its middle; up to 17 pixels wide."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a line chart; a y value of None breaks the line."""
+    """One line of a line chart, with dots at its points if they are few; a y value of None breaks the line."""
 
     label: str
     points: Sequence[tuple[float, float | None]]
@@ -27,6 +31,8 @@ class Series:
     dashed: bool = False
     about: str = ""
     """What a pointer on the line shows; by default, the label. Lines of one label and colour share a legend entry."""
+    joined: bool = True
+    """Whether a line joins the points; False: dots alone."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def line_chart(
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
     along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))
     up = nice_ticks(*(y_range or (min(ys), max(ys))), about=5 if height > 200 else 3)
-    entries = {(s.label, s.colour): (s.label, s.colour, s.dashed) for s in reversed(series)}
+    entries = {(s.label, s.colour): (s.label, _sample(s)) for s in reversed(series)}
     legend, used = _legend(list(reversed(entries.values())), width) if len(series) > 1 else ([], 0)
     height += max(used - LEGEND_ROW, 0) if grows else 0
     left = 14 + CHARACTER * max(len(ticks(value)) for value in up)
@@ -103,7 +109,7 @@ def line_chart(
     if x_label:
         parts.append(_text((box[0] + box[2]) / 2, height - 5, x_label))
     for line in series:
-        parts += _polyline(line, to_x, to_y, dotted=max(len(s.points) for s in series) <= 12)
+        parts += _draw_series(line, to_x, to_y)
     return _svg(title, width, height, parts)
 
 
@@ -157,7 +163,7 @@ def stacked_bars(
     ticks: Ticks = "{:,}".format,
 ) -> Markup:
     """Draw one stacked bar per row, of counts or shares. parts_of: (label, CSS colour) of each part."""
-    legend, top = _legend([(label, colour, False) for label, colour in parts_of], width, square=True)
+    legend, top = _legend([(label, _square(colour)) for label, colour in parts_of], width)
     row = min(max(225 // max(len(rows), 1), 34), 72)
     left = 12 + CHARACTER * max((len(label) for label, _ in rows), default=0)
     whole = max((sum(counts) for _, counts in rows), default=0) or 1
@@ -251,44 +257,48 @@ def _cell(x: float, y: float, side: float, value: float | None, about: str) -> l
     return parts
 
 
-def _polyline(line: Series, to_x: Scale, to_y: Scale, dotted: bool) -> list[str]:
-    """Draw one series as a path, interrupted at missing values. dotted: also draw a dot at each point."""
-    runs: list[list[str]] = [[]]
-    dots = []
-    for x, y in line.points:
-        if y is None:
-            runs.append([])
-            continue
-        runs[-1].append(f"{to_x(x):.1f} {to_y(y):.1f}")
-        if dotted:
-            dots.append(f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2" fill="var(--c{line.colour})"/>')
-    path = " ".join("M" + " L".join(run) for run in runs if run)
-    dash = ' stroke-dasharray="5 4"' if line.dashed else ""
-    name = escape(line.about or line.label)
-    return [
-        f'<path class="curve" d="{path}" stroke="var(--c{line.colour})"{dash}><title>{name}</title></path>',
-        *dots,
+def _draw_series(line: Series, to_x: Scale, to_y: Scale) -> list[str]:
+    """Draw one series: a path, interrupted at missing values, and a dot at each point if there are few."""
+    name = f"<title>{escape(line.about or line.label)}</title>"
+    runs = [
+        [(to_x(x), to_y(y)) for x, y in run if y is not None]
+        for missing, run in itertools.groupby(line.points, lambda point: point[1] is None)
+        if not missing
     ]
+    dotted = not line.joined or len(line.points) <= _MAX_DOTS
+    dots = [_dot(x, y, line.colour, "" if line.joined else name) for run in runs for x, y in run if dotted]
+    if not line.joined:
+        return dots
+    path = " ".join("M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in run) for run in runs)
+    dash = ' stroke-dasharray="5 4"' if line.dashed else ""
+    return [f'<path class="curve" d="{path}" stroke="var(--c{line.colour})"{dash}>{name}</path>', *dots]
 
 
-def _legend(
-    entries: Sequence[tuple[str, int | str, bool]], width: int, square: bool = False
-) -> tuple[list[str], int]:
+def _dot(x: float, y: float, colour: int, inside: str = "") -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="var(--c{colour})">{inside}</circle>'
+
+
+def _legend(entries: Sequence[tuple[str, _Sample]], width: int) -> tuple[list[str], int]:
     """Lay out legend entries from left to right, wrapped to the width; returns their markup and height."""
     parts, x, y = [], 4.0, 13
-    for label, colour, dashed in entries:
+    for label, draw_sample in entries:
         wide = 30 + CHARACTER * len(label)
         if x + wide > width and x > 4:
             x, y = 4.0, y + 19
-        paint = colour if isinstance(colour, str) else f"var(--c{colour})"
-        dash = ' stroke-dasharray="4 3"' if dashed else ""
-        if square:
-            parts.append(_rect(x, y - 9, 12, 12, paint))
-        else:
-            parts.append(f'<path class="curve" d="M{x:.1f} {y - 4} h17" stroke="{paint}"{dash}/>')
-        parts.append(_text(x + (18 if square else 22), y, label, "start"))
+        parts += [draw_sample(x, y - 4), _text(x + 22, y, label, "start")]
         x += wide + 8
     return parts, y + 8
+
+
+def _sample(line: Series) -> _Sample:
+    if not line.joined:
+        return lambda x, y: _dot(x + 8.5, y, line.colour)
+    dash = ' stroke-dasharray="4 3"' if line.dashed else ""
+    return lambda x, y: f'<path class="curve" d="M{x:.1f} {y} h17" stroke="var(--c{line.colour})"{dash}/>'
+
+
+def _square(colour: str) -> _Sample:
+    return lambda x, y: _rect(x + 4, y - 6, 12, 12, colour)
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
