@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,17 @@ def test_a_reader_that_leaves_early_is_no_error(playground: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     answer = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (141, "")
+
+
+def test_ctrl_c_before_a_run_has_begun_is_told_in_one_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    os.mkfifo(recipe)
+    command = [sys.executable, "-m", "trainer", "validate", "-c", str(recipe)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    with recipe.open("w"):  # returns once the command waits for the recipe's text
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "incv: interrupted\n")
 
 
 def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatch, playground: Path) -> None:
