@@ -21,7 +21,16 @@ from trainer.reproduce.matching import Identity
 from trainer.reproduce.records import RunRecord
 from trainer.reproduce.tables import Measure
 
-RECORDED = sorted((REPOSITORY / "results" / "runs").glob("cifar10_*.json"))
+SHOWN = (EXPERIMENTS["table1"], EXPERIMENTS["figure5"])
+SETTINGS = {f"cifar10_{setting.name}" for experiment in SHOWN for setting in experiment.settings}
+ROWS = {row.name for experiment in SHOWN for row in experiment.rows}
+RECORDED = [
+    path
+    for path in sorted((REPOSITORY / "results" / "runs").glob("*.json"))
+    for setting, *row, _seed in [path.stem.split("-")]
+    if setting in SETTINGS and set(row) <= ROWS
+]
+"""The recorded runs of Table 1, and that of INCV alone for Figure 5."""
 
 
 @pytest.fixture(scope="module")
