@@ -101,7 +101,14 @@ def test_an_audit_goes_on_and_its_recipe_can_be_run(digits, incv):
 def test_a_long_audit_says_how_to_shorten_it(seconds, advises, digits, incv, monkeypatch):
     monkeypatch.setattr("trainer.auditing.audit.estimate_cpu_seconds", lambda *_: seconds)
     monkeypatch.setattr("trainer.auditing.audit.run_recipe", lambda *_: 75)
-    assert ("--model NAME" in incv("audit", digits, *SMALL, *SHORT).err) is advises
+    assert ("`--redo incv` and a smaller network" in incv("audit", digits, *SMALL, *SHORT).err) is advises
+
+
+def test_an_audit_is_started_again_with_smaller_images_as_it_advises(digits, incv):
+    assert incv("audit", digits, *SMALL, *SHORT).code == 0
+    smaller = incv("audit", digits, *SMALL, *SHORT, "image.size=6", "--redo", "incv")
+    assert smaller.code == 0, smaller.err
+    assert "from scratch at 6 pixels" in smaller.err
 
 
 def test_the_python_interface(digits, incv):

@@ -25,6 +25,7 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
+from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.records.run_directory import RunDirectory
 from trainer.run.recipe import check_recipe
 from trainer.run.recipe_check import check_without_data
@@ -137,8 +138,9 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     if not start.has_weights:
         _log.warning(
             "no pretrained weights: %s. Training from scratch needs thousands of images; with fewer, expect a poor "
-            "list. Name a file with --weights FILE, or copy the cache from a machine with internet",
+            "list. Name a file with --weights FILE%s",
             start.why_no_weights,
+            "" if start.model in SMALL_NETWORKS else ", or copy the hub's cache from a machine with internet",
         )
     if not RunDirectory(options.run).manifest.exists():
         check_without_data(recipe)  # before the time is measured, which may take a while
@@ -186,8 +188,9 @@ def _announce_time(recipe: Recipe, samples: int, classes: int) -> None:
             _log.info("audit: expected to take %s on this CPU", describe_time(seconds))
             if seconds > _LONG:
                 _log.info(
-                    "audit: to shorten it, press Ctrl-C, and use a machine with a GPU, a smaller network (--model "
-                    "NAME) or smaller images (image.size=PIXELS)"
+                    "audit: to shorten it, use a machine with a GPU, or press Ctrl-C and start it again with "
+                    "`--redo incv` and a smaller network (such as --model cifar_resnet20) or smaller images "
+                    "(image.size=PIXELS)"
                 )
 
 
