@@ -236,7 +236,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             "figure7",
-            "Figure 7: M and T where the training accuracy is low",
+            "Figure 7: M and T at other noise settings",
             "confusion",
             (_NCV,),
             _settings_named("asym40", "sym80", "sym90", "sym100"),
