@@ -102,7 +102,7 @@ def _reproduce(parsed: argparse.Namespace) -> int:
             code = run_planned(missing, local, folder, parsed.at_once or AT_ONCE, where, parsed.data)
         recorded = read_records(folder)
     for each in chosen:
-        print(describe_outcome(collect(each)), end="\n\n")
+        print(describe_outcome(collect(each), results), end="\n\n")
     if (runs and not code) or parsed.write:
         written = write_outcomes([collect(each) for each in experiments], results)
         print(f"written: {', '.join(map(str, written)) or 'nothing'}")

@@ -91,14 +91,16 @@ def _plan(experiment: Experiment, seeds: Sequence[int], smoke: bool) -> list[Pla
     return [run.with_overrides(smoke_overrides(run)) for run in runs] if tiny else runs
 
 
-def describe_outcome(outcome: Outcome) -> str:
-    """Return what `incv reproduce` prints of an experiment."""
+def describe_outcome(outcome: Outcome, results: Path) -> str:
+    """Return what `incv reproduce` prints of an experiment. results: the folder of tables and figures."""
     experiment, parts = outcome.experiment, []
     if experiment.name in _TABLES:
         table = build_table(experiment, outcome.matching.recorded, outcome.records)
         parts.append(format_text(experiment, table, _TABLES[experiment.name]))
     else:
         parts.append(experiment.title)
+    if (figure := results / "figures" / f"{experiment.name}.svg").exists():
+        parts.append(f"figure: {figure}")
     if experiment.needs == "nothing":
         return "\n".join([*parts, "  follows from the theory: no run is needed"])
     if experiment.needs == "own_data":
@@ -109,7 +111,10 @@ def describe_outcome(outcome: Outcome) -> str:
     parts += _list("recorded twice, and not used", outcome.matching.superseded)
     parts += _list_unavailable(outcome)
     if commands := fill_commands(experiment.name, outcome.missing(), outcome.flag):
-        parts += ["to fill the gaps:", *(f"  {command}" for command in commands)]
+        seeds = {run.seed for run in outcome.planned}
+        is_whole = experiment == EXPERIMENTS[experiment.name] and seeds == set(experiment.seeds)  # no option chose
+        at_once = [f"  incv reproduce {experiment.name} {outcome.flag}   # all of these:"] if is_whole else []
+        parts += ["to fill the gaps:", *at_once, *(f"  {command}" for command in commands)]
     return "\n".join(parts)
 
 
