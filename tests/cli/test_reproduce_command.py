@@ -148,6 +148,18 @@ def test_the_table_is_printed_from_recorded_runs_with_what_is_missing(incv, here
     assert "incv reproduce table1 --run --methods standard --settings sym80 --seeds 0,1,2" in answer.out
     assert "coteaching_incv_plus" in answer.out
     assert not (here / "none").exists()
+    whole = "  incv reproduce table1 --run   # all of these:\n"
+    assert whole in answer.out
+    for chosen in (("--settings", "sym80"), ("--methods", "standard"), ("--seeds", "7")):
+        assert whole not in incv("reproduce", "table1", "--results", "none", *chosen).out
+
+
+def test_the_file_of_a_figure_is_named_once_it_is_drawn(incv, here):
+    file = here / "mine" / "figures" / "figure1.svg"
+    assert "figure1.svg" not in incv("reproduce", "figure1", "--results", "mine").out
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert "figure: mine/figures/figure1.svg" in incv("reproduce", "figure1", "--results", "mine").out
 
 
 BAD: dict[str, tuple[list[str], list[str]]] = {
