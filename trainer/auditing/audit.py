@@ -25,7 +25,6 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
-from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.records.run_directory import RunDirectory
 from trainer.run.recipe import check_recipe
 from trainer.run.recipe_check import check_without_data
@@ -138,9 +137,8 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     if not start.has_weights:
         _log.warning(
             "no pretrained weights: %s. Training from scratch needs thousands of images; with fewer, expect a poor "
-            "list. Name a file with --weights FILE%s",
+            "list. Name a file with --weights FILE, if you have one",
             start.why_no_weights,
-            "" if start.model in SMALL_NETWORKS else ", or copy the hub's cache from a machine with internet",
         )
     if not RunDirectory(options.run).manifest.exists():
         check_without_data(recipe)  # before the time is measured, which may take a while

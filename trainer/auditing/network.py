@@ -5,7 +5,7 @@ from pathlib import Path
 from shards.errors import ConfigError, describe_unreadable
 from trainer.auditing.settings import Start
 from trainer.models.factory import require_known_model
-from trainer.models.pretrained import NoPretrained, describe_file, find_pretrained, input_settings
+from trainer.models.pretrained import NoPretrained, NotOnHub, describe_file, find_pretrained, input_settings
 
 PREFERRED = {
     "cpu": ("resnet18.a1_in1k", "resnet18.tv_in1k", "resnet34.a1_in1k", "resnet50.a1_in1k", "resnet50.tv_in1k"),
@@ -35,9 +35,11 @@ def choose_network(model: str | None, weights: Path | None, device: str, downloa
             find_pretrained(names[0])
             return _pretrained(names[0], device)
         why = "none in the cache of the Hugging Face hub, and --no-download is given"
+    except NotOnHub as error:
+        return Start(model or SCRATCH, why_no_weights=error.why)
     except NoPretrained as error:
         why = error.why
-    return Start(model or SCRATCH, why_no_weights=why)
+    return Start(model or SCRATCH, why_no_weights=f"{why}; the cache can be copied from a machine with internet")
 
 
 def _from_file(model: str | None, weights: Path) -> Start:

@@ -21,6 +21,10 @@ class NoPretrained(ConfigError):
         self.why = why or message
 
 
+class NotOnHub(NoPretrained):
+    """The hub has no weights for a model, so that its cache cannot have them either."""
+
+
 def find_pretrained(name: str, download: bool = True) -> Path | None:
     """Return the file of timm's weights for a model: from the cache of the Hugging Face hub, or downloaded into it.
 
@@ -81,12 +85,12 @@ def require_pretrained(name: str) -> Any:
     if cfg is not None and cfg.hf_hub_id:
         return cfg
     if cfg is not None and cfg.url:
-        raise NoPretrained(
+        raise NotOnHub(
             f"timm's weights of {name} are not on the Hugging Face hub: download {cfg.url} and set model.weights to "
             "the file, with model.pretrained: false",
             f"timm's weights of {name} are not on the Hugging Face hub, but at {cfg.url}",
         )
-    raise NoPretrained(
+    raise NotOnHub(
         f"model.pretrained: timm has no weights for {name}: choose one of timm.list_models(pretrained=True), or set "
         "model.pretrained to false (and model.weights to a file, if you have one)",
         f"timm has none for {name}",
