@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-from trainer.report.plots import Series, heatmap, line_chart, percent
+from trainer.report.plots import Series, heatmap, line_chart, nice_ticks, percent
 from trainer.reproduce.experiments import Experiment
 from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.records import RunRecord
@@ -112,16 +112,16 @@ def draw_theory(experiment: Experiment, runs: Runs) -> str | None:
         known = [(settings[run.setting].ratio, record) for run, record in runs.items() if run.setting in settings]
         if not known:
             continue
-        tenths = 10 if kind == "symmetric" else 5
-        ratios = [step / 50 for step in range(5 * tenths + 1)]
+        highest = 1.0 if kind == "symmetric" else 0.5
+        ratios = [step / 50 for step in range(round(50 * highest) + 1)]
         for key, (title, formula) in measures.items():
             points = {ratio: [each.rounds[0][key] for own, each in known if own == ratio] for ratio, _ in known}
             measured = [(ratio, _mean_known(values)) for ratio, values in sorted(points.items())]
             theory = [(ratio, _finite(formula(transition(ratio, _CLASSES)))) for ratio in ratios]
             series = [Series("theory", theory, 1), Series("measured", measured, 0, joined=False)]
-            marks = [tenth / 10 for tenth in range(0, tenths + 1, 2 if tenths > 5 else 1)]
+            ticks = nice_ticks(0, highest)
             chart = line_chart(
-                series, title=title, x_label="noise ratio", size=(340, 280), x_ticks=marks, y_range=(0, 1)
+                series, title=title, x_label="noise ratio", size=(340, 280), x_ticks=ticks, y_range=(0, 1)
             )
             panels.append((f"{kind}: {title}", chart))
     return arrange(experiment.title, panels, columns=3) if panels else None

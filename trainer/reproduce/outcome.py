@@ -99,7 +99,7 @@ def describe_outcome(outcome: Outcome, results: Path) -> str:
         parts.append(format_text(experiment, table, _TABLES[experiment.name]))
     else:
         parts.append(experiment.title)
-    if (figure := results / "figures" / f"{experiment.name}.svg").exists():
+    if (figure := results / _figure_path(experiment)).exists():
         parts.append(f"figure: {figure}")
     if experiment.needs == "nothing":
         return "\n".join([*parts, "  follows from the theory: no run is needed"])
@@ -187,8 +187,13 @@ def build_files(outcome: Outcome) -> dict[str, str | dict[str, Any]]:
         table = build_table(experiment, outcome.matching.recorded, outcome.records)
         files[f"{experiment.name}.json"] = table_json(experiment, table, _TABLES[experiment.name])
     if experiment.name in DRAWINGS and (figure := DRAWINGS[experiment.name](experiment, outcome.runs())):
-        files[f"figures/{experiment.name}.svg"] = figure
+        files[_figure_path(experiment)] = figure
     return files
+
+
+def _figure_path(experiment: Experiment) -> str:
+    """Return the path of an experiment's figure in the folder of results."""
+    return f"figures/{experiment.name}.svg"
 
 
 def build_part(outcome: Outcome) -> str:
