@@ -89,22 +89,31 @@ PARTS = {  # row of the ablation -> the keys that differ from plus
     "coteaching_incv_plus": set(),
     "plus_without_cosine": {f"{each}.{key}" for each in OPTIMIZERS for key in ("schedule", "milestones")},
     "plus_without_cutout": {"image.cutout"},
-    "plus_without_ema": {"coteaching_incv.ema.decay"},
+    "plus_without_ema": {"coteaching_incv.ema.decay", "coteaching_incv.ema.use_buffers"},
     "plus_with_adam": {
         f"{each}.{key}" for each in OPTIMIZERS for key in ("kind", "learning_rate", "weight_decay", "decay_scope")
     },
     "plus_with_paper_estimate": {"incv.noise_estimate"},
+    "plus_with_formula": {"coteaching_incv.noise_of_selected"},
+    "plus_with_early_candidates": {"coteaching_incv.warmup_epochs"},
 }
 
 
 def test_each_row_of_the_ablation_changes_one_part_of_plus() -> None:
-    runs = {(run.row, run.setting): run for run in plan_runs(EXPERIMENTS["ablation"], (0,))}
-    assert {row for row, _ in runs} == {*PARTS, "coteaching_incv"}
-    for setting in ("sym50_validation", "asym40_validation"):
-        plus = identify_plan(runs["coteaching_incv_plus", setting]).keys
-        for row, changed in PARTS.items():
-            keys = identify_plan(runs[row, setting]).keys
-            assert {key for key in keys.keys() | plus.keys() if keys.get(key) != plus.get(key)} == changed, row
+    runs = {run.row: run for run in plan_runs(EXPERIMENTS["ablation"], (0,))}
+    assert set(runs) == {*PARTS, "coteaching_incv"}
+    plus = identify_plan(runs["coteaching_incv_plus"]).keys
+    for row, changed in PARTS.items():
+        keys = identify_plan(runs[row]).keys
+        assert {key for key in keys.keys() | plus.keys() if keys.get(key) != plus.get(key)} == changed, row
+
+
+def test_the_rows_of_the_ablation_together_change_all_that_plus_changes() -> None:
+    """Except for the mean and standard deviation of the images, with whose mean Cutout fills."""
+    runs = {run.row: run for run in plan_runs(EXPERIMENTS["ablation"], (0,))}
+    without, plus = (identify_plan(runs[row]).keys for row in ("coteaching_incv", "coteaching_incv_plus"))
+    changed = {key for key in without.keys() | plus.keys() if without.get(key) != plus.get(key)}
+    assert changed - set.union(*PARTS.values()) == {"image.mean", "image.std"}
 
 
 def test_the_ablation_neither_trains_nor_evaluates_on_images_of_the_test_set() -> None:

@@ -63,7 +63,7 @@ def test_plus_states_the_ensemble_first_and_says_so() -> None:
 
 
 def test_the_ablation_states_validation_accuracies_alone() -> None:
-    (experiment,) = select_cells([EXPERIMENTS["ablation"]], ["plus_without_ema"], ["sym50_validation"])
+    (experiment,) = select_cells([EXPERIMENTS["ablation"]], ["plus_without_ema"], ["asym40_validation"])
     (run,) = plan_runs(experiment, (0,))
     tested = record(run, 99.0, [99.0] * 10, 99.0)
     accuracy = {"validation": {run.stage: {"top1": 80.0, "top1_ensemble": 82.5}}}
@@ -71,7 +71,7 @@ def test_the_ablation_states_validation_accuracies_alone() -> None:
     found, empty = (
         table_json(experiment, build_table(experiment, {run: "file"}, {"file": each}), {}) for each in (own, tested)
     )
-    cell = found["plus_without_ema"]["sym50_validation"]
+    cell = found["plus_without_ema"]["asym40_validation"]
     assert (cell["mean"], cell["measure"], cell["last"]["mean"]) == (82.5, "ensemble", 80.0)
     assert "last_10" not in cell  # the curve is that of the test set
     assert empty == {"plus_without_ema": {}}

@@ -8,11 +8,11 @@ WITHOUT_TEST_SET = (
 )
 """Train on 45,000 images and evaluate on the other 5,000 of the training set, so that a choice may follow from it."""
 
-# The rates of the paper's INCV with SGD, on WebVision (halved after 20 and 30 epochs, 0.01 after 40), and those of
+# The rates of the paper's INCV with SGD, on WebVision (halved after 20 and 30 epochs, a tenth after 40), and those of
 # DeVries and Taylor (2017) for 200 epochs (a fifth after 60, 120 and 160).
 _MILESTONES = (
     "incv.optimizer.schedule=milestones",
-    "incv.optimizer.milestones=[[20, 0.05], [30, 0.025], [40, 0.01]]",
+    "incv.optimizer.milestones=[[20, 0.025], [30, 0.0125], [40, 0.005]]",
     "coteaching_incv.optimizer.schedule=milestones",
     "coteaching_incv.optimizer.milestones=[[60, 0.02], [120, 0.004], [160, 0.0008]]",
 )
@@ -27,5 +27,13 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
         (f"incv.optimizer={_ADAM}", f"coteaching_incv.optimizer={_ADAM}"),
     ),
     "plus_with_paper_estimate": ("plus, with the paper's noise estimate", ("incv.noise_estimate=paper",)),
+    "plus_with_formula": (
+        "plus, with the paper's formula for the noise of S",
+        ("coteaching_incv.noise_of_selected=formula",),
+    ),
+    "plus_with_early_candidates": (
+        "plus, with candidates after 80 epochs instead of 160",
+        ("coteaching_incv.warmup_epochs=from_noise",),
+    ),
 }
 """By the name of the row: its title, and the overrides that take one part of plus away."""
