@@ -76,7 +76,27 @@ def test_an_unknown_key_lists_near_matches(recipe, override, key, near):
     message = refused(recipe, override)
     assert f"unknown key `{key}`; did you mean" in message
     assert near in message.partition("did you mean")[2]
-    assert str(recipe) in message
+    assert message.startswith(f"override {override!r}: ")
+
+
+def test_an_error_names_the_recipe_for_its_own_keys_and_the_override_for_those_of_the_command_line(recipe):
+    recipe.write_text(recipe.read_text() + "\nxyzzy: 1\n")
+    with_both = refused(recipe, "labels.ratoi=0.1", "standard.epochs=0").splitlines()
+    assert [line.partition(": ")[0] for line in with_both] == [
+        "override 'labels.ratoi=0.1'",
+        "override 'standard.epochs=0'",
+        str(recipe),
+    ]
+    assert refused(recipe).startswith(f"{recipe}: unknown key `xyzzy`")
+
+
+def test_an_error_of_keys_that_contradict_names_the_recipe_and_the_override(recipe):
+    override = "standard.optimizer.schedule=cosine"
+    content = yaml.safe_load(recipe.read_text())
+    content["standard"]["optimizer"] = {"milestones": [[1, 0.1]]}
+    recipe.write_text(yaml.safe_dump(content))
+    assert refused(recipe, override).startswith(f"{recipe} with override {override!r}: optimizer.milestones")
+    assert refused(recipe, "standard.optimizer={schedule: cosine, milestones: [[1, 0.1]]}").startswith("override ")
 
 
 def test_an_unknown_key_with_nothing_near_lists_the_keys_there(recipe):

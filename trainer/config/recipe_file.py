@@ -63,14 +63,19 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
-def validate_recipe(content: dict[str, Any], schema: type[Recipe], origin: str) -> Recipe:
-    """Validate the content against the schema; raises ConfigError that names `origin` and the keys."""
+def validate_recipe(
+    content: dict[str, Any], schema: type[Recipe], origin: str, overrides: Sequence[str] = ()
+) -> Recipe:
+    """Validate the content against the schema; raises ConfigError.
+
+    The error names the keys and where they are from: `origin`, or one of the overrides that the content contains.
+    """
     _require_plain(content, origin)
     try:
         # Via JSON: in strict mode only JSON input converts lists to tuples.
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        raise ConfigError(_explain(error, schema, origin)) from None
+        raise ConfigError(_explain(error, schema, origin, overrides)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{origin}: {error}") from error
 
@@ -123,21 +128,33 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}: its value is not valid YAML: {error}") from error
 
 
-def _explain(error: ValidationError, schema: type[Recipe], origin: str) -> str:
-    lines = []
+def _explain(error: ValidationError, schema: type[Recipe], origin: str, overrides: Sequence[str]) -> str:
+    by_origin: dict[str, list[str]] = {}
     for problem in error.errors():
         path = [str(part) for part in problem["loc"] if not _is_union_member(str(part))]
         key = ".".join(path)
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key `{key}`{_near_matches(path, schema)}")
+            line = f"unknown key `{key}`{_near_matches(path, schema)}"
         elif problem["type"] == "missing":
-            lines.append(f"missing key `{key}`")
+            line = f"missing key `{key}`"
         elif problem["type"] == "value_error":
-            lines.append(str(problem["ctx"]["error"]))
+            line = str(problem["ctx"]["error"])
         else:
             given = json.dumps(problem["input"])
-            lines.append(f"`{key}`: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {given[:80]}")
-    return f"{origin}: " + "\n  ".join(dict.fromkeys(lines))
+            line = f"`{key}`: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {given[:80]}"
+        by_origin.setdefault(_origin_of(key, problem["type"], origin, overrides), []).append(line)
+    return "\n".join(f"{each}: " + "\n  ".join(dict.fromkeys(lines)) for each, lines in by_origin.items())
+
+
+def _origin_of(key: str, problem: str, recipe: str, overrides: Sequence[str]) -> str:
+    """Return where the key is from: the recipe, the last override that sets it, or both if it is a section of both."""
+    for override in reversed(overrides):
+        name = override.partition("=")[0]
+        if f"{key}.".startswith(f"{name}.") or (problem == "extra_forbidden" and name.startswith(f"{key}.")):
+            return f"override {override!r}"
+        if name.startswith(f"{key}."):
+            return f"{recipe} with override {override!r}"
+    return recipe
 
 
 def _is_union_member(part: str) -> bool:

@@ -108,21 +108,22 @@ def method_sections() -> dict[str, type[TrainingConfig]]:
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file, apply the overrides and validate; raises ConfigError."""
-    return check_recipe(read_recipe(path, overrides), str(path))
+    return check_recipe(read_recipe(path, overrides), str(path), overrides)
 
 
-def check_recipe(content: dict[str, Any], origin: str) -> Recipe:
-    """Validate the content of a recipe; raises ConfigError. origin: where it comes from, for errors.
+def check_recipe(content: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Validate the content of a recipe; raises ConfigError.
 
+    origin: where the content comes from, for errors; overrides: those that it contains, which errors name instead.
     Most errors are found before the methods, and with them torch, are imported, which takes seconds.
     """
     built_in = [_Heir(name, section, INHERITS.get(name)) for name, section in SECTIONS.items()]
-    validate_recipe(assume_image_keys(_inherit_sections(content, built_in)), _named_schema(), origin)
+    validate_recipe(assume_image_keys(_inherit_sections(content, built_in)), _named_schema(), origin, overrides)
     for name in method_names():
         if name in content:
             get_method(name)  # unusable: raises an error that names its package, not "unknown key"
     methods = [_Heir(method.name, method.section, method.inherits) for method in usable_methods()]
-    return validate_recipe(fill_image_keys(_inherit_sections(content, methods)), recipe_schema(), origin)
+    return validate_recipe(fill_image_keys(_inherit_sections(content, methods)), recipe_schema(), origin, overrides)
 
 
 class _Heir(NamedTuple):
