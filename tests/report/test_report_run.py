@@ -228,7 +228,7 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     assert all(suspect["true"] is None for suspect in report["suspicious"])
     page, _ = parsed(run_dir)
     assert "true labels of this data set are unknown" in page
-    assert verdict(report).startswith("About 42.1 % of the 597 labels are wrong (251); INCV kept 356; ")
+    assert verdict(report).startswith("About 26 to 42 % of the 597 labels are wrong (157 to 251); INCV kept 356; ")
 
 
 def test_the_estimate_from_the_confidence_curve_is_reported(make_run: Make) -> None:
@@ -244,30 +244,35 @@ def test_the_estimate_from_the_confidence_curve_is_reported(make_run: Make) -> N
     run.config.write_text(yaml.safe_dump(config))
     report = write_report(run)
     assert report["noise"]["stated"] == "confidence_curve"
-    assert "\nAbout 37.7 % of the 597 labels are wrong (225).\n" in summary_table(report)
+    assert "\nAbout 26 to 38 % of the 597 labels are wrong (157 to 225).\n" in summary_table(report)
     page, _ = parsed(run.root)
     assert "This report states the estimate from the confidence curve." in page
 
 
-def test_without_truth_the_summary_states_one_share(make_run: Make) -> None:
+def test_without_truth_the_summary_states_a_share_no_more_precise_than_it_is(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "true_labels.parquet").unlink()
     report = write_report(RunDirectory(run_dir))
     table = summary_table(report)
-    assert "\nAbout 42.1 % of the 597 labels are wrong (251).\n" in table
+    assert report["trust"]["noise_range"] == pytest.approx([0.263, 0.421], abs=5e-4)
+    assert "\nAbout 26 to 42 % of the 597 labels are wrong (157 to 251).\n" in table
     assert "26.3 %" not in table
     assert "truth" not in table
     assert "removed" in table
     page, _ = parsed(run_dir)
     assert "26.3 %" in page
+    assert "26 to 42 %" in page
     assert "This report states the confident estimate." in page
     for entry in report["rounds"]:
         entry["removed"] = 0
     assert "removed" not in summary_table(report)
     report["trust"] |= {"level": "do not use", "claims_noise": False}
     assert "How many of the 597 labels are wrong is unknown: see `trust` below.\n" in summary_table(report)
+    report["trust"] |= {"level": "with care", "claims_noise": True, "noise_range": None}
+    assert "\nAbout 42 % of the 597 labels are wrong (251).\n" in summary_table(report)
+    report["trust"] |= {"level": "trusted"}
+    assert "\nAbout 42.1 % of the 597 labels are wrong (251).\n" in summary_table(report)
     report["noise"] |= {"confident": 0.0}
-    report["trust"] |= {"level": "trusted", "claims_noise": True}
     assert "About 0.0 % of the 597 labels are wrong (0).\n" in summary_table(report)
 
 

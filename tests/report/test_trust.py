@@ -27,9 +27,10 @@ ORDER = ("do not use", "with care", "trusted")
 _ratio = st.floats(0, 1)
 
 
-def recorded(which: str) -> list[dict]:
+def recorded(which: str | None = None) -> list[dict]:
+    """The recorded audits of a set; None: of all."""
     lines = (REPOSITORY / "benchmarks/results/audits.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["set"] == which]
+    return [line for line in map(json.loads, lines) if which in (line["set"], None)]
 
 
 def read_signals(line: dict) -> Signals:
@@ -82,6 +83,22 @@ def test_reasons(change, level, words):
     trust = judge(replace(GOOD, **change))
     assert trust.level == level
     assert words in trust.reasons[0].text
+
+
+def test_estimates_that_are_far_apart_are_a_range():
+    assert judge(GOOD).noise_range is None
+    apart = replace(GOOD, estimate=0.2, other_estimate=0.08)
+    assert judge(apart).noise_range == judge(replace(apart, estimate=0.08, other_estimate=0.2)).noise_range
+    assert judge(apart).as_json()["noise_range"] == (0.08, 0.2)
+
+
+def test_the_true_share_lies_within_most_ranges_of_recorded_audits():
+    """The numbers of docs/own-data.md."""
+    audits = [line for line in recorded() if line["level"] == "with care"]
+    ranges = [(judge(read_signals(line)).noise_range, line["wrong"]) for line in audits]
+    outside = [max(found[0] - wrong, wrong - found[1], 0.0) for found, wrong in ranges if found is not None]
+    assert (len(outside), outside.count(0.0)) == (10, 7)
+    assert max(outside) < 0.11
 
 
 def test_advice_depends_on_how_well_the_folds_fit():

@@ -147,7 +147,7 @@ def _explain(error: ValidationError, schema: type[Recipe], origin: str, override
 
 
 def _origin_of(key: str, problem: str, recipe: str, overrides: Sequence[str]) -> str:
-    """Return where the key is from: the recipe, the last override that sets it, or both if it is a section of both."""
+    """Return where a key is from: the recipe, the last override that sets it, or both if it is a section of both."""
     for override in reversed(overrides):
         name = override.partition("=")[0]
         if f"{key}.".startswith(f"{name}.") or (problem == "extra_forbidden" and name.startswith(f"{key}.")):

@@ -20,6 +20,7 @@ from trainer.report.profile import profile_words
 from trainer.report.summary import (
     best_method,
     claimed_noise,
+    claimed_words,
     compare_words,
     correction_words,
     first_set,
@@ -162,11 +163,11 @@ def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
     noise = report["noise"]
     if noise["true"] is not None:
         return _tile(share(noise["true"]), "of labels are wrong", f"estimated {share(noise['confident'])}")
-    estimate = claimed_noise(report)
-    if estimate is None:
+    claimed = claimed_words(report)
+    if claimed is None:
         return None
-    count = round(estimate * report["samples"])
-    return _tile(share(estimate), "of labels estimated wrong", f"{count:,} of {report['samples']:,}")
+    wrong, count = claimed
+    return _tile(wrong, "of labels estimated wrong", f"{count} of {report['samples']:,}")
 
 
 def _tile(value: str, label: str, note: str) -> dict[str, str]:
@@ -250,17 +251,17 @@ def suspect_words(report: dict[str, Any]) -> str:
         f"{report['flagged'] or 0:,} samples are flagged: a network that did not train on the sample contradicts its "
         "label, and INCV never selected it. Most suspicious first; below each image: given label → suggested label."
     )
-    estimate = claimed_noise(report)
-    likely = None if estimate is None else round(estimate * report["samples"])
+    estimate, claimed = claimed_noise(report), claimed_words(report)
     held_out = report["held_out"]
     if held_out["flagged"]:
         words += (
             f" {held_out['flagged']:,} of them are among the {held_out['samples']:,} samples held out of training."
         )
-    if report["noise"]["true"] is None and likely is not None and likely < report["flagged"] - held_out["flagged"]:
+    likely = 0 if estimate is None else round(estimate * report["samples"])
+    if report["noise"]["true"] is None and claimed and likely < report["flagged"] - held_out["flagged"]:
         words += (
-            f" An estimated {likely:,} of the {report['samples']:,} labels are wrong; the other flagged samples are "
-            "probably just difficult."
+            f" An estimated {claimed[1]} of the {report['samples']:,} labels are wrong; the other flagged samples "
+            "are probably just difficult."
         )
     judged = [suspect for suspect in suspects if suspect["true"] is not None]
     if not judged:

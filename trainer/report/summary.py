@@ -78,9 +78,10 @@ def _noise_words(report: dict[str, Any]) -> str:
     noise, samples = report["noise"], f"{report['samples']:,}"
     if noise["true"] is not None:
         return f"{share(noise['true'])} of the {samples} labels are wrong"
-    estimate = claimed_noise(report)
-    if estimate is not None:
-        return f"about {share(estimate)} of the {samples} labels are wrong ({round(estimate * report['samples']):,})"
+    claimed = claimed_words(report)
+    if claimed is not None:
+        wrong, count = claimed
+        return f"about {wrong} of the {samples} labels are wrong ({count})"
     return f"how many of the {samples} labels are wrong is unknown"
 
 
@@ -111,6 +112,22 @@ def claimed_noise(report: dict[str, Any]) -> float | None:
         return None
     estimate: float = report["noise"][stated]
     return estimate
+
+
+def claimed_words(report: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the claimed share of wrong labels and their number, no more precise than they are; None: no claim.
+
+    One number to a decimal if the result is trusted; else rounded, and a range if the estimates are far apart.
+    """
+    estimate, trust, samples = claimed_noise(report), report["trust"] or {}, report["samples"]
+    if estimate is None:
+        return None
+    if trust.get("level", "trusted") == "trusted":
+        return share(estimate), f"{round(estimate * samples):,}"
+    if (estimates := trust.get("noise_range")) is None:
+        return share(estimate, 0), f"{round(estimate * samples):,}"
+    low, high = estimates
+    return f"{low * 100:.0f} to {share(high, 0)}", f"{round(low * samples):,} to {round(high * samples):,}"
 
 
 def _kept_words(report: dict[str, Any]) -> str:

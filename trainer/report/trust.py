@@ -90,6 +90,8 @@ class Trust:
     level: Level
     reasons: tuple[Reason, ...]
     skill: float
+    noise_range: tuple[float, float] | None = None
+    """The lowest and highest noise estimate, if they differ so much that none of them should be stated alone."""
 
     @property
     def claims_noise(self) -> bool:
@@ -101,6 +103,7 @@ class Trust:
             "level": self.level,
             "skill": self.skill,
             "claims_noise": self.claims_noise,
+            "noise_range": self.noise_range,
             "reasons": [asdict(reason) for reason in self.reasons],
         }
 
@@ -119,7 +122,7 @@ def judge(signals: Signals) -> Trust:
     if level == "trusted":
         found.append(Reason("trusted", _praise(signals)))
     found.sort(key=lambda reason: order.index(reason.level))
-    return Trust(level, tuple(found), signals.skill)
+    return Trust(level, tuple(found), signals.skill, _noise_range(signals))
 
 
 def _learning(signals: Signals) -> list[Reason]:
@@ -176,10 +179,10 @@ def _consistency(signals: Signals) -> list[Reason]:
             "suggestion twice."
         )
         reasons.append(Reason("with care", text, "Do not apply suggested labels without looking."))
-    spread = abs(signals.estimate - signals.other_estimate)
-    if spread > SPREAD and not signals.is_at_chance:
+    if (estimates := _noise_range(signals)) is not None and not signals.is_at_chance:
+        low, high = estimates
         text = (
-            f"The noise estimates differ by {spread * 100:.0f} points ({_percent(signals.estimate)} and "
+            f"The noise estimates differ by {(high - low) * 100:.0f} points ({_percent(signals.estimate)} and "
             f"{_percent(signals.other_estimate)})."
         )
         reasons.append(Reason("with care", text, "Read the share of wrong labels as a rough range."))
@@ -188,6 +191,12 @@ def _consistency(signals: Signals) -> list[Reason]:
         text = f"The two folds agree with the labels to different degrees: they differ by {gap * 100:.0f} points."
         reasons.append(Reason("with care", text, "Run again with another seed, or train longer (incv.epochs)."))
     return reasons
+
+
+def _noise_range(signals: Signals) -> tuple[float, float] | None:
+    """Return the lowest and highest noise estimate; None if they are close."""
+    low, high = sorted((signals.estimate, signals.other_estimate))
+    return (low, high) if high - low > SPREAD else None
 
 
 def _selection(signals: Signals) -> list[Reason]:
