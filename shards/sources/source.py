@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -121,7 +122,14 @@ def warn_of_ignored(place: Path, ignored: Sequence[IgnoredFile], what: str = "fi
     if ignored:
         one = len(ignored) == 1
         counted = f"1 {what.removesuffix('s')} was" if one else f"{len(ignored):,} {what} were"
-        _log.warning("%s: %s ignored%s %s (%s)", place, counted, ":" if one else ", for example", *ignored[0])
+        example, reason = ignored[0]
+        _warn_once(f"{place}: {counted} ignored{':' if one else ', for example'} {example} ({reason})")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a warning, once in a process: a command may open a source several times, to inspect, pack and check it."""
+    _log.warning("%s", message)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -90,6 +91,10 @@ def test_a_stop_leaves_a_marker(request_: str, stopped: StoppedRun) -> None:
     assert sum(start["steps_executed"].values()) > 0
     assert "Traceback" not in stopped.output[request_]
     assert "run the same command again" in stopped.output[request_]
+    if job := re.fullmatch(r"incv/(\d)/(\d)", marker.get("where", "")):  # called as in progress lines, from 1
+        round_, fold = (int(part) + 1 for part in job.groups())
+        place = f"incv, round {round_}/2, fold {fold}/2 at step {marker['step']}"
+        assert f"stopped in {place}" in stopped.output[request_]
 
 
 @pytest.mark.parametrize("request_", REQUESTS)

@@ -131,6 +131,8 @@ def test_the_warning_counts_what_was_ignored(extra, words, root, caplog):
         (root / name).touch()
     _open(root)
     assert words in caplog.text
+    _open(root)  # as a command that inspects a folder and then packs it
+    assert caplog.text.count(words) == 1
 
 
 def test_what_was_ignored_is_listed_with_the_shards(root, tmp_path):

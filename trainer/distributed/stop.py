@@ -21,8 +21,9 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: rerun the same command to resume
 class Stopped(Exception):
     """Raised by a loop that received a stop request, once its progress is durable."""
 
-    def __init__(self, where: str, step: int, reason: str) -> None:
-        super().__init__(f"stopped in {where} at step {step} ({reason})")
+    def __init__(self, where: str, step: int, reason: str, title: str | None = None) -> None:
+        """title: what progress lines call `where`, if it has another name there."""
+        super().__init__(f"stopped in {title or where} at step {step} ({reason})")
         self.where, self.step, self.reason = where, step, reason
 
 

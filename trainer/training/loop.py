@@ -155,7 +155,7 @@ def iterate_training(
                         finished = finished or task.has_ended
                     if stop_consensus.result() and not finished:
                         records.save(done, wait=True)
-                        raise Stopped(training.name, done, ctx.stop.wait_for_reason())
+                        raise Stopped(training.name, done, ctx.stop.wait_for_reason(), training.title)
                     if finished or done % interval == 0:
                         records.save(done)
                 with nullcontext() if watch is None else watch.aside():
@@ -200,7 +200,7 @@ class _TrainingRecords:
             self.metrics.truncate_after(step)
             self._ctx.start_log.record_resume(self._training.stage, self._training.round, self._training.fold, step)
             if 0 < step < self._plan.total_steps:
-                _log.info("%s: resuming from step %d", self._training.name, step)
+                _log.info("%s: resuming from step %d", self._training.title or self._training.name, step)
         if not epoch_ended:
             self.end_epoch(step)
             self.save(step, wait=True)  # with what the end of the epoch has found, since this may be the last step
@@ -275,7 +275,7 @@ class _TrainingRecords:
             self._task.end_epoch(done // self._plan.steps_per_epoch - 1)
         except Stopped as stopped:
             self.save(done, wait=True, epoch_ended=False)
-            raise Stopped(self._training.name, done, stopped.reason) from None
+            raise Stopped(self._training.name, done, stopped.reason, self._training.title) from None
         if self._task.epoch_metrics:
             self.metrics.write(step=done, epoch=done // self._plan.steps_per_epoch, **self._task.epoch_metrics)
 
