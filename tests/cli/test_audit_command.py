@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import trainer
 from trainer.models.factory import create_model
-from trainer.report.summary import claimed_words
 
 SMALL = ["--model", "digits_cnn", "--no-download", "image.size=8", "image.resize=9", "data.train.resize=9"]
 SHORT = ["incv.epochs=1", "incv.optimizer.milestones=[]", "execution.threads=1"]
@@ -63,9 +62,9 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
     assert f"{run}.yaml" in answer.out
     for words in ("truth", "removed", "confident", "paper"):  # one share, and no empty columns
         assert words not in answer.out
-    share, count = claimed_words(report)
-    assert f"About {share} of the 180 labels are wrong ({count})." in answer.out
-    assert str(round(report["noise"]["confirmed"] * 180)) in count.split()  # alone, or at one end of a range
+    stated = report["trust"]["noise_range"] or [report["noise"]["confirmed"]]
+    count = " to ".join(str(round(share * 180)) for share in stated)
+    assert f"of the 180 labels are wrong ({count})." in answer.out
     assert report["flagged"] == sum(table["is_label_issue"])
     lines = [shlex.split(line, comments=True) for line in answer.out.partition("\nnext: ")[2].splitlines()]
     copy, again, clean = (line for line in lines if line and line[0] in ("cp", "incv"))
@@ -139,6 +138,12 @@ def test_weights_from_a_file(digits, incv):
     assert again.code == 0, again.err
     assert "digits_cnn from digits.safetensors" in again.err
     assert sorted(Path("data/shards").iterdir()) == shards
+
+
+def test_a_mistyped_key_is_named_as_it_was_given(digits, incv):
+    answer = incv("audit", digits, *SMALL, "incv.epocs=3")
+    assert answer.code == 2
+    assert "override 'incv.epocs=3': unknown key `incv.epocs`; did you mean `incv.epochs`?" in answer.err
 
 
 def test_several_processes_are_refused(digits, incv, monkeypatch):

@@ -131,7 +131,7 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
         apply_override(content, override)
     header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
     text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    recipe = check_recipe(content, "the recipe of the audit")
+    recipe = check_recipe(content, "the recipe of the audit", options.overrides)
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
     if not start.has_weights:

@@ -19,8 +19,8 @@ from trainer.report.next_steps import Step
 from trainer.report.profile import profile_words
 from trainer.report.summary import (
     best_method,
+    claim_words,
     claimed_noise,
-    claimed_words,
     compare_words,
     correction_words,
     first_set,
@@ -163,10 +163,10 @@ def _noise_tile(report: dict[str, Any]) -> dict[str, str] | None:
     noise = report["noise"]
     if noise["true"] is not None:
         return _tile(share(noise["true"]), "of labels are wrong", f"estimated {share(noise['confident'])}")
-    claimed = claimed_words(report)
-    if claimed is None:
+    estimate = claimed_noise(report)
+    if estimate is None:
         return None
-    wrong, count = claimed
+    wrong, count = claim_words(report, estimate)
     return _tile(wrong, "of labels estimated wrong", f"{count} of {report['samples']:,}")
 
 
@@ -251,16 +251,16 @@ def suspect_words(report: dict[str, Any]) -> str:
         f"{report['flagged'] or 0:,} samples are flagged: a network that did not train on the sample contradicts its "
         "label, and INCV never selected it. Most suspicious first; below each image: given label → suggested label."
     )
-    estimate, claimed = claimed_noise(report), claimed_words(report)
     held_out = report["held_out"]
     if held_out["flagged"]:
         words += (
             f" {held_out['flagged']:,} of them are among the {held_out['samples']:,} samples held out of training."
         )
-    likely = 0 if estimate is None else round(estimate * report["samples"])
-    if report["noise"]["true"] is None and claimed and likely < report["flagged"] - held_out["flagged"]:
+    estimate = claimed_noise(report) if report["noise"]["true"] is None else None
+    if estimate is not None and round(estimate * report["samples"]) < report["flagged"] - held_out["flagged"]:
+        _, count = claim_words(report, estimate)
         words += (
-            f" An estimated {claimed[1]} of the {report['samples']:,} labels are wrong; the other flagged samples "
+            f" An estimated {count} of the {report['samples']:,} labels are wrong; the other flagged samples "
             "are probably just difficult."
         )
     judged = [suspect for suspect in suspects if suspect["true"] is not None]

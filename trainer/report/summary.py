@@ -78,9 +78,9 @@ def _noise_words(report: dict[str, Any]) -> str:
     noise, samples = report["noise"], f"{report['samples']:,}"
     if noise["true"] is not None:
         return f"{share(noise['true'])} of the {samples} labels are wrong"
-    claimed = claimed_words(report)
-    if claimed is not None:
-        wrong, count = claimed
+    estimate = claimed_noise(report)
+    if estimate is not None:
+        wrong, count = claim_words(report, estimate)
         return f"about {wrong} of the {samples} labels are wrong ({count})"
     return f"how many of the {samples} labels are wrong is unknown"
 
@@ -114,14 +114,12 @@ def claimed_noise(report: dict[str, Any]) -> float | None:
     return estimate
 
 
-def claimed_words(report: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the claimed share of wrong labels and their number, no more precise than they are; None: no claim.
+def claim_words(report: dict[str, Any], estimate: float) -> tuple[str, str]:
+    """Return the share of wrong labels and their number, no more precise than they are. estimate: `claimed_noise`.
 
     One number to a decimal if the result is trusted; else rounded, and a range if the estimates are far apart.
     """
-    estimate, trust, samples = claimed_noise(report), report["trust"] or {}, report["samples"]
-    if estimate is None:
-        return None
+    trust, samples = report["trust"] or {}, report["samples"]
     if trust.get("level", "trusted") == "trusted":
         return share(estimate), f"{round(estimate * samples):,}"
     if (estimates := trust.get("noise_range")) is None:
