@@ -182,7 +182,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Ablation: validation accuracy on CIFAR-10 without each part of plus, ResNet-32",
             "accuracy",
             _ABLATION,
-            _settings_with("validation", WITHOUT_TEST_SET, "asym40"),  # the recipe with all parts of plus
+            _settings_with("validation", WITHOUT_TEST_SET, "asym40"),  # it has most parts of plus
             seeds=(0,),
             evaluation_set="validation",
         ),
