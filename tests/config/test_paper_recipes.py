@@ -114,7 +114,10 @@ def test_plus_differs_from_algorithm_3_in_its_named_parts_alone(name: str) -> No
     changed = {key for key in without.keys() | plus.keys() if without.get(key) != plus.get(key)}
     optimizer = ("kind", "learning_rate", "schedule", "milestones", "weight_decay", "decay_scope")
     at_this_noise = {
-        "cifar10_sym80": {"incv.gce.q", "coteaching_incv.ema.use_buffers"},
+        "cifar10_sym80": {
+            *("incv.gce.q", "incv.rounds", "incv.epochs"),
+            *(f"coteaching_incv.{key}" for key in ("noise_of_selected", "warmup_epochs", "ema.use_buffers")),
+        },
         "cifar10_asym40": {
             "incv.noise_estimate",
             *(f"coteaching_incv.{key}" for key in ("noise_of_selected", "warmup_epochs", "ema.use_buffers")),
