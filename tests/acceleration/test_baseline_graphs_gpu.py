@@ -1,9 +1,12 @@
-"""Steps of the paper's baselines replayed from CUDA graphs equal eager ones. `make test-gpu` runs these on a GPU."""
+"""Baselines and a training that balances classes: steps replayed from CUDA graphs equal eager ones.
+
+`make test-gpu` runs these on a GPU.
+"""
 
 import pytest
 import torch
 
-from tests.support.fast_steps import BASELINES, furthest, task_of, told
+from tests.support.fast_steps import BALANCED, BASELINES, furthest, task_of, told
 from tests.support.graph_ranks import assert_same_values, told_by
 from tests.support.graph_ranks import furthest as furthest_weights
 from trainer.distributed.world import World
@@ -15,7 +18,8 @@ pytestmark = [
 ]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = 50
-each_kind = pytest.mark.parametrize("kind", BASELINES)
+KINDS = (*BASELINES, BALANCED)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
@@ -29,7 +33,7 @@ def test_replayed_steps_are_the_eager_ones(kind, optimizer):
     for ours, theirs in zip(replayed.values, eager.values, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6, nan_ok=True)
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
-    measure = {"decoupling": "disagreement", "mentornet": "mean_weight"}[kind]
+    measure = {"decoupling": "disagreement", "mentornet": "mean_weight", BALANCED: "loss"}[kind]
     assert len({values[measure] for values in eager.values}) > 10
 
 
@@ -56,7 +60,7 @@ def test_bf16_and_compiled_blocks_stay_close(kind):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return told_by(2, tmp_path_factory.mktemp("ranks"), BASELINES)
+    return told_by(2, tmp_path_factory.mktemp("ranks"), KINDS)
 
 
 @each_kind

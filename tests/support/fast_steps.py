@@ -25,6 +25,8 @@ ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
 TOTAL = 100
 KINDS = ("standard", "one_pass", "eval_first")
 BASELINES = ("decoupling", "mentornet")
+BALANCED = "balanced"
+"""Standard training with the generalised cross-entropy and a penalty on neglected classes."""
 SAMPLES = 1000 + CANDIDATES
 """The largest sample_id + 1."""
 OPTIMIZERS = {
@@ -54,6 +56,8 @@ def build_task(kind: str, a: nn.Module, b: nn.Module, setting: TaskSettings) -> 
     """b: the second network of a pair."""
     if kind == "standard":
         return StandardTask(a, setting)
+    if kind == BALANCED:
+        return StandardTask(a, replace(setting, gce_q=0.7, class_balance=1.0))
     if kind == "decoupling":
         return DecouplingTask(TwinModel(a, b), setting)
     if kind == "mentornet":  # half as long: the steps that are tested reach all phases
