@@ -93,10 +93,8 @@ def test_only_what_differs_in_the_recipe_is_listed(recorded: Comparison) -> None
     assert {groups[number].method for number in by_key["incv.rounds"]["1"]} == {"incv"}
     assert by_key["<method>.rank"].keys() == {"not set", "eval_first", "not used"}
     assert {groups[number].method for number in by_key["standard"]["used"]} == {"forward_correction"}
-    assert (
-        not {"model.name", "batch.global", "seed", "standard.epochs", "<method>.epochs", "incv.epochs"}
-        & by_key.keys()
-    )
+    assert {groups[number].recipe for number in by_key["incv.epochs"]["100"]} == {"cifar10_sym80_plus"}
+    assert not {"model.name", "batch.global", "seed", "standard.epochs", "<method>.epochs"} & by_key.keys()
 
 
 def make_run(
