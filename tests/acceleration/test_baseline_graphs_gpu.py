@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from tests.support.fast_steps import BALANCED, BASELINES, furthest, task_of, told
+from tests.support.fast_steps import MEASURES, furthest, task_of, told
 from tests.support.graph_ranks import assert_same_values, told_by
 from tests.support.graph_ranks import furthest as furthest_weights
 from trainer.distributed.world import World
@@ -18,8 +18,7 @@ pytestmark = [
 ]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = 50
-KINDS = (*BASELINES, BALANCED)
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", MEASURES)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
@@ -33,8 +32,7 @@ def test_replayed_steps_are_the_eager_ones(kind, optimizer):
     for ours, theirs in zip(replayed.values, eager.values, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6, nan_ok=True)
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
-    measure = {"decoupling": "disagreement", "mentornet": "mean_weight", BALANCED: "loss"}[kind]
-    assert len({values[measure] for values in eager.values}) > 10
+    assert len({values[MEASURES[kind]] for values in eager.values}) > 10
 
 
 @each_kind
@@ -60,7 +58,7 @@ def test_bf16_and_compiled_blocks_stay_close(kind):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return told_by(2, tmp_path_factory.mktemp("ranks"), KINDS)
+    return told_by(2, tmp_path_factory.mktemp("ranks"), tuple(MEASURES))
 
 
 @each_kind

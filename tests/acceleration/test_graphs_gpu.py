@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.support.fast_steps import (
-    BASELINES,
     KINDS,
+    MEASURES,
     batch_at,
     furthest,
     position,
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
 STEPS = 50
-every_kind = pytest.mark.parametrize("kind", [*KINDS, *BASELINES])
+every_kind = pytest.mark.parametrize("kind", [*KINDS, *MEASURES])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])

@@ -1,4 +1,4 @@
-"""The penalty on neglected classes: its values and gradients, on several ranks, and what it is for."""
+"""The penalty on neglected classes: its values and gradients, and what it is for."""
 
 import copy
 import math
@@ -11,21 +11,17 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError
 from tests.support import RECIPES
-from tests.support.fast_steps import BALANCED
-from tests.support.graph_ranks import assert_same_values, furthest, told_by
-from tests.support.graph_ranks_program import trained
 from tests.support.toy_networks import (
     CLASSES,
-    RATE,
     assert_same_network,
     batch_of,
+    descend,
     linear,
     losses_of,
     setting,
     step_at,
 )
 from trainer.config.schema import OptimizerConfig
-from trainer.distributed.world import SINGLE_PROCESS
 from trainer.loading.batch import Batch, MixedLabels
 from trainer.methods.losses import imbalance
 from trainer.methods.standard import StandardTask
@@ -84,9 +80,7 @@ def test_a_step_takes_its_gradient_in_each_micro_batch(micro, parts):
     report = task.step(batch, step_at(5))
     expected = copy.deepcopy(network)
     written_out(expected, batch, [torch.tensor(part) for part in parts], 0.5).backward()
-    with torch.no_grad():
-        for parameter in expected.parameters():
-            parameter -= RATE * parameter.grad
+    descend(expected)
     assert_same_network(task.module, expected)
     without = losses_of(network, batch.images[:5], batch.labels[:5]).mean()
     torch.testing.assert_close(report["loss"], without.detach())  # the penalty is not a part of the loss of the rows
@@ -123,18 +117,6 @@ def share_predicted(balance: float) -> float:
 def test_a_neglected_class_is_learnt():
     assert share_predicted(balance=0.0) < 0.05
     assert share_predicted(balance=1.0) == pytest.approx(1 / CLASSES, abs=0.08)
-
-
-@pytest.mark.cluster
-def test_two_ranks_do_what_one_process_does(tmp_path):
-    """With an empty batch, one with NaN, a short one and unreadable rows, which are on one rank only."""
-    alone = trained(BALANCED, SINGLE_PROCESS, graphs=False)
-    one, other = (told[f"{BALANCED} eager"] for told in told_by(2, tmp_path, (BALANCED,)))
-    assert furthest(one["last"], other["last"]) == 0.0
-    assert one["guard"] == alone["guard"] == {"skipped": 1, "in_a_row": 0}
-    assert furthest(one["last"], alone["last"]) < 1e-4
-    assert_same_values(one, alone, rel=1e-4)
-    assert furthest(alone["last"], alone["first"]) > 0.01  # it did learn
 
 
 def test_only_trainings_on_the_given_labels_take_it():

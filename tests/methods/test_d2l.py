@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError
 from tests.support import RECIPES
-from tests.support.toy_networks import RATE, assert_same_network, batch_of, linear, normed, setting, step_at
+from tests.support.toy_networks import assert_same_network, batch_of, descend, linear, normed, setting, step_at
 from trainer.config.schema import EvaluationConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
 from trainer.methods.d2l import D2lTask, LidHistory, TurningRule, initial_epochs
@@ -113,9 +113,7 @@ def test_a_step_learns_from_labels_and_predictions_by_hand():
     log_p, rows = logits.log_softmax(dim=1), torch.arange(5)
     loss = -(0.3 * log_p[rows, batch.labels[:5]] + 0.7 * log_p[rows, logits.argmax(1)]).mean()
     loss.backward()
-    with torch.no_grad():
-        for parameter in expected.parameters():
-            parameter -= RATE * parameter.grad
+    descend(expected)
     assert_same_network(task.module, expected)
     torch.testing.assert_close(report["loss"], loss.detach())
     right = (logits.argmax(1) == batch.labels[:5]).float().mean()

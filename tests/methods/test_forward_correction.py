@@ -14,9 +14,9 @@ from shards.errors import ConfigError
 from tests.support import RECIPES
 from tests.support.toy_networks import (
     CLASSES,
-    RATE,
     assert_same_network,
     batch_of,
+    descend,
     linear,
     losses_of,
     normed,
@@ -86,9 +86,7 @@ def test_a_step_is_the_gradient_of_the_mean_corrected_loss_of_real_rows(build):
     q = logits.softmax(dim=1) @ torch.tensor(T).float()
     loss = -q[torch.arange(real), batch.labels[:real]].log().mean()
     loss.backward()
-    with torch.no_grad():
-        for parameter in expected.parameters():
-            parameter -= RATE * parameter.grad
+    descend(expected)
     assert_same_network(task.module, expected)
     torch.testing.assert_close(report["loss"], loss.detach())
     right = (logits.argmax(1) == batch.labels[:real]).float().mean()

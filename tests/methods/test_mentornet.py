@@ -15,6 +15,7 @@ from tests.support.toy_networks import (
     RATE,
     assert_same_network,
     batch_of,
+    descend,
     linear,
     losses_of,
     normed,
@@ -150,9 +151,7 @@ class Reference:
         loss = total / len(real)
         self.network.zero_grad()
         loss.backward()
-        with torch.no_grad():
-            for parameter in self.network.parameters():
-                parameter -= RATE * parameter.grad
+        descend(self.network)
         return loss.item(), weight / len(real)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from shards.errors import ConfigError
 from tests.support import RECIPES
-from tests.support.toy_networks import RATE, batch_of, linear, losses_of, normed, setting, step_at
+from tests.support.toy_networks import batch_of, descend, linear, losses_of, normed, setting, step_at
 from trainer.estimate.dry_run import describe_plan
 from trainer.loading.batch import Batch
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
@@ -127,9 +127,7 @@ def test_batchnorm_sees_a_part_at_a_time():
     by_hand.train()
     for part in (slice(0, 6), slice(6, 12)):
         (losses_of(by_hand, batch.images[part], batch.labels[part]).sum() / 12).backward()
-    with torch.no_grad():
-        for parameter in by_hand.parameters():
-            parameter -= RATE * parameter.grad
+    descend(by_hand)
     for name, tensor in by_hand.state_dict().items():
         torch.testing.assert_close(task.module.state_dict()[name], tensor, rtol=0, atol=1e-6)
 

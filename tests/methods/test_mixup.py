@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.toy_networks import (
     CLASSES,
-    RATE,
     assert_same_network,
     batch_of,
+    descend,
     linear,
     losses_of,
     setting,
@@ -50,9 +50,7 @@ def test_a_step_is_the_gradient_of_the_mean_of_both_losses(micro):
     trained = copy.deepcopy(network)
     expected = mixed_losses(trained, batch, 5).mean()
     expected.backward()
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter -= RATE * parameter.grad
+    descend(trained)
     assert_same_network(task.module, trained)
     torch.testing.assert_close(values["loss"], expected.detach())
     predicted = network(batch.images[:5]).argmax(1)

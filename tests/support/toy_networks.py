@@ -74,10 +74,15 @@ def after_one_step(network: nn.Module, images: torch.Tensor, labels: torch.Tenso
     """A copy of the network after one step of SGD on the mean loss of these rows, in train mode."""
     trained = copy.deepcopy(network).train()
     losses_of(trained, images, labels).mean().backward()
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter -= RATE * parameter.grad
+    descend(trained)
     return trained
+
+
+def descend(network: nn.Module) -> None:
+    """Take a step of SGD along the network's gradients, written out."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter -= RATE * parameter.grad
 
 
 def assert_same_network(network: nn.Module, expected: nn.Module, atol: float = 1e-6) -> None:

@@ -15,6 +15,7 @@ from shards.durable import read_json
 from trainer.acceleration.cuda_graphs import Inputs
 from trainer.config.schema import Recipe
 from trainer.loading.sample_order import slice_for_rank
+from trainer.methods.losses import at_least_fp32
 from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
 from trainer.methods.pass_rows import collect_rows
 from trainer.methods.sections import ForwardCorrectionConfig
@@ -29,7 +30,7 @@ def forward_losses(logits: torch.Tensor, labels: torch.Tensor, log_columns: torc
     labels: int64 [rows]; log_columns: log T_ij at [j, i]. Computed from logarithms, so that neither a small p nor a
     small T_ij is rounded to 0.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = at_least_fp32(logits)
     return -torch.logsumexp(logits.log_softmax(dim=1) + log_columns[labels].to(logits.dtype), dim=1)
 
 

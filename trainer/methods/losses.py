@@ -15,7 +15,7 @@ def target_losses(logits: torch.Tensor, targets: torch.Tensor, smoothing: float 
     targets: labels, int64 [rows], or probabilities, float [rows, classes]; smoothing: the share of each target that
     is spread evenly over the classes.
     """
-    logits = _at_least_fp32(logits)
+    logits = at_least_fp32(logits)
     targets = targets.to(logits.dtype) if targets.is_floating_point() else targets
     return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
@@ -27,7 +27,7 @@ def generalised_losses(logits: torch.Tensor, targets: torch.Tensor, q: float, sm
     gradient is p^q times that of the cross-entropy, so that labels that the network finds unlikely count little.
     targets, smoothing: as of `target_losses`.
     """
-    of_classes = -torch.expm1(q * F.log_softmax(_at_least_fp32(logits), dim=1)) / q
+    of_classes = -torch.expm1(q * F.log_softmax(at_least_fp32(logits), dim=1)) / q
     if targets.is_floating_point():
         losses = (targets.to(of_classes.dtype) * of_classes).sum(dim=1)
     else:
@@ -45,10 +45,6 @@ def imbalance(predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -(labels * (predicted / labels.sum().clamp(min=1)).clamp(min=smallest).log()).sum()
 
 
-def probabilities(logits: torch.Tensor) -> torch.Tensor:
-    """Return the probability of each class: [rows, classes], in fp32 at any precision (fp64 for fp64 logits)."""
-    return _at_least_fp32(logits).softmax(dim=1)
-
-
-def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+def at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logits in fp32, or as they are if they are fp64: losses are computed so at any precision."""
     return logits if logits.dtype == torch.float64 else logits.float()

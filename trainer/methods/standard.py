@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.methods.losses import generalised_losses, imbalance, probabilities, target_losses
+from trainer.methods.losses import at_least_fp32, generalised_losses, imbalance, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
 from trainer.methods.targets import agreement, build_targets, class_counts
@@ -65,7 +65,7 @@ def _penalise_imbalance(
     logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> Generator[SyncPoint, None, torch.Tensor]:
     """Return the imbalance of the predictions of all ranks' micro-batches: []. Its gradients are of the own rows."""
-    own = (probabilities(logits) * weights[:, None]).sum(dim=0)
+    own = (at_least_fp32(logits).softmax(dim=1) * weights[:, None]).sum(dim=0)
     everywhere = torch.stack([own.detach(), class_counts(targets, weights, len(own))])
     yield SyncPoint((everywhere,))
     predicted, labels = everywhere
