@@ -1,7 +1,4 @@
-"""Baselines and a training that balances classes: steps replayed from CUDA graphs equal eager ones.
-
-`make test-gpu` runs these on a GPU.
-"""
+"""Steps of the paper's baselines replayed from CUDA graphs equal eager ones. `make test-gpu` runs these on a GPU."""
 
 import pytest
 import torch

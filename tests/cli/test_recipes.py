@@ -120,7 +120,6 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.label_smoothing",
     "*.ema",
     "*.gce",
-    "*.class_balance",
     "incv.halves",
     "data.eval_fraction",
     "evaluation.*",

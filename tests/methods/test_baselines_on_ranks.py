@@ -1,5 +1,4 @@
-"""Baselines and a training that balances classes do on two ranks what one process does: counts and percentiles are
-global."""
+"""The paper's baselines on two ranks do what one process does: counts and percentiles are global."""
 
 import pytest
 

@@ -24,8 +24,8 @@ from trainer.models.twin import TwinModel
 ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
 TOTAL = 100
 KINDS = ("standard", "one_pass", "eval_first")
-MEASURES = {"decoupling": "disagreement", "mentornet": "mean_weight", "balanced": "loss"}
-"""More kinds: the baselines and a training that balances classes, each with a metric that changes with the steps."""
+MEASURES = {"decoupling": "disagreement", "mentornet": "mean_weight"}
+"""The baselines, each with a metric that changes with the steps."""
 SAMPLES = 1000 + CANDIDATES
 """The largest sample_id + 1."""
 OPTIMIZERS = {
@@ -55,8 +55,6 @@ def build_task(kind: str, a: nn.Module, b: nn.Module, setting: TaskSettings) -> 
     """b: the second network of a pair."""
     if kind == "standard":
         return StandardTask(a, setting)
-    if kind == "balanced":
-        return StandardTask(a, replace(setting, gce_q=0.7, class_balance=1.0))
     if kind == "decoupling":
         return DecouplingTask(TwinModel(a, b), setting)
     if kind == "mentornet":  # half as long: the steps that are tested reach all phases

@@ -194,12 +194,6 @@ class LabelTrainingConfig(TrainingConfig):
 
     gce: GceConfig | None = None
     """Learn with the generalised cross-entropy, which is robust to wrong labels; null: with the cross-entropy."""
-    class_balance: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of a penalty on predicting some classes less often than the labels have them; 0: off.
-
-    With very noisy labels, a network may neglect single classes. DivideMix (Li et al. 2020) uses 1. The frequencies
-    are those of a micro-batch (`batch.micro`) over all ranks.
-    """
 
 
 class IncvConfig(LabelTrainingConfig):

@@ -1,4 +1,4 @@
-"""Losses of rows and a penalty on neglected classes, in fp32 at any precision."""
+"""Cross-entropy and generalised cross-entropy of each row, in fp32 at any precision."""
 
 import torch
 import torch.nn.functional as F
@@ -33,16 +33,6 @@ def generalised_losses(logits: torch.Tensor, targets: torch.Tensor, q: float, sm
     else:
         losses = of_classes.gather(1, targets[:, None])[:, 0]
     return losses if smoothing == 0.0 else (1 - smoothing) * losses + smoothing * of_classes.mean(dim=1)
-
-
-def imbalance(predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return -Σ n_k log(p_k / n) over the classes k, which is smallest where the p_k equal the n_k: [].
-
-    predicted: p_k, the sum of the probabilities of class k over the n rows, float [classes]; labels: n_k, how many of
-    the rows have the label k, float [classes].
-    """
-    smallest = torch.finfo(predicted.dtype).tiny  # a logarithm of 0 would make gradients NaN
-    return -(labels * (predicted / labels.sum().clamp(min=1)).clamp(min=smallest).log()).sum()
 
 
 def at_least_fp32(logits: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,13 @@
 """Training on the given labels: the baseline method, also used to train INCV's folds."""
 
-from collections.abc import Generator
-
 import torch
 from torch import nn
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.methods.losses import at_least_fp32, generalised_losses, imbalance, target_losses
+from trainer.methods.losses import generalised_losses, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
-from trainer.methods.targets import agreement, build_targets, class_counts
+from trainer.methods.targets import agreement, build_targets
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
@@ -20,7 +18,7 @@ class StandardTask(BaseTask):
 
     def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
         super().__init__(module, setting)
-        self._gce_q, self._class_balance = setting.gce_q, setting.class_balance
+        self._gce_q = setting.gce_q
 
     def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return the loss of each row of a micro-batch, which other methods replace by their own: [rows].
@@ -46,11 +44,8 @@ class StandardTask(BaseTask):
             targets = build_targets(inputs, part, logits.shape[1])
             share = (self.row_losses(logits, targets, inputs) * weights).sum() / rows
             agreed += (agreement(logits.detach(), targets) * weights).sum()
-            loss = loss + share.detach()
-            if self._class_balance > 0:
-                penalty = yield from _penalise_imbalance(logits, targets, weights)
-                share = share + self._class_balance * penalty / rows
             self.backward(share, last)
+            loss = loss + share.detach()
         loss, agreed = yield from self.reduce_gradients(loss, agreed)
         counted = count > 0
         self.update(loss, counted)
@@ -59,17 +54,6 @@ class StandardTask(BaseTask):
             "train_accuracy": agreed / rows,
             COUNTED: counted.to(loss.dtype),
         }
-
-
-def _penalise_imbalance(
-    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
-) -> Generator[SyncPoint, None, torch.Tensor]:
-    """Return the imbalance of the predictions of all ranks' micro-batches: []. Its gradients are of the own rows."""
-    own = (at_least_fp32(logits).softmax(dim=1) * weights[:, None]).sum(dim=0)
-    everywhere = torch.stack([own.detach(), class_counts(targets, weights, len(own))])
-    yield SyncPoint((everywhere,))
-    predicted, labels = everywhere
-    return imbalance(predicted + (own - own.detach()), labels)
 
 
 def build(inputs: MethodInputs) -> MethodTraining:

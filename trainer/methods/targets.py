@@ -22,13 +22,6 @@ def mix_labels(labels: torch.Tensor, partners: torch.Tensor, shares: torch.Tenso
     return (labels[:, None] == every) * own + (partners[:, None] == every) * (1 - own)
 
 
-def class_counts(targets: torch.Tensor, weights: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return how many rows of weight 1 have each class as their target, or its share of mixed ones: [classes]."""
-    if not targets.is_floating_point():
-        targets = targets[:, None] == torch.arange(classes, device=targets.device)
-    return (targets * weights[:, None]).sum(dim=0)
-
-
 def agreement(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return, for each row, the share of its target that the most likely class has: [rows]; for labels, 0 or 1."""
     predicted = logits.argmax(1)

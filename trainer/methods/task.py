@@ -80,8 +80,6 @@ class TaskSettings:
     """Share of the target that is spread over all classes; the loss of a step applies it."""
     gce_q: float | None = None
     """q of the generalised cross-entropy; None: cross-entropy."""
-    class_balance: float = 0.0
-    """Weight of the penalty on neglected classes."""
     ema_decay: float | None = None
     """Decay of the moving average of the weights; None: no average."""
     ema_buffers: bool = False

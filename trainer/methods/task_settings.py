@@ -20,7 +20,6 @@ def build_task_settings(
     steps: for which compilation and CUDA graphs must pay off; None: those of the plan.
     """
     acceleration = choose_acceleration(recipe, steps or plan.total_steps, world, allow_accelerate)
-    on_labels = section if isinstance(section, LabelTrainingConfig) else None
     return TaskSettings(
         section.optimizer,
         plan.steps_per_epoch,
@@ -35,8 +34,7 @@ def build_task_settings(
         compile=acceleration.compile,
         total_steps=plan.total_steps,
         label_smoothing=section.label_smoothing,
-        gce_q=on_labels.gce.q if on_labels is not None and on_labels.gce is not None else None,
-        class_balance=on_labels.class_balance if on_labels is not None else 0.0,
+        gce_q=section.gce.q if isinstance(section, LabelTrainingConfig) and section.gce is not None else None,
         ema_decay=section.ema.decay if section.ema is not None else None,
         ema_buffers=section.ema is not None and section.ema.use_buffers,
     )
