@@ -143,8 +143,10 @@ def _run(parsed: argparse.Namespace) -> int:
     from trainer.estimate.dry_run import describe_plan
     from trainer.estimate.table import EstimateOptions
     from trainer.run.runner import run_recipe
+    from trainer.run.shared_incv import find_incv_sources
 
     if parsed.dry_run:
+        sources = find_incv_sources(variants, parsed.redo, parsed.stage) if parsed.incv_from is None else {}
         for one in variants:
             plan = describe_plan(
                 one.recipe,
@@ -154,8 +156,10 @@ def _run(parsed: argparse.Namespace) -> int:
                 EstimateOptions(**asked),
                 parsed.check_source,
                 parsed.incv_from,
+                one.root in sources,
             )
-            print(f"{one.name}:\n{plan}\n" if parsed.vary else plan)
+            shared = f"takes INCV over from {sources[one.root].name}\n" if one.root in sources else ""
+            print(f"{one.name}:\n{shared}{plan}\n" if parsed.vary else plan)
         return 0
     if parsed.vary:
         return _run_side_by_side(variants, parsed)

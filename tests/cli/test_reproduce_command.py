@@ -86,14 +86,17 @@ def test_a_smoke_run_of_plus_keeps_its_parts_and_states_its_ensemble(incv, here)
 
 
 def test_a_smoke_run_of_the_ablation_compares_parts_on_the_validation_split(incv, here):
-    parts = ("plus_without_cosine", "coteaching_incv")
+    """Rows that differ in Co-teaching alone run INCV once."""
+    parts = ("plus_without_ema", "plus_with_formula", "coteaching_incv")
     command = ("reproduce", "ablation", "--smoke", "--data", "data/cifar10")
     answer = incv(*command, "--methods", ",".join(parts))
     assert answer.code == 0, answer.err
-    assert "2 of 2 runs are recorded" in answer.out
+    assert "3 of 3 runs are recorded" in answer.out
+    first, *others = (f"cifar10_asym40_validation-{part}-seed0" for part in parts)
+    assert [f"{name}: incv: the same as that of {first}" in answer.err for name in others] == [True, False]
     results = here / "runs" / "smoke" / "results"
     found = records(results)
-    assert set(found) == {f"cifar10_asym40_validation-{part}-seed0.json" for part in parts}
+    assert set(found) == {f"{name}.json" for name in (first, *others)}
     for each in found.values():
         assert (list(each["accuracy"]), list(each["accuracy_per_epoch"])) == (["validation"], ["validation"])
         assert each["keys"]["data.train.split"] == "fit"

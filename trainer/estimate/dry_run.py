@@ -49,8 +49,12 @@ def describe_plan(
     options: EstimateOptions | None = None,
     check_source: bool = False,
     incv_from: Path | None = None,
+    shares_incv: bool = False,
 ) -> str:
-    """Describe the plan, and why the run would be refused, if so. Reads shards and run directory, writes nothing."""
+    """Describe the plan, and why the run would be refused, if so. Reads shards and run directory, writes nothing.
+
+    shares_incv: whether it takes over the INCV stage of another variant, which is yet to run.
+    """
     folders = find_folders(recipe, RunDirectory(root))
     indices = dict(zip(("train", *recipe.data.eval), map(_load_packed, folders.values()), strict=True))
     train = indices["train"]
@@ -60,7 +64,8 @@ def describe_plan(
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
     obstacles += unusable
-    if states.get("incv", "done") != "done" and (incv_from or INCV_FROM in Manifest(RunDirectory(root)).content):
+    taken_over = incv_from or shares_incv or INCV_FROM in Manifest(RunDirectory(root)).content
+    if states.get("incv", "done") != "done" and taken_over:
         states["incv"] = "taken over"
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
     lines = [f"recipe {name}, model {recipe.model.name}, batch {batch}, into {root}"]

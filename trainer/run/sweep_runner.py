@@ -1,7 +1,7 @@
 """Runs variants (`--vary`, or the runs of an experiment) interleaved in one process."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from trainer.records.logs import current_target, set_target
 from trainer.records.run_directory import RunDirectory
 from trainer.run.exit_code import report_error
 from trainer.run.runner import RunOptions, iterate_run
+from trainer.run.shared_incv import find_incv_sources, wait_for_incv
 from trainer.training.interleave import Steps, interleave, run_to_end
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,9 @@ def run_sweep(
 ) -> list[int]:
     """Run all variants, `at_once` at a time; returns their exit codes. A failure does not stop the others.
 
-    All share the execution keys of the first. on_finish: called with each variant as soon as it has finished.
-    incv_from: a run whose finished INCV stage each variant takes over.
+    All share the execution keys of the first. Variants with the same INCV stage run it once, unless stages are
+    redone. on_finish: called with each variant as soon as it has finished. incv_from: a run whose finished INCV stage
+    each variant takes over.
     """
     if detect_launch().master_address is not None:
         raise ConfigError("--vary runs all variants in one process: start it without a launcher")
@@ -39,8 +41,13 @@ def run_sweep(
     stop.listen()
     world = join_world(variants[0].recipe.execution)
     world.watchdog.stop()  # each run starts its own watchdog
-    options = [
-        RunOptions(
+    sources = find_incv_sources(variants, redo, only) if incv_from is None else {}
+    # Those that wait for the INCV stage of another come last: a slot is better used by a run that trains.
+    ordered = sorted(variants, key=lambda variant: variant.root in sources)
+    ended: dict[Path, int] = {}
+    runs = []
+    for variant in ordered:
+        options = RunOptions(
             variant.recipe,
             variant.recipe_name,
             RunDirectory(variant.root),
@@ -49,33 +56,44 @@ def run_sweep(
             check_source=check_source,
             incv_from=incv_from,
         )
-        for variant in variants
-    ]
-    runs = [
-        _run_variant(variant, iterate_run(option), stop, on_finish)
-        for variant, option in zip(variants, options, strict=True)
-    ]
-    return run_to_end(interleave(runs, world.device, at_once))
+        runs.append(_run_variant(variant, options, sources.get(variant.root), ended, stop, on_finish))
+    run_to_end(interleave(runs, world.device, at_once))
+    return [ended[variant.root] for variant in variants]
 
 
 def _run_variant(
-    variant: Variant, run: Steps[int], stop: StopRequest, on_finish: Callable[[Variant], None]
-) -> Steps[int]:
-    """Execute one run, with its name before every log line. `interleave` switches the log target between runs."""
+    variant: Variant,
+    options: RunOptions,
+    source: Variant | None,
+    ended: dict[Path, int],
+    stop: StopRequest,
+    on_finish: Callable[[Variant], None],
+) -> Steps[None]:
+    """Execute one run, with its name before every log line. `interleave` switches the log target between runs.
+
+    source: the variant whose INCV stage it takes over; ended: the exit codes by run directory, to which it adds its
+    own.
+    """
     before = current_target()
     set_target(replace(before, prefix=f"{variant.name}: "))
     try:
-        if stop.requested():  # requested before this run listens for stop signals itself
-            _log.info("incv: not started, because a stop was requested")
-            return EXIT_STOPPED
-        code = yield from run
-        if code == 0:
+        ended[variant.root] = yield from _execute(options, source, ended, stop)
+        if ended[variant.root] == 0:
             on_finish(variant)
-        return code
     except (CommandStopped, InputError) as error:
-        return report_error(error)
+        ended[variant.root] = report_error(error)
     except Exception:  # the other runs continue
         _log.exception("this run failed")
-        return 1
+        ended[variant.root] = 1
     finally:
         set_target(before)
+
+
+def _execute(options: RunOptions, source: Variant | None, ended: Mapping[Path, int], stop: StopRequest) -> Steps[int]:
+    if source is not None and not stop.requested():
+        _log.info("incv: the same as that of %s, and taken over from there", source.name)
+        options = replace(options, incv_from=(yield from wait_for_incv(source, ended, stop)))
+    if stop.requested():  # requested before this run listens for stop signals itself
+        _log.info("incv: not started, because a stop was requested")
+        return EXIT_STOPPED
+    return (yield from iterate_run(options))

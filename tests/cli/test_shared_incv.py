@@ -1,0 +1,154 @@
+"""Variants with the same INCV stage run it once, and end as if each had run it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shards.durable import read_json
+from tests.support import REPOSITORY
+from tests.support.command_line import THREADS, TINY, contents
+from trainer.config.sweep import Variant
+from trainer.run.recipe import load_recipe
+from trainer.run.shared_incv import find_incv_sources
+
+BRIEF = (
+    THREADS,
+    "data.train.limit=100",
+    "data.eval.test.limit=20",
+    "incv.epochs=1",
+    "incv.min_per_class=4",
+    "methods=[coteaching_incv]",
+)
+EPOCHS = "coteaching_incv.epochs"
+
+
+def sweep(incv, *arguments, epochs="1,2"):
+    return incv("run", "-c", TINY, *BRIEF, "--vary", f"{EPOCHS}={epochs}", *arguments)
+
+
+def roots(out: str) -> list[Path]:
+    """The directories of the variants, as they are told at the end."""
+    return [Path(line.split()[1].rstrip(",")) for line in out.splitlines() if line.startswith(EPOCHS)]
+
+
+def taken_from(root: Path) -> str | None:
+    """The run whose INCV stage this run has taken over."""
+    noted = read_json(root / "manifest.json").get("incv_from")
+    return None if noted is None else Path(noted["run"]).name
+
+
+def results(root: Path) -> dict[str, bytes | None]:
+    """The files of methods and of INCV, without its checkpoints, which only the run that executed it has."""
+    parts = ("rounds", "labels.parquet", "selection.parquet", "incv.json", "methods", "evaluation.json")
+    return {
+        path: text
+        for path, text in contents(root).items()
+        if path.startswith(parts) and not (path.startswith("rounds") and "checkpoints" in path)
+    }
+
+
+def test_incv_runs_once_and_each_run_is_that_of_its_own(incv, playground):
+    answer = sweep(incv, epochs="1,2,3")
+    assert answer.code == 0, answer.err
+    first, *others = roots(answer.out)
+    assert taken_from(first) is None
+    assert [taken_from(root) for root in others] == [first.name] * 2
+    assert f"{EPOCHS}=2: incv: the same as that of {EPOCHS}=1" in answer.err
+    for epochs, root in enumerate((first, *others), 1):
+        alone = incv("run", "-c", TINY, *BRIEF, f"{EPOCHS}={epochs}", "--run-dir", f"alone-{epochs}")
+        assert alone.code == 0
+        assert results(root) == results(playground / f"alone-{epochs}")
+        assert len(results(root)) > 15
+
+
+def test_one_at_a_time_shares_too(incv, playground):
+    answer = sweep(incv, "--at-once", "1")
+    assert answer.code == 0, answer.err
+    first, second = roots(answer.out)
+    assert [taken_from(first), taken_from(second)] == [None, first.name]
+
+
+def test_what_another_has_finished_before_is_taken_over(incv, playground):
+    (done,) = roots(sweep(incv, epochs="2").out)
+    answer = sweep(incv, epochs="1,2")
+    first, second = roots(answer.out)
+    assert second == done
+    assert [taken_from(first), taken_from(second)] == [second.name, None]
+    assert "incv: already done" in answer.err
+
+
+def test_if_the_run_that_executes_incv_fails_the_other_executes_it(incv, playground):
+    first, second = (Path(line) for line in sweep(incv, "--print-run-dir").out.splitlines())
+    first.mkdir(parents=True)
+    (first / "manifest.json").write_text("{")
+    answer = sweep(incv)
+    assert answer.code != 0
+    assert taken_from(second) is None
+    assert (second / "report.json").exists()
+    assert not (first / "report.json").exists()
+
+
+def test_redoing_incv_redoes_it_in_each_run(incv, playground):
+    assert sweep(incv).code == 0
+    again = sweep(incv, "--redo", "incv")
+    assert again.code == 0, again.err
+    assert [taken_from(root) for root in roots(again.out)] == [None, None]
+
+
+def test_the_plan_says_which_run_executes_incv(incv, playground):
+    out = sweep(incv, "--dry-run").out
+    assert f"{EPOCHS}=2:\ntakes INCV over from {EPOCHS}=1\n" in out
+    assert out.count("  incv             taken over ") == out.count("  incv             to do ") == 1
+
+
+def test_a_signal_during_incv_stops_all_and_the_same_command_goes_on(incv, playground):
+    long = [each for each in BRIEF if not each.startswith("incv.epochs")] + ["incv.epochs=40"]
+    command = [sys.executable, "-m", "trainer", "run", "-c", TINY, *long, "--vary", f"{EPOCHS}=1,2"]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
+    limit = time.monotonic() + 120
+    while not list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 75, error
+    assert f"{EPOCHS}=2: incv: not started" in error
+    assert len(list(playground.glob("runs/*/manifest.json"))) == 1
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = roots(done.stdout)
+    assert taken_from(second) == first.name
+
+
+def variant(name: str, *overrides: str) -> Variant:
+    return Variant(overrides, load_recipe(Path(TINY), overrides), Path("runs") / name, "tiny", name)
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        "seed=1",
+        "incv.epochs=6",
+        "labels.ratio=0.4",
+        "image.pad=2",
+        "precision=bf16",
+        "data.train.limit=200",
+        "data.train.shards=elsewhere",
+    ],
+)
+def test_runs_whose_incv_differs_share_nothing(difference):
+    assert find_incv_sources([variant("a"), variant("b", difference)], (), None) == {}
+
+
+def test_runs_share_with_the_first_of_their_kind():
+    other = "seed=1"
+    a, b, c = variant("a"), variant("b", other), variant("c", "methods=[standard]")
+    d, e = variant("d", other, "standard.epochs=2"), variant("e", "incv=null", "methods=[standard]")
+    assert find_incv_sources([a, b, c, d, e], (), None) == {c.root: a, d.root: b}
+    assert find_incv_sources([a, c], (), "standard") == {}
+    assert find_incv_sources([a, variant("a", "evaluation.every=1")], (), None) == {}  # the same directory
