@@ -1,17 +1,11 @@
 """Variants with the same INCV stage run it once, and end as if each had run it."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from shards.durable import read_json
-from tests.support import REPOSITORY
-from tests.support.command_line import THREADS, TINY, contents
+from tests.support.command_line import THREADS, TINY, contents, stop_during_incv, variant_roots
 from trainer.config.sweep import Variant
 from trainer.run.recipe import load_recipe
 from trainer.run.shared_incv import find_incv_sources
@@ -29,11 +23,6 @@ EPOCHS = "coteaching_incv.epochs"
 
 def sweep(incv, *arguments, epochs="1,2"):
     return incv("run", "-c", TINY, *BRIEF, "--vary", f"{EPOCHS}={epochs}", *arguments)
-
-
-def roots(out: str) -> list[Path]:
-    """The directories of the variants, as they are told at the end."""
-    return [Path(line.split()[1].rstrip(",")) for line in out.splitlines() if line.startswith(EPOCHS)]
 
 
 def taken_from(root: Path) -> str | None:
@@ -55,7 +44,7 @@ def results(root: Path) -> dict[str, bytes | None]:
 def test_incv_runs_once_and_each_run_is_that_of_its_own(incv, playground):
     answer = sweep(incv, epochs="1,2,3")
     assert answer.code == 0, answer.err
-    first, *others = roots(answer.out)
+    first, *others = variant_roots(answer.out, EPOCHS)
     assert taken_from(first) is None
     assert [taken_from(root) for root in others] == [first.name] * 2
     assert f"{EPOCHS}=2: incv: the same as that of {EPOCHS}=1" in answer.err
@@ -69,14 +58,14 @@ def test_incv_runs_once_and_each_run_is_that_of_its_own(incv, playground):
 def test_one_at_a_time_shares_too(incv, playground):
     answer = sweep(incv, "--at-once", "1")
     assert answer.code == 0, answer.err
-    first, second = roots(answer.out)
+    first, second = variant_roots(answer.out, EPOCHS)
     assert [taken_from(first), taken_from(second)] == [None, first.name]
 
 
 def test_what_another_has_finished_before_is_taken_over(incv, playground):
-    (done,) = roots(sweep(incv, epochs="2").out)
+    (done,) = variant_roots(sweep(incv, epochs="2").out, EPOCHS)
     answer = sweep(incv, epochs="1,2")
-    first, second = roots(answer.out)
+    first, second = variant_roots(answer.out, EPOCHS)
     assert second == done
     assert [taken_from(first), taken_from(second)] == [second.name, None]
     assert "incv: already done" in answer.err
@@ -97,7 +86,7 @@ def test_redoing_incv_redoes_it_in_each_run(incv, playground):
     assert sweep(incv).code == 0
     again = sweep(incv, "--redo", "incv")
     assert again.code == 0, again.err
-    assert [taken_from(root) for root in roots(again.out)] == [None, None]
+    assert [taken_from(root) for root in variant_roots(again.out, EPOCHS)] == [None, None]
 
 
 def test_the_plan_says_which_run_executes_incv(incv, playground):
@@ -108,20 +97,12 @@ def test_the_plan_says_which_run_executes_incv(incv, playground):
 
 def test_a_signal_during_incv_stops_all_and_the_same_command_goes_on(incv, playground):
     long = [each for each in BRIEF if not each.startswith("incv.epochs")] + ["incv.epochs=40"]
-    command = [sys.executable, "-m", "trainer", "run", "-c", TINY, *long, "--vary", f"{EPOCHS}=1,2"]
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
-    limit = time.monotonic() + 120
-    while not list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 75, error
-    assert f"{EPOCHS}=2: incv: not started" in error
+    command = ("run", "-c", TINY, *long, "--vary", f"{EPOCHS}=1,2")
+    assert f"{EPOCHS}=2: incv: not started" in stop_during_incv(*command)
     assert len(list(playground.glob("runs/*/manifest.json"))) == 1
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    first, second = roots(done.stdout)
+    done = incv(*command)
+    assert done.code == 0, done.err
+    first, second = variant_roots(done.out, EPOCHS)
     assert taken_from(second) == first.name
 
 

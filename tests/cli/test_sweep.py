@@ -12,7 +12,7 @@ import torch
 
 from shards.durable import read_json
 from tests.support import REPOSITORY
-from tests.support.command_line import THREADS, TINY
+from tests.support.command_line import THREADS, TINY, stop_during_incv, variant_roots
 from trainer.incv.selection_index import SelectionIndex
 from trainer.records.run_directory import RunDirectory
 from trainer.training.checkpoint import find_newest_checkpoint
@@ -39,8 +39,8 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
 def test_seeds_side_by_side_are_the_runs_of_each_alone(incv, playground):
     answer = incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2", "execution.folds=side_by_side")
     assert answer.code == 0
-    assert len(set(roots(answer.out))) == 2
-    for seed, root in zip((1, 2), roots(answer.out), strict=True):
+    assert len(set(variant_roots(answer.out, "seed"))) == 2
+    for seed, root in zip((1, 2), variant_roots(answer.out, "seed"), strict=True):
         assert incv("run", "-c", TINY, THREADS, f"seed={seed}", "--run-dir", f"alone-{seed}").code == 0
         assert_same_run(root, playground / f"alone-{seed}")
         assert (root / "report.html").exists()
@@ -83,7 +83,7 @@ def test_what_a_run_prints_says_whose_it_is(incv, playground):
     answer = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2")
     said = [line for line in answer.err.splitlines() if "labels: done" in line]
     assert [line.split()[0] for line in said] == ["seed=1:", "seed=2:"]
-    for root in roots(answer.out):  # in its own log there is no doubt
+    for root in variant_roots(answer.out, "seed"):  # in its own log there is no doubt
         assert "INFO    labels: done" in (root / "logs" / "rank-0000.log").read_text()
 
 
@@ -95,7 +95,7 @@ def test_a_sweep_ends_with_a_table_over_its_runs(incv, playground):
     assert "mean ± sd of 2" in table
     (file,) = (playground / "runs").glob("tiny-vary-*.json")
     assert f"table: {file.relative_to(playground)}" in table
-    reports = [read_json(root / "report.json") for root in roots(answer.out)]
+    reports = [read_json(root / "report.json") for root in variant_roots(answer.out, "seed")]
     measured = [report["accuracy"]["test"]["standard"]["top1"] for report in reports]
     assert [run["results"]["test, standard"] for run in read_json(file)["runs"]] == measured
     assert file.with_suffix(".csv").exists()
@@ -109,17 +109,12 @@ def test_at_once_is_for_variants(incv, playground):
     assert "add --vary" in answer.err
 
 
-def roots(out: str) -> list[Path]:
-    """The directories of the variants, as they are told at the end."""
-    return [Path(line.split()[1].rstrip(",")) for line in out.splitlines() if line.startswith("seed=")]
-
-
 def test_a_variant_that_cannot_run_does_not_keep_the_others_from_it(incv, playground):
     assert incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2").code == 0
     trained = incv("standard", "-c", TINY, THREADS, "--vary", "seed=1,3,2")  # seed 3 has no labels yet
     assert trained.code != 0
     assert "seed=3" in trained.err
-    for root, trains in zip(roots(trained.out), (True, False, True), strict=True):
+    for root, trains in zip(variant_roots(trained.out, "seed"), (True, False, True), strict=True):
         assert (find_newest_checkpoint(root / "methods" / "standard" / "checkpoints") is not None) == trains
 
 
@@ -140,21 +135,13 @@ def test_redo_redoes_each_variant_in_its_own_directory(incv, playground):
     first = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2")
     again = incv("labels", "-c", TINY, THREADS, "--vary", "seed=1,2", "--redo", "labels")
     assert again.code == 0
-    assert roots(again.out) == roots(first.out)
-    assert all(root.exists() for root in roots(again.out))
+    assert variant_roots(again.out, "seed") == variant_roots(first.out, "seed")
+    assert all(root.exists() for root in variant_roots(again.out, "seed"))
     assert not (playground / "runs" / "tiny").exists()
 
 
 def test_a_signal_keeps_variants_that_wait_from_beginning(playground):
-    command = [sys.executable, "-m", "trainer", "run", "-c", TINY, THREADS, "--vary", "seed=1,2", "--at-once", "1"]
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
-    limit = time.monotonic() + 120
-    while not list(playground.glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 75
+    error = stop_during_incv("run", "-c", TINY, THREADS, "--vary", "seed=1,2", "--at-once", "1")
     assert "seed=2: incv: not started" in error
     assert len(list(playground.glob("runs/*/manifest.json"))) == 1
 
@@ -180,7 +167,7 @@ def test_a_signal_stops_all_and_the_same_command_goes_on(playground):
     assert len(stopped) == 2
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    for seed, root in zip((1, 2), roots(done.stdout), strict=True):
+    for seed, root in zip((1, 2), variant_roots(done.stdout, "seed"), strict=True):
         alone = [*command[:-2], f"seed={seed}", "--run-dir", f"alone-{seed}"]
         subprocess.run(alone, env=environ, capture_output=True, timeout=200, check=True)
         assert_same_run(playground / root, playground / f"alone-{seed}")

@@ -1,14 +1,18 @@
 """Run the `incv` command in this process and capture its exit code and output."""
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tests.support import RECIPES
+from tests.support import RECIPES, REPOSITORY
 from tests.support.untimed import untimed
 from trainer.cli import main
 
@@ -35,6 +39,25 @@ def exit_code(arguments: Sequence[str]) -> int:
         torch.set_num_threads(threads)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def variant_roots(out: str, key: str) -> list[Path]:
+    """The run directories of the variants of `--vary KEY=...`, from what the command prints at its end."""
+    return [Path(line.split()[1].rstrip(",")) for line in out.splitlines() if line.startswith(f"{key}=")]
+
+
+def stop_during_incv(*arguments: str) -> str:
+    """Run the command in a process, stop it by SIGTERM as soon as INCV trains, and return its stderr."""
+    command = [sys.executable, "-m", "trainer", *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ, text=True)
+    limit = time.monotonic() + 120
+    while not list(Path().glob("runs/*/rounds/0/fold*/metrics.jsonl")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 75, error
+    return error
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
