@@ -146,7 +146,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from trainer.run.shared_incv import find_incv_sources
 
     if parsed.dry_run:
-        sources = find_incv_sources(variants, parsed.redo, parsed.stage) if parsed.incv_from is None else {}
+        sources = find_incv_sources(variants, parsed.redo, parsed.stage, parsed.incv_from)
         for one in variants:
             plan = describe_plan(
                 one.recipe,

@@ -4,41 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from shards.durable import read_json
-from tests.support.command_line import THREADS, TINY, contents, stop_during_incv, variant_roots
+from shards.durable import read_json, write_json
+from tests.support.brief_incv import BRIEF, files_of_incv, files_of_methods
+from tests.support.command_line import TINY, stop_during_incv, variant_roots
 from trainer.config.sweep import Variant
 from trainer.run.recipe import load_recipe
 from trainer.run.shared_incv import find_incv_sources
 
-BRIEF = (
-    THREADS,
-    "data.train.limit=100",
-    "data.eval.test.limit=20",
-    "incv.epochs=1",
-    "incv.min_per_class=4",
-    "methods=[coteaching_incv]",
-)
+TRAINED = (*BRIEF, "methods=[coteaching_incv]")
 EPOCHS = "coteaching_incv.epochs"
 
 
 def sweep(incv, *arguments, epochs="1,2"):
-    return incv("run", "-c", TINY, *BRIEF, "--vary", f"{EPOCHS}={epochs}", *arguments)
+    return incv("run", "-c", TINY, *TRAINED, "--vary", f"{EPOCHS}={epochs}", *arguments)
 
 
 def taken_from(root: Path) -> str | None:
     """The run whose INCV stage this run has taken over."""
     noted = read_json(root / "manifest.json").get("incv_from")
     return None if noted is None else Path(noted["run"]).name
-
-
-def results(root: Path) -> dict[str, bytes | None]:
-    """The files of methods and of INCV, without its checkpoints, which only the run that executed it has."""
-    parts = ("rounds", "labels.parquet", "selection.parquet", "incv.json", "methods", "evaluation.json")
-    return {
-        path: text
-        for path, text in contents(root).items()
-        if path.startswith(parts) and not (path.startswith("rounds") and "checkpoints" in path)
-    }
 
 
 def test_incv_runs_once_and_each_run_is_that_of_its_own(incv, playground):
@@ -49,10 +33,11 @@ def test_incv_runs_once_and_each_run_is_that_of_its_own(incv, playground):
     assert [taken_from(root) for root in others] == [first.name] * 2
     assert f"{EPOCHS}=2: incv: the same as that of {EPOCHS}=1" in answer.err
     for epochs, root in enumerate((first, *others), 1):
-        alone = incv("run", "-c", TINY, *BRIEF, f"{EPOCHS}={epochs}", "--run-dir", f"alone-{epochs}")
+        alone = incv("run", "-c", TINY, *TRAINED, f"{EPOCHS}={epochs}", "--run-dir", f"alone-{epochs}")
         assert alone.code == 0
-        assert results(root) == results(playground / f"alone-{epochs}")
-        assert len(results(root)) > 15
+        assert files_of_incv(root) == files_of_incv(f"alone-{epochs}")
+        assert files_of_methods(root) == files_of_methods(f"alone-{epochs}")
+        assert len(files_of_incv(root)) > 15
 
 
 def test_one_at_a_time_shares_too(incv, playground):
@@ -82,6 +67,22 @@ def test_if_the_run_that_executes_incv_fails_the_other_executes_it(incv, playgro
     assert not (first / "report.json").exists()
 
 
+@pytest.mark.parametrize("damage", ["another version", "a lost file"])
+def test_what_cannot_be_taken_over_is_run_anew(incv, playground, damage):
+    (done,) = variant_roots(sweep(incv, epochs="2").out, EPOCHS)
+    if damage == "another version":
+        content = read_json(done / "manifest.json")
+        content["stages"]["incv"]["numerics"] = 0
+        write_json(done / "manifest.json", content)
+    else:
+        (done / "rounds" / "0" / "predictions.parquet").unlink()
+    answer = sweep(incv, epochs="1,2")
+    first, _ = variant_roots(answer.out, EPOCHS)
+    assert taken_from(first) is None
+    assert (first / "report.json").exists(), answer.err
+    assert "--incv-from" not in answer.err
+
+
 def test_redoing_incv_redoes_it_in_each_run(incv, playground):
     assert sweep(incv).code == 0
     again = sweep(incv, "--redo", "incv")
@@ -96,7 +97,7 @@ def test_the_plan_says_which_run_executes_incv(incv, playground):
 
 
 def test_a_signal_during_incv_stops_all_and_the_same_command_goes_on(incv, playground):
-    long = [each for each in BRIEF if not each.startswith("incv.epochs")] + ["incv.epochs=40"]
+    long = [each for each in TRAINED if not each.startswith("incv.epochs")] + ["incv.epochs=40"]
     command = ("run", "-c", TINY, *long, "--vary", f"{EPOCHS}=1,2")
     assert f"{EPOCHS}=2: incv: not started" in stop_during_incv(*command)
     assert len(list(playground.glob("runs/*/manifest.json"))) == 1
@@ -123,13 +124,13 @@ def variant(name: str, *overrides: str) -> Variant:
     ],
 )
 def test_runs_whose_incv_differs_share_nothing(difference):
-    assert find_incv_sources([variant("a"), variant("b", difference)], (), None) == {}
+    assert find_incv_sources([variant("a"), variant("b", difference)], (), None, None) == {}
 
 
 def test_runs_share_with_the_first_of_their_kind():
     other = "seed=1"
     a, b, c = variant("a"), variant("b", other), variant("c", "methods=[standard]")
     d, e = variant("d", other, "standard.epochs=2"), variant("e", "incv=null", "methods=[standard]")
-    assert find_incv_sources([a, b, c, d, e], (), None) == {c.root: a, d.root: b}
-    assert find_incv_sources([a, c], (), "standard") == {}
-    assert find_incv_sources([a, variant("a", "evaluation.every=1")], (), None) == {}  # the same directory
+    assert find_incv_sources([a, b, c, d, e], (), None, None) == {c.root: a, d.root: b}
+    assert find_incv_sources([a, c], (), "standard", None) == {}
+    assert find_incv_sources([a, variant("a", "evaluation.every=1")], (), None, None) == {}  # the same directory

@@ -45,7 +45,10 @@ class FinishedIncv:
 
 
 def open_finished_incv(root: Path) -> FinishedIncv:
-    """Read the INCV stage of a run; raises ConfigError unless it has finished, DataError if a file is missing."""
+    """Read the INCV stage of a run.
+
+    Raises ConfigError unless it has finished and gives the numbers of this version, DataError if a file is missing.
+    """
     run = RunDirectory(root)
     if not run.has_manifest():
         raise ConfigError(f"--incv-from {root} is not a run directory (it has no manifest.json): name that of a run")
@@ -55,6 +58,12 @@ def open_finished_incv(root: Path) -> FinishedIncv:
         raise ConfigError(f"--incv-from {root}: this run has not begun its stage incv: finish it first, or {_ALONE}")
     if record.get("state") != "done":
         raise ConfigError(f"--incv-from {root}: INCV has not finished: run its command again first, or {_ALONE}")
+    version = record.get("numerics", 1)
+    if version != NUMERICS:
+        raise ConfigError(
+            f"--incv-from {root}: its INCV was run by an incv whose INCV gives other results (numerics {version}, "
+            f"now {NUMERICS}): {_ALONE}"
+        )
     files = [run.labels, run.selection, run.incv]
     if run.incv.exists():
         rounds = range(len(read_json(run.incv)["rounds"]))
@@ -79,12 +88,6 @@ def require_fitting_incv(root: Path, ledger: StageLedger, own: RunDirectory, lab
         raise ConfigError(
             f"--incv-from {root}: its INCV was run with other values than this run asks for: "
             f"{list_some(list(changes), 6, '; ')}. Set these keys to the values of that run, or {_ALONE}"
-        )
-    version = found.record.get("numerics", 1)
-    if version != NUMERICS:
-        raise ConfigError(
-            f"--incv-from {root}: its INCV was run by an incv whose INCV gives other results (numerics {version}, "
-            f"now {NUMERICS}): {_ALONE}"
         )
     theirs = read_labels(found.run.labels)
     checked = theirs.ids[theirs.checked]

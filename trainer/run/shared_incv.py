@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shards.errors import DataError
+from shards.errors import InputError
 from trainer.config.sweep import Variant
 from trainer.distributed.stop import StopRequest
-from trainer.records.manifest import Manifest
-from trainer.records.run_directory import RunDirectory
+from trainer.run.incv_takeover import open_finished_incv
 from trainer.run.result_keys import hash_keys
 from trainer.run.stage_graph import stage_keys
 from trainer.training.interleave import Steps
@@ -17,14 +16,17 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 """How often a waiting variant reads the other's manifest.json."""
 
 
-def find_incv_sources(variants: Sequence[Variant], redo: Sequence[str], only: str | None) -> dict[Path, Variant]:
+def find_incv_sources(
+    variants: Sequence[Variant], redo: Sequence[str], only: str | None, incv_from: Path | None
+) -> dict[Path, Variant]:
     """Return the variant from which another takes its INCV stage over, by the run directory of that other.
 
     Both have the same result keys of INCV and the same files; one that has finished INCV is preferred. Variants that
-    are not among the keys need no other one. redo, only: stages to redo, and the one to execute; with most of them
-    every variant is on its own.
+    are not among the keys need no other one. redo: stages to redo; only: the one stage to execute; incv_from: a run
+    from which all variants take INCV over. Nothing is shared if a stage is redone, INCV is not executed, or all take
+    it over.
     """
-    if redo or only not in (None, "incv"):
+    if redo or only not in (None, "incv") or incv_from is not None:
         return {}
     finished = {variant.root for variant in variants if _has_finished_incv(variant.root)}
     first: dict[tuple[str, ...], Variant] = {}
@@ -52,12 +54,13 @@ def wait_for_incv(source: Variant, ended: Mapping[Path, int], stop: StopRequest)
                 return source.root
             next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
         yield
-    return source.root if ended.get(source.root) == 0 else None
+    return source.root if ended.get(source.root) == 0 and _has_finished_incv(source.root) else None
 
 
 def _has_finished_incv(root: Path) -> bool:
-    run = RunDirectory(root)
+    """Whether an INCV stage can be taken over from this run."""
     try:
-        return run.has_manifest() and Manifest(run).stages.get("incv", {}).get("state") == "done"
-    except DataError:  # a damaged manifest, of which its own run tells
+        open_finished_incv(root)
+    except InputError:  # what is wrong with the directory, its own run tells
         return False
+    return True

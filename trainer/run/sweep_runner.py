@@ -41,7 +41,7 @@ def run_sweep(
     stop.listen()
     world = join_world(variants[0].recipe.execution)
     world.watchdog.stop()  # each run starts its own watchdog
-    sources = find_incv_sources(variants, redo, only) if incv_from is None else {}
+    sources = find_incv_sources(variants, redo, only, incv_from)
     # Those that wait for the INCV stage of another come last: a slot is better used by a run that trains.
     ordered = sorted(variants, key=lambda variant: variant.root in sources)
     ended: dict[Path, int] = {}
