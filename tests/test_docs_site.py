@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,10 +11,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.support import REPOSITORY
-from tests.support.browser import PHONE, open_browser
+from tests.support.browser import CHROMIUM, PHONE, open_browser, require_chromium
 
 pytest.importorskip("material", reason="the extra `docs` is not installed")
-CHROMIUM = shutil.which("chromium")
 
 
 class PageLinks(HTMLParser):
@@ -88,7 +86,6 @@ def test_formulas_are_mathml(site: Path) -> None:
     assert (site / "vendor/stix-two-math.woff2").is_file()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
     """No table or formula of any page is cut at 390 pixels; only code scrolls."""
     cut = "[...document.querySelectorAll('.md-typeset__scrollwrap')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
@@ -107,9 +104,9 @@ def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
         assert shown == '"recall"'
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_search_works_from_the_disk(site: Path) -> None:
     """In a browser without a server; a search box that cannot load its index finds nothing."""
+    require_chromium()
     address = f"{(site / 'index.html').as_uri()}?q=label_smoothing"
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000", "--dump-dom"]
     page = subprocess.run([*command, address], capture_output=True, text=True, timeout=120).stdout

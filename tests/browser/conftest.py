@@ -13,7 +13,6 @@ from shards.sources import open_source
 from tests.report.conftest import fabricate
 from tests.support.browser import Browser, open_browser
 from tests.support.command_line import TINY, exit_code
-from tests.support.debian_programs import require_programs
 from tests.support.photos import PHOTO_RECIPE, write_photos
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
@@ -25,7 +24,6 @@ ODD = ("<script>alert(2)<\u2215script>", "=cmd\u202e")  # names of photos begin 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    require_programs(("chromium", "chromedriver"), ("chromium", "chromium-driver"))
     with open_browser(tmp_path_factory.mktemp("downloads")) as opened:
         yield opened
 

@@ -12,8 +12,16 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.support.debian_programs import require_programs
+
+CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 PHONE, DESKTOP = 390, 1100  # pixels
 _REPORT_IS_READY = "return document.documentElement.dataset.ready === 'true'"
+
+
+def require_chromium() -> None:
+    """Install Chromium unless it is there; where that is impossible, skip the test and say why."""
+    require_programs((CHROMIUM, DRIVER), ("chromium", "chromium-driver"))
 
 
 class Browser:
@@ -22,11 +30,11 @@ class Browser:
     def __init__(self, downloads: Path) -> None:
         self.downloads = downloads
         options = webdriver.ChromeOptions()
-        options.binary_location = "/usr/bin/chromium"
+        options.binary_location = CHROMIUM
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
         self._command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
 
     def open(
@@ -108,6 +116,7 @@ class Browser:
 
 @contextmanager
 def open_browser(downloads: Path) -> Iterator[Browser]:
+    require_chromium()
     browser = Browser(downloads)
     try:
         yield browser

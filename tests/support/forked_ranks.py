@@ -27,6 +27,8 @@ class World:
     def __init__(self, folder: Path, case: dict[str, Any]) -> None:
         self._began = time.monotonic()
         self._logs = [folder / f"{case['name']}-rank{rank}.log" for rank in range(len(case["ranks"]))]
+        for log in self._logs:  # `ended` reads it, maybe before the rank writes
+            log.touch()
         self._error: float | None = None
         self._codes: dict[int, int] = {}
         self._alive = {self._fork(case, rank): rank for rank in range(len(case["ranks"]))}
