@@ -97,6 +97,25 @@ def test_an_unfinished_mean_is_carried_over_exactly(tmp_path):
     assert lines_of(tmp_path / "second")[0]["loss"] == pytest.approx(values.mean().item(), abs=1e-6)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_unfinished_mean_is_carried_over_wherever_the_task_counts(tmp_path, first):
+    """A step that does not count is left out, before the checkpoint and after it."""
+
+    def values(loss, counted):
+        found = {"counted": torch.tensor(counted), "loss": torch.tensor(loss)}
+        return found if first else dict(reversed(found.items()))
+
+    log, resumed = MetricsLog(tmp_path / "a.jsonl"), MetricsLog(tmp_path / "b.jsonl")
+    log.add(values(1.0, 1.0))
+    log.add(values(0.0, 0.0))
+    resumed.load(json.loads(json.dumps(log.state())), torch.device("cpu"))
+    for each in (log, resumed):
+        each.add(values(4.0, 1.0))
+        each.add(values(0.0, 0.0))
+        each.write(step=4)
+    assert lines_of(tmp_path / "a.jsonl") == lines_of(tmp_path / "b.jsonl") == [{"step": 4, "loss": 2.5}]
+
+
 def test_sums_of_a_version_with_other_metrics_are_dropped(tmp_path):
     first, second = MetricsLog(tmp_path / "first"), MetricsLog(tmp_path / "second")
     first.add({"loss": torch.tensor(1.0)})

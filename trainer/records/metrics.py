@@ -69,8 +69,9 @@ class MetricsLog:
 
     def add(self, values: Mapping[str, torch.Tensor]) -> None:
         """Add the metrics of a step. values: scalars; COUNTED = 0 excludes the step from the means."""
-        if COUNTED not in values:
-            values = {**values, COUNTED: torch.ones_like(next(iter(values.values())))}
+        counted = values[COUNTED] if COUNTED in values else torch.ones_like(next(iter(values.values())))
+        # Last, as in the sums of a checkpoint, wherever a Task puts it.
+        values = {name: value for name, value in values.items() if name != COUNTED} | {COUNTED: counted}
         # Only two operations, however many values; a new tensor, because the next step overwrites the values.
         stacked = torch.stack([value.detach() for value in values.values()])
         if self._names != tuple(values):
