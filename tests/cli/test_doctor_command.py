@@ -53,7 +53,7 @@ def test_a_stopped_run_is_well(incv: Incv, finished: Path) -> None:
     (finished / "stopped.json").write_text(json.dumps(record))
     answer = incv("doctor", "--run-dir", finished)
     assert answer.code == 0
-    assert "stopped in incv/0/1 at step 30 by STOP file" in " ".join(answer.out.split())
+    assert "stopped in incv, round 1, fold 2 at step 30 by STOP file" in " ".join(answer.out.split())
 
 
 def test_a_run_that_was_killed_is_not(incv: Incv, finished: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,11 +67,19 @@ def flat(text: str) -> str:
 def test_all_is_well(root: Path) -> None:
     text, well = examine(four(root, (2, {"step": 29})), NOW)
     assert well
-    assert "All is well: ranks 0-3 in incv/0/0 at steps 29 to 30 of 400." in flat(text)
+    assert "All is well: ranks 0-3 in incv, round 1, fold 1 at steps 29 to 30 of 400." in flat(text)
     assert "4 ranks by torchrun" in flat(text)
-    rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
+    rows = [re.split("  +", line) for line in text.splitlines() if line[:1].isdigit()]
     assert rows == [
-        [str(rank), "alive", "incv/0/0", f"{29 if rank == 2 else 30}/400", "1.0", "s", "Node0", str(os.getpid())]
+        [
+            str(rank),
+            "alive",
+            "incv, round 1, fold 1",
+            f"{29 if rank == 2 else 30}/400",
+            "1.0 s",
+            "Node0",
+            str(os.getpid()),
+        ]
         for rank in range(4)
     ]
 
@@ -79,10 +88,11 @@ def test_the_rank_that_is_a_step_behind_hangs(root: Path) -> None:
     four(root, (2, {"step": 29, "moved": NOW - 200.5}), moved=NOW - 200)
     text, well = examine(root, NOW)
     assert not well
-    assert f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv/0/0 at step 29 of 400: no progress for 3 min" in flat(
-        text
+    assert (
+        f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv, round 1, fold 1 at step 29 of 400: no progress for 3 min"
+        in flat(text)
     )
-    assert "Stalled or waiting for 3 min 20 s: ranks 0-1, 3 in incv/0/0 at step 30 of 400." in flat(text)
+    assert "Stalled or waiting for 3 min 20 s: ranks 0-1, 3 in incv, round 1, fold 1 at step 30 of 400." in flat(text)
 
 
 def test_the_rank_that_stopped_clearly_before_the_others_hangs(root: Path) -> None:
@@ -97,7 +107,10 @@ def test_ranks_that_stopped_together_are_not_told_apart(root: Path) -> None:
     four(root, (1, {"moved": NOW - 101}), moved=NOW - 100)
     text, well = examine(root, NOW)
     assert not well
-    assert "Ranks 0-3 stalled together in incv/0/0 at step 30 of 400: no progress for 1 min 40 s." in flat(text)
+    assert (
+        "Ranks 0-3 stalled together in incv, round 1, fold 1 at step 30 of 400: no progress for 1 min 40 s."
+        in flat(text)
+    )
     assert "do not show which" in flat(text)
 
 
@@ -115,7 +128,7 @@ def test_a_group_that_waits_for_one_at_work_is_well(root: Path) -> None:
     waiting = {"where": "waiting for fold 1", "step": 0, "moved": NOW - 5000}
     text, well = examine(four(root, (0, waiting), (1, waiting), where="incv/0/1"), NOW)
     assert well
-    assert "ranks 0-1 waiting for fold 1, ranks 2-3 in incv/0/1 at step 30 of 400" in flat(text)
+    assert "ranks 0-1 waiting for fold 1, ranks 2-3 in incv, round 1, fold 2 at step 30 of 400" in flat(text)
 
 
 def test_a_group_that_hangs_while_the_other_goes_on(root: Path) -> None:
@@ -123,7 +136,7 @@ def test_a_group_that_hangs_while_the_other_goes_on(root: Path) -> None:
     text, well = examine(four(root, (2, standing), (3, standing | {"step": 31})), NOW)
     assert not well
     assert "Rank 2 (Node0" in text
-    assert "Still running: ranks 0-1 in incv/0/0" in flat(text)
+    assert "Still running: ranks 0-1 in incv, round 1, fold 1" in flat(text)
 
 
 def test_when_all_wait_nobody_works(root: Path) -> None:
@@ -193,7 +206,9 @@ def test_finished_and_stopped(root: Path) -> None:
     (root / "stopped.json").write_text(json.dumps(record))
     text, well = examine(root, NOW)
     assert well
-    assert "The run was stopped in incv/0/1 at step 30 by SIGUSR2, 2026-11-15T03:00:00+00:00." in flat(text)
+    assert "The run was stopped in incv, round 1, fold 2 at step 30 by SIGUSR2, 2026-11-15T03:00:00+00:00." in flat(
+        text
+    )
 
 
 def test_a_failure_is_told_by_the_log_of_who_failed_first(root: Path) -> None:

@@ -8,6 +8,7 @@ from types import FrameType
 from weakref import WeakSet
 
 from trainer.distributed.launch import get_launch_time
+from trainer.distributed.place import show_place
 from trainer.distributed.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class Stopped(Exception):
 
     def __init__(self, where: str, step: int, reason: str, title: str | None = None) -> None:
         """title: what progress lines call `where`, if it has another name there."""
-        super().__init__(f"stopped in {title or where} at step {step} ({reason})")
+        super().__init__(f"stopped in {title or show_place(where)} at step {step} ({reason})")
         self.where, self.step, self.reason = where, step, reason
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import ConfigError
+from trainer.distributed.place import show_place
 from trainer.records.heartbeat import WAITING
 from trainer.records.run_directory import RunDirectory
 
@@ -96,8 +97,8 @@ def _build_rank(number: int, heartbeat: dict[str, Any] | None, began: float | No
     state = _find_state(heartbeat, began, now)
     if heartbeat is None or state in ("unseen", "starting"):
         return Rank(number, state)
-    names = ("where", "step", "total", "moved", "written", "host", "pid")
-    return Rank(number, state, **{name: heartbeat[name] for name in names})
+    names = ("step", "total", "moved", "written", "host", "pid")
+    return Rank(number, state, show_place(heartbeat["where"]), **{name: heartbeat[name] for name in names})
 
 
 def _find_state(heartbeat: dict[str, Any] | None, began: float | None, now: float) -> str:

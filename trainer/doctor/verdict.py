@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from trainer.distributed.place import show_place
 from trainer.doctor.ranks import ObservedRun, Rank
 from trainer.report.text import format_duration
 
@@ -93,7 +94,7 @@ def _all_in_state(ranks: Sequence[Rank], state: str) -> bool:
 
 def _report_stopped(run: ObservedRun) -> str:
     found = run.stopped or {}
-    where = f" in {found['where']} at step {found.get('step')}" if found.get("where") else ""
+    where = f" in {show_place(str(found['where']))} at step {found.get('step')}" if found.get("where") else ""
     why = f" by {found['reason']}" if found.get("reason") else ""
     when = f", {found['time']}" if found.get("time") else ""
     return f"The run was stopped{where}{why}{when}. Rerun the same command to resume."

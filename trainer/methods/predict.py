@@ -10,6 +10,7 @@ from torch import nn
 from shards.progress import Progress
 from trainer.acceleration.graphed_forward import Forward, GraphedForward, predict_stream
 from trainer.config.schema import Precision
+from trainer.distributed.place import show_place
 from trainer.distributed.stop import Stopped, StopRequest
 from trainer.loading.batch import Batch, BatchRequest, Loader
 from trainer.loading.image_set import ImageSet
@@ -100,7 +101,7 @@ def iterate_forward(
             recorded = zip(networks, forwards, strict=True)
             forwards = [GraphedForward(*one, (precision, compiled), len(requests)) for one in recorded]
         with (
-            Progress(name, rows) as progress,
+            Progress(show_place(name), rows) as progress,
             torch.no_grad(),
             way,
             closing(loader.batches(requests)) as batches,
