@@ -148,13 +148,62 @@ def test_groups_are_named_by_what_tells_them_apart() -> None:
     assert "image.size" not in text
 
 
+def test_an_ablation_names_each_group_by_what_it_changes() -> None:
+    base = {"batch.global": 128, "image.cutout": 16, "standard.epochs": 200}
+    changes = [{}, {"batch.global": 64}, {"image.cutout": 8}, {"standard.epochs": 100}]
+    assert [group.row for group in group_runs([make_run(keys=base | change) for change in changes])] == [
+        "standard",
+        "standard, batch.global=64",
+        "standard, image.cutout=8",
+        "standard, standard.epochs=100",
+    ]
+
+
+def test_a_name_means_the_same_in_all_recipes() -> None:
+    sizes = [("made_up", 64), ("made_up", 128), ("other", 128)]
+    runs = [make_run(name=f"{recipe}-{size}", keys={"batch.global": size}, recipe=recipe) for recipe, size in sizes]
+    assert [group.row for group in group_runs(runs)] == ["standard, batch.global=64", "standard", "standard"]
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["batch.global", "image.size", "incv.rounds", "incv.epochs", "standard.epochs"]),
+            st.integers(1, 2),
+        ),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda keys: tuple(sorted(keys.items())),
+    )
+)
+def test_no_two_groups_of_a_recipe_have_the_same_name(every: list[dict[str, int]]) -> None:
+    rows = [group.row for group in group_runs([make_run(name=str(keys), keys=keys) for keys in every])]
+    assert len(set(rows)) == len(rows) == len(every)
+
+
+def test_a_table_tells_apart_only_the_groups_that_it_has() -> None:
+    runs = [
+        make_run(name="all images"),
+        make_run(name="fit", keys={"data.train.split": "fit", "data.train.checksum": "def"}),
+        make_run(name="fit, small", keys={"data.train.split": "fit", "data.train.checksum": "def", "image.size": 16}),
+    ]
+    for run in runs[1:]:
+        run.record.accuracy["validation"] = run.record.accuracy.pop("test")
+    comparison = compare_runs(runs)
+    assert comparison.groups[0].variant.startswith("data.train.split=not set")
+    assert {table.evaluation_set: [row.name for row in table.experiment.rows] for table in comparison.accuracy} == {
+        "test": ["standard"],
+        "validation": ["standard, image.size=not set", "standard, image.size=16"],
+    }
+
+
 def test_a_section_that_only_some_groups_use_is_named_as_a_whole() -> None:
     incv = {"incv.epochs": 2, "incv.rounds": 1}
     runs = [make_run(keys=incv), make_run(keys={**incv, "incv.rounds": 3}), make_run()]
     rows = [group.row for group in group_runs(runs)]
     assert rows == [
-        "standard, with incv, incv.rounds=1",
-        "standard, with incv, incv.rounds=3",
+        "standard, incv.rounds=1",
+        "standard, incv.rounds=3",
         "standard, without incv",
     ]
     assert [group.row for group in group_runs([runs[0], runs[2]])] == [

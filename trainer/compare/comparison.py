@@ -1,7 +1,7 @@
 """Summarises groups of runs: accuracy, INCV's selection, curves and cost; pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from trainer.compare.grouping import (
@@ -10,6 +10,7 @@ from trainer.compare.grouping import (
     find_environment_differences,
     find_group_differences,
     group_runs,
+    name_variants,
 )
 from trainer.compare.runs import ComparedRun
 from trainer.report.text import choose_form, format_duration, shorten
@@ -91,6 +92,8 @@ def _tabulate_accuracy(groups: Sequence[Group]) -> list[AccuracyTable]:
 
 def _tabulate_set(groups: Sequence[Group], name: str) -> AccuracyTable:
     known = [group for group in groups if any(run.record.accuracy_on(name) for run in group.runs)]
+    variants = name_variants([group.runs[0] for group in known])  # groups of other tables need not be told apart
+    known = [replace(group, variant=variant) for group, variant in zip(known, variants, strict=True)]
     recipes = list(dict.fromkeys(group.family for group in known))
     is_wide = len(recipes) > _MOST_RECIPES
 

@@ -1,6 +1,7 @@
 """Joins runs that differ in the seed alone, and finds what differs between the groups; pure functions."""
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ class Group:
     repeated: tuple[ComparedRun, ...] = ()
     """Further runs of a seed, which do not count."""
     variant: str = ""
-    """What tells it from other groups of its recipe and method, as `batch.global=64`; empty if there is none."""
+    """What tells it from most groups of its recipe and method, as `batch.global=64`; empty if nothing does."""
     family: str = ""
     """The recipe that its own extends, if it is compared too: `cifar10_sym50` of `cifar10_sym50_plus`; or its own."""
 
@@ -74,7 +75,7 @@ def group_runs(runs: Sequence[ComparedRun]) -> list[Group]:
             members.append([run])
         else:
             own.append(run)
-    variants = _name_variants([group[0] for group in members])
+    variants = name_variants([group[0] for group in members])
     recipes = {run.record.recipe for run in runs}
     return [
         _build_group(number, group, variant, _find_family(group[0].record.recipe, recipes))
@@ -113,41 +114,73 @@ def _without_seed(identity: Identity, stages: Iterable[str]) -> Identity:
     return Identity(keys, {stage: identity.numerics.get(stage, 1) for stage in stages})
 
 
-def _name_variants(firsts: Sequence[ComparedRun]) -> list[str]:
-    """Name each group by the keys that differ inside its recipe and method; the same keys in all recipes.
+def name_variants(firsts: Sequence[ComparedRun]) -> list[str]:
+    """Name each group, given by its first run, by the keys that differ inside its recipe and method.
 
-    A section that only some of the groups use is told as a whole, as `without incv`.
+    Usual values are left out: those that more than half of these groups have, or else more than half of all groups of
+    the method. A section that only some of the groups use is told as a whole, as `without incv`.
     """
-    cells: dict[tuple[str, str], list[ComparedRun]] = {}
-    for run in firsts:
-        cells.setdefault((run.record.recipe, run.record.method), []).append(run)
-    differing: dict[str, set[str]] = {}
-    for (_, method), runs in cells.items():
-        differing.setdefault(method, set()).update(_find_differing(runs))
-    return [_name_variant(run, sorted(differing[run.record.method])) for run in firsts]
+    runs = [_KeyedRun(run, _decisive_keys(run)) for run in firsts]
+    methods: dict[str, list[_KeyedRun]] = {}
+    cells: dict[tuple[str, str], list[_KeyedRun]] = {}
+    for each in runs:
+        methods.setdefault(each.cell[0], []).append(each)
+        cells.setdefault(each.cell, []).append(each)
+    usual = {cell: _find_usual_words(alike, methods[cell[0]]) for cell, alike in cells.items()}
+    return [_name_variant(each, usual[each.cell]) for each in runs]
 
 
-def _find_differing(runs: Sequence[ComparedRun]) -> set[str]:
+@dataclass(frozen=True)
+class _KeyedRun:
+    """A run with its decisive keys."""
+
+    run: ComparedRun
+    keys: Mapping[str, Any]
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        return self.run.record.method, self.run.record.recipe
+
+    def uses(self, key: str) -> bool:
+        return _uses(self.run, key)
+
+    def tell(self, key: str) -> str:
+        """Return the value of a key, as `batch.global=64`; empty if the run does not use its section."""
+        if key in _OPTIONAL:
+            return f"{'with' if self.uses(key) else 'without'} {key}"
+        return f"{key.replace(OWN, self.cell[0])}={_show(self.keys, key)}" if self.uses(key) else ""
+
+
+def _name_variant(run: _KeyedRun, usual: Mapping[str, str | None]) -> str:
+    words = {key: run.tell(key) for key in usual}
+    return ", ".join(word for key, word in words.items() if word and word != usual[key])
+
+
+def _find_usual_words(alike: Sequence[_KeyedRun], same_method: Sequence[_KeyedRun]) -> dict[str, str | None]:
+    """Return the usual value of each key that differs between the runs that are alike; None if no value is usual."""
+    differing = sorted(_find_differing(alike), key=lambda key: (is_checksum(key), key))
+    return {key: _find_usual(key, alike, same_method) for key in differing}
+
+
+def _find_usual(key: str, *circles: Sequence[_KeyedRun]) -> str | None:
+    """Return what more than half of the runs tell of the key, in the first circle where there is such an answer."""
+    for runs in circles:
+        word, count = Counter(run.tell(key) for run in runs).most_common(1)[0]
+        if 2 * count > len(runs):
+            return word
+    return None
+
+
+def _find_differing(runs: Sequence[_KeyedRun]) -> set[str]:
     """Return the keys whose values differ, and the optional sections that only some of the runs use."""
-    every = [_decisive_keys(run) for run in runs]
     found = set()
-    for key in {key for keys in every for key in keys}:
-        uses = [_uses(run, key) for run in runs]
-        if len({_show(keys, key) for keys, used in zip(every, uses, strict=True) if used}) > 1:
+    for key in {key for run in runs for key in run.keys}:
+        using = [run for run in runs if run.uses(key)]
+        if len({_show(run.keys, key) for run in using}) > 1:
             found.add(key)
-        if not all(uses):
+        if len(using) < len(runs):
             found.add(key.partition(".")[0])
     return found
-
-
-def _name_variant(run: ComparedRun, told: Sequence[str]) -> str:
-    keys, words = _decisive_keys(run), []
-    for key in told:
-        if key in _OPTIONAL:
-            words.append(f"{'with' if _uses(run, key) else 'without'} {key}")
-        elif _uses(run, key):
-            words.append(f"{key.replace(OWN, run.record.method)}={_show(keys, key)}")
-    return ", ".join(words)
 
 
 def find_group_differences(groups: Sequence[Group]) -> list[Difference]:
