@@ -96,8 +96,17 @@ def test_the_plan_says_which_run_executes_incv(incv, playground):
     assert out.count("  incv             taken over ") == out.count("  incv             to do ") == 1
 
 
+def test_the_estimate_of_a_run_that_takes_incv_over_leaves_it_out(incv, playground):
+    whole, rest = sweep(incv, "--dry-run", "--gpus", "1", "--samples", "5000").out.split(f"{EPOCHS}=2:\n")
+    assert "estimate for the whole recipe" in whole
+    assert "  time of incv " in whole
+    assert "estimate for what follows INCV" in rest
+    assert "  time of incv " not in rest
+    assert "  time of coteaching_incv " in rest
+
+
 def test_a_signal_during_incv_stops_all_and_the_same_command_goes_on(incv, playground):
-    long = [each for each in TRAINED if not each.startswith("incv.epochs")] + ["incv.epochs=40"]
+    long = [each for each in TRAINED if not each.startswith("incv.epochs")] + ["incv.epochs=12"]
     command = ("run", "-c", TINY, *long, "--vary", f"{EPOCHS}=1,2")
     assert f"{EPOCHS}=2: incv: not started" in stop_during_incv(*command)
     assert len(list(playground.glob("runs/*/manifest.json"))) == 1

@@ -263,6 +263,13 @@ def test_why_there_is_no_estimate(recipe: Recipe, train: SplitSize | None, reaso
     assert reason in text
 
 
+def test_without_incv_and_methods_nothing_is_left_to_estimate() -> None:
+    recipe, train = recipe_of("tiny", "methods=[]"), SplitSize(1_000, 10, "packed")
+    assert "time of incv" in estimate_text(recipe, {"train": train}, EstimateOptions())
+    text = estimate_text(recipe, {"train": train}, EstimateOptions(takes_incv_over=True))
+    assert text == "no estimate: INCV is taken over, and no method is trained"
+
+
 def test_a_step_that_does_not_fit_says_what_to_set() -> None:
     def advice(*overrides: str) -> list[str]:
         train = SplitSize(2_440_000, 1000, "packed")

@@ -64,7 +64,7 @@ def describe_plan(
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
     obstacles += unusable
-    taken_over = incv_from or shares_incv or INCV_FROM in Manifest(RunDirectory(root)).content
+    taken_over = bool(incv_from or shares_incv or INCV_FROM in Manifest(RunDirectory(root)).content)
     if states.get("incv", "done") != "done" and taken_over:
         states["incv"] = "taken over"
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
@@ -89,7 +89,8 @@ def describe_plan(
     sizes, refusals = _examine_splits(recipe, indices, "pack" in redo, check_source)
     obstacles += refusals
     lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
-    return "\n".join([*lines, "", estimate_text(unfitted, sizes, options or EstimateOptions())])
+    options = replace(options or EstimateOptions(), takes_incv_over=taken_over)
+    return "\n".join([*lines, "", estimate_text(unfitted, sizes, options)])
 
 
 def _examine_splits(

@@ -38,6 +38,8 @@ class EstimateOptions:
     """Number of training samples to assume; None: the packed, listed or published number."""
     probe: bool = False
     """Whether to measure this machine with a few steps, instead of estimating for H200 GPUs."""
+    takes_incv_over: bool = False
+    """Whether the INCV stage is taken over from another run, so that this one does not pay for it."""
 
 
 def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], options: EstimateOptions) -> str:
@@ -52,6 +54,8 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         )
     if train is None:
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
+    if options.takes_incv_over and not recipe.methods:
+        return "no estimate: INCV is taken over, and no method is trained"
     trained = count_trained(recipe, train.samples)
     recipe = resolve_batch(recipe, trained)
     try:
@@ -68,7 +72,7 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
     columns, notes = [], []
     for gpus in options.gpus or (1 if machine else recipe.execution.world or detect_launch().size,):
         try:
-            phases = model.cost_run(gpus)
+            phases = [phase for phase in model.cost_run(gpus) if phase.stage != "incv" or not options.takes_incv_over]
         except ConfigError as error:
             notes.append(f"{_gpus(gpus)} would be refused: {error}")
             continue
@@ -77,11 +81,10 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
             column = {row: cell for row, cell in column.items() if row not in _GPU_ROWS} | {"": "this machine"}
         columns.append(column)
         notes += _advise_on_memory(recipe, gpus, phases) if machine is None else []
-    lines = ["estimate for the whole recipe on H200 GPUs; docs/scaling.md says what is measured and what is assumed"]
+    covered = "what follows INCV" if options.takes_incv_over else "the whole recipe"
+    lines = [f"estimate for {covered} on H200 GPUs; docs/scaling.md says what is measured and what is assumed"]
     if machine is not None:
-        lines = [
-            f"estimate for the whole recipe on this machine ({machine.name}), probed for {machine.seconds:.0f} s"
-        ]
+        lines = [f"estimate for {covered} on this machine ({machine.name}), probed for {machine.seconds:.0f} s"]
     lines += [f"  {premise}" for premise in _premises(model, train.origin, options.price)]
     if columns:
         lines.append("")
