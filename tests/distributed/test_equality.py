@@ -34,6 +34,7 @@ NETWORKS = {
     "plain64_eval_first": (
         "model.name=plain64",
         "incv.rounds=1",
+        "incv.match_label_shares=true",
         "methods=[coteaching_incv]",
         "coteaching.rank=eval_first",
         *SMALL,
