@@ -124,6 +124,20 @@ def test_a_smoke_run_of_f_correction_estimates_t_from_the_epoch_that_held_out_la
     assert "stale" not in answer.out
 
 
+def test_a_smoke_run_of_decoupling_in_eval_mode_is_not_mixed_with_table_1(incv, here):
+    answer = incv("reproduce", "decoupling_eval_first", "--smoke", "--settings", "sym20_eval_first")
+    assert answer.code == 0, answer.err
+    assert "1 of 1 runs are recorded" in answer.out
+    assert "86.72 ± 0.32" in answer.out  # the paper's value of symmetric 0.2
+    results = here / "runs" / "smoke" / "results"
+    ((name, found),) = records(results).items()
+    assert name == "cifar10_sym20_eval_first-decoupling-seed0.json"
+    assert found["keys"]["decoupling.compare"] == "eval_first"
+    answer = incv("reproduce", "table1", "--results", str(results), "--methods", "decoupling")
+    assert "0 of 12 runs are recorded" in answer.out
+    assert "stale" not in answer.out
+
+
 def test_a_record_of_the_same_run_with_other_numbers_is_not_replaced_by_itself(incv, here):
     assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard").code == 0
     run = "runs/smoke/cifar10_sym20-standard-seed0"

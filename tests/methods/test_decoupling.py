@@ -12,6 +12,7 @@ from tests.support.toy_networks import (
     RATE,
     assert_same_network,
     batch_of,
+    descend,
     linear,
     losses_of,
     normed,
@@ -69,8 +70,8 @@ def reference(network: nn.Module, peer: nn.Module, batch: Batch, rate: float = R
     return trained, loss.item()
 
 
-def pair(build=linear, **form):
-    return DecouplingTask(TwinModel(build(1), build(2)), setting(**form))
+def pair(build=linear, compare="one_pass", **form):
+    return DecouplingTask(TwinModel(build(1), build(2)), setting(**form), compare)
 
 
 @pytest.mark.parametrize("build", [linear, normed])
@@ -90,6 +91,63 @@ def test_a_step_is_that_of_the_reference(build, real):
         assert report[f"loss_{letter}"].item() == pytest.approx(loss, abs=1e-6)
 
 
+def rows_that_differ_in_eval_mode(task, batch):
+    a, b = (copy.deepcopy(each).eval()(batch.images) for each in (task.module.a, task.module.b))
+    return find_disagreements(a, b, batch.weights).nonzero()[:, 0]
+
+
+def alone(network: nn.Module, batch: Batch, rows: torch.Tensor, divisor: float) -> tuple[nn.Module, float]:
+    """A copy of the network after a step of SGD on these rows alone, in train mode, and its loss."""
+    trained = copy.deepcopy(network).train()
+    loss = losses_of(trained, batch.images[rows], batch.labels[rows]).sum() / divisor
+    loss.backward()
+    descend(trained)
+    return trained, loss.item()
+
+
+def pair_that_often_agrees(build):
+    task = pair(build, "eval_first")
+    of_a, of_b = task.module.a.state_dict(), task.module.b.state_dict()
+    for name in (name for name in of_a if of_a[name].is_floating_point()):
+        of_b[name].lerp_(of_a[name], 0.6)
+    return task
+
+
+@pytest.mark.parametrize(("build", "seeds"), [(linear, range(6)), (normed, range(40))])
+def test_eval_first_compares_in_eval_mode_and_trains_on_the_rows_that_differ_alone(build, seeds):
+    """With BatchNorm, where the rows that differ fill the batch without remainder: otherwise some are repeated once
+    more than others."""
+    checked = 0
+    for seed in seeds:
+        batch, task = batch_of(18, real=12, seed=seed), pair_that_often_agrees(build)
+        a, b = copy.deepcopy(task.module.a), copy.deepcopy(task.module.b)
+        differ = rows_that_differ_in_eval_mode(task, batch)
+        report = task.step(batch, step_at(12))
+        assert report["disagreement"].item() == pytest.approx(len(differ) / 12)
+        if build is normed and 18 % len(differ):
+            continue
+        for letter, before, after in (("a", a, task.module.a), ("b", b, task.module.b)):
+            expected, loss = alone(before, batch, differ, max(1.2, len(differ)))
+            assert report[f"loss_{letter}"].item() == pytest.approx(loss, abs=1e-5)
+            for name, parameter in expected.named_parameters():
+                torch.testing.assert_close(dict(after.named_parameters())[name], parameter, atol=1e-5, rtol=0)
+            right = ((before.eval()(batch.images).argmax(1) == batch.labels) * batch.weights).sum().item()
+            assert report[f"train_accuracy_{letter}"].item() == pytest.approx(right / 12)
+        checked += 1
+    assert checked >= 4
+
+
+def test_eval_first_and_one_pass_differ_only_where_batchnorm_does():
+    """Without BatchNorm, a network predicts the same in both modes, and whichever rows it sees together."""
+    for build, same in ((linear, True), (normed, False)):
+        one, first = pair(build, "one_pass"), pair(build, "eval_first")
+        for number in range(3):
+            reports = [task.step(batch_of(10, seed=number), step_at(10, step=number)) for task in (one, first)]
+        assert (abs(reports[0]["loss_a"] - reports[1]["loss_a"]) < 1e-6) == same
+        distance = (one.module.a[-1].weight - first.module.a[-1].weight).abs().max().item()
+        assert (distance < 1e-6) == same
+
+
 def test_an_unreadable_row_is_neither_learnt_nor_counted():
     batch, task = batch_of(10), pair()
     a, b = copy.deepcopy(task.module.a), copy.deepcopy(task.module.b)
@@ -101,8 +159,9 @@ def test_an_unreadable_row_is_neither_learnt_nor_counted():
     assert report["disagreement"].item() == pytest.approx((len(differ) - 1) / 9)
 
 
-def test_networks_that_agree_learn_nothing_and_give_no_nan():
-    task = DecouplingTask(TwinModel(linear(1), linear(1)), setting())
+@pytest.mark.parametrize("compare", ["one_pass", "eval_first"])
+def test_networks_that_agree_learn_nothing_and_give_no_nan(compare):
+    task = DecouplingTask(TwinModel(linear(1), linear(1)), setting(), compare)
     before = copy.deepcopy(task.module)
     report = task.step(batch_of(10), step_at(10))
     assert_same_network(task.module, before, atol=0)
@@ -124,12 +183,14 @@ def test_a_single_disagreement_in_40_rows_counts_as_one_of_four():
     torch.testing.assert_close(task.module.a[1].weight, a[1].weight - RATE * a[1].weight.grad)
 
 
+@pytest.mark.parametrize("compare", ["one_pass", "eval_first"])
 @pytest.mark.parametrize("micro", [1, 3, 5, 11])
 @pytest.mark.parametrize("real", [12, 7, 2])
-def test_a_split_step_is_the_whole_one(micro, real):
+def test_a_split_step_is_the_whole_one(micro, real, compare):
     """The divisor is that of the whole step: with parts of their own, a part that agrees would not count."""
     tasks = [
-        DecouplingTask(TwinModel(linear(1).double(), linear(2).double()), setting(micro=m)) for m in (micro, None)
+        DecouplingTask(TwinModel(linear(1).double(), linear(2).double()), setting(micro=m), compare)
+        for m in (micro, None)
     ]
     for number in range(3):
         batch = batch_of(12, real=real, seed=number)
@@ -163,10 +224,11 @@ def test_gradients_are_clipped_as_they_are_learnt():
     assert moved.sqrt().item() == pytest.approx(RATE * limit, rel=1e-4)
 
 
+@pytest.mark.parametrize("compare", ["one_pass", "eval_first"])
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_a_task_goes_on_from_its_state_bit_for_bit(kind):
+def test_a_task_goes_on_from_its_state_bit_for_bit(kind, compare):
     optimizer = OptimizerConfig(kind=kind, learning_rate=0.01, weight_decay=0.01)
-    first, second = pair(normed, optimizer=optimizer), pair(normed, optimizer=optimizer)
+    first, second = (pair(normed, compare, optimizer=optimizer) for _ in range(2))
     for number in range(3):
         first.step(batch_of(8, seed=number), step_at(8, step=number))
     state = first.state()

@@ -109,7 +109,7 @@ def test_ranking_in_eval_mode_does_not_notice_the_parts():
     """BatchNorm judges by its running statistics: logits of a row do not depend on the rows beside it."""
     split, whole = pair(normed, 3), pair(normed, None)
     batch = double(batch_of(12))
-    for one, other in zip(split._ranking_logits(batch.images), whole._ranking_logits(batch.images), strict=True):
+    for one, other in zip(split.eval_logits(batch.images), whole.eval_logits(batch.images), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
 
 

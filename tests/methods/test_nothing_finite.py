@@ -18,14 +18,17 @@ NAN, INF = float("nan"), float("inf")
 def task_of(kind):
     if kind == "standard":
         return StandardTask(normed(1), setting())
-    if kind == "decoupling":
-        return DecouplingTask(TwinModel(normed(1), normed(2)), setting())
+    if kind.startswith("decoupling"):
+        compare = "eval_first" if kind.endswith("eval_first") else "one_pass"
+        return DecouplingTask(TwinModel(normed(1), normed(2)), setting(), compare)
     if kind == "mentornet":
         return MentorNetTask(normed(1), setting(total_steps=100), 0.75, stream=7, samples=8)
     return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), ForgetSchedule(8, 0.5, 10), kind)
 
 
-every_task = pytest.mark.parametrize("kind", ["standard", "one_pass", "eval_first", "decoupling", "mentornet"])
+every_task = pytest.mark.parametrize(
+    "kind", ["standard", "one_pass", "eval_first", "decoupling", "decoupling_eval_first", "mentornet"]
+)
 
 
 @every_task

@@ -14,7 +14,7 @@ from trainer.loading.sample_order import StepIds
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.decoupling import DecouplingTask
 from trainer.methods.mentornet import MentorNetTask
-from trainer.methods.sections import Rank
+from trainer.methods.sections import Compare, Rank
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.factory import create_model
@@ -24,7 +24,7 @@ from trainer.models.twin import TwinModel
 ROWS, CANDIDATES, CLASSES, PER_EPOCH = 32, 16, 10, 5
 TOTAL = 100
 KINDS = ("standard", "one_pass", "eval_first")
-MEASURES = {"decoupling": "disagreement", "mentornet": "mean_weight"}
+MEASURES = {"decoupling": "disagreement", "decoupling_eval_first": "disagreement", "mentornet": "mean_weight"}
 """The baselines, each with a metric that changes with the steps."""
 SAMPLES = 1000 + CANDIDATES
 """The largest sample_id + 1."""
@@ -55,8 +55,9 @@ def build_task(kind: str, a: nn.Module, b: nn.Module, setting: TaskSettings) -> 
     """b: the second network of a pair."""
     if kind == "standard":
         return StandardTask(a, setting)
-    if kind == "decoupling":
-        return DecouplingTask(TwinModel(a, b), setting)
+    if kind.startswith("decoupling"):
+        compare: Compare = "eval_first" if kind.endswith("eval_first") else "one_pass"
+        return DecouplingTask(TwinModel(a, b), setting, compare)
     if kind == "mentornet":  # half as long: the steps that are tested reach all phases
         return MentorNetTask(a, replace(setting, total_steps=TOTAL // 2), 0.5, stream=7, samples=SAMPLES)
     rank: Rank = "one_pass" if kind == "one_pass" else "eval_first"

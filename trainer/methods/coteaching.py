@@ -18,12 +18,11 @@ from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
-from trainer.methods.precision import autocast
+from trainer.methods.pair import PairTask, count_agreeing, order_rows, pair_values
 from trainer.methods.sections import CoteachingConfig, Rank
-from trainer.methods.task import BaseTask, TaskSettings
+from trainer.methods.task import TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
-from trainer.records.metrics import COUNTED
 
 
 def rows_to_keep(selected_rows: int, epoch: int, forget_rate: float, ramp_epochs: int = 10) -> int:
@@ -82,10 +81,8 @@ _Learned = Generator[SyncPoint, None, tuple[Choice, torch.Tensor, torch.Tensor]]
 a and of network b, [3]; and how many of its rows' labels network a and network b predict, [2]."""
 
 
-class CoteachingTask(BaseTask):
+class CoteachingTask(PairTask):
     """Trains a TwinModel: each network learns from the rows on which its peer has a small loss."""
-
-    module: TwinModel
 
     def __init__(
         self,
@@ -139,19 +136,11 @@ class CoteachingTask(BaseTask):
         self.begin_step()
         learned = self._one_pass(inputs) if self._rank == "one_pass" else self._eval_first(inputs, *fixed)
         choice, shares, agreed = yield from learned
-        loss, loss_a, loss_b, agreed_a, agreed_b = yield from self.reduce_gradients(*shares, *agreed)
-        loss = loss + choice.poison
-        counted, rows = choice.real > 0, choice.real.clamp(min=1)
-        self.update(loss, counted)
-        return {
-            "loss": torch.where(counted, loss / 2, 0.0),
-            "loss_a": torch.where(counted, loss_a, 0.0),
-            "loss_b": torch.where(counted, loss_b, 0.0),
-            "train_accuracy": (agreed_a + agreed_b) / 2 / rows,
-            "train_accuracy_a": agreed_a / rows,
-            "train_accuracy_b": agreed_b / rows,
-            "kept": choice.kept.to(loss.dtype),
-            COUNTED: counted.to(loss.dtype),
+        totals = yield from self.reduce_gradients(*shares, *agreed)
+        losses, agreed = totals[:3] + choice.poison, totals[3:]
+        self.update(losses[0], choice.real > 0)
+        return pair_values(losses, agreed, choice.real) | {
+            "kept": choice.kept.to(losses.dtype),
             "chosen_a": choice.rows_a,
             "chosen_b": choice.rows_b,
         }
@@ -180,8 +169,8 @@ class CoteachingTask(BaseTask):
         return Choice(
             easy_a.to(dtype),
             easy_b.to(dtype),
-            _order_chosen(own_a, easy_a),
-            _order_chosen(own_b, easy_b),
+            order_rows(own_a, easy_a),
+            order_rows(own_b, easy_b),
             kept,
             real,
             poison,
@@ -202,69 +191,15 @@ class CoteachingTask(BaseTask):
         share = (share_a + share_b) / kept
         self.backward(share)
         shares = torch.stack([share, share_a / kept, share_b / kept]).detach()
-        return choice, shares, _count_agreeing(logits_a, logits_b, inputs)
+        return choice, shares, count_agreeing(logits_a, logits_b, inputs["labels"], inputs["weights"])
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
         """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
-        logits_a, logits_b = self._ranking_logits(inputs["images"])
+        logits_a, logits_b = self.eval_logits(inputs["images"])
         losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
-        shares = self._learn(inputs, choice, rows)
-        return choice, shares, _count_agreeing(logits_a, logits_b, inputs)
-
-    def _ranking_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the logits of both networks for every row, in eval mode: [rows, classes] each."""
-        self.module.eval()
-        with torch.no_grad(), autocast(self.device, self.precision):
-            outputs = [self.module(images[part]) for part in self.parts(len(images))]
-        logits_a, logits_b = zip(*outputs, strict=True)
-        return torch.cat(logits_a), torch.cat(logits_b)
-
-    def _learn(self, inputs: Inputs, choice: Choice, rows: int) -> torch.Tensor:
-        """Accumulate gradients of each network's mean loss on the rows its peer chose; return the sum of both losses
-        and each loss: [3].
-
-        rows: fixed number of rows of the forward. A smaller choice is padded by repeating its rows with weight 0, so
-        that the padding affects only BatchNorm.
-        """
-        images, labels = inputs["images"], inputs["labels"]
-        (for_a, real_a), (for_b, real_b) = (_repeat_rows(each, rows) for each in (choice.rows_b, choice.rows_a))
-        shares, kept = torch.zeros(3, device=self.device), choice.kept.clamp(min=1)
-        set_train_mode(self.module)
-        parts = self.parts(rows)
-        for part in parts:
-            last = part is parts[-1]
-            logits_a, logits_b = self.forward(images[for_a[part]], images[for_b[part]], last=last)
-            losses_a = target_losses(logits_a, labels[for_a[part]], self.smoothing) * real_a[part]
-            losses_b = target_losses(logits_b, labels[for_b[part]], self.smoothing) * real_b[part]
-            sum_a, sum_b = losses_a.sum(), losses_b.sum()
-            share = (sum_a + sum_b) / kept
-            self.backward(share, last)
-            shares = shares + torch.stack([share, sum_a / kept, sum_b / kept]).detach()
-        return shares
-
-
-def _order_chosen(places: torch.Tensor, easy: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the rows where `easy` is true, ordered by `places` and padded with -1: int64 [rows]."""
-    order = torch.argsort(torch.where(easy, places, torch.iinfo(places.dtype).max), stable=True)
-    return torch.where(torch.arange(len(order), device=order.device) < easy.sum(), order, -1)
-
-
-def _repeat_rows(chosen: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Repeat the chosen rows up to length `rows`; return them and a mask that is 1 for first occurrences, else 0.
-
-    chosen: row indices, padded with -1. A rank without a chosen row returns its first rows, with the mask all 0.
-    """
-    place = torch.arange(rows, device=chosen.device)
-    count = (chosen >= 0).sum()
-    shown = torch.where(count > 0, chosen[place % count.clamp(min=1)], place % len(chosen))
-    return shown, (place < count).float()
-
-
-def _count_agreeing(logits_a: torch.Tensor, logits_b: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Count the real rows whose given label each network predicts: float [2]."""
-    agreed = torch.stack([logits_a.argmax(1), logits_b.argmax(1)]) == inputs["labels"]
-    return (agreed.float() * inputs["weights"]).sum(dim=1)
+        shares = self.learn_rows(inputs, choice.rows_b, choice.rows_a, rows, choice.kept.clamp(min=1))
+        return choice, shares, count_agreeing(logits_a, logits_b, inputs["labels"], inputs["weights"])
 
 
 def build_pair(

@@ -22,8 +22,19 @@ class ForwardCorrectionConfig(TrainingConfig):
     percentile, in percent, of that class's probabilities."""
 
 
+Compare = Literal["one_pass", "eval_first"]
+"""Which predictions Decoupling compares.
+
+one_pass: those of the training forward (authors' code). eval_first: those of a separate forward in eval mode.
+"""
+
+
 class DecouplingConfig(TrainingConfig):
     """Decoupling on all samples: two networks learn where their predictions differ."""
+
+    compare: Compare = "one_pass"
+    """one_pass: compare the predictions of the training forward (authors' code); eval_first: compare in eval mode
+    first, then train on the rows that differ alone."""
 
 
 Rank = Literal["one_pass", "eval_first"]

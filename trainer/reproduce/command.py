@@ -35,7 +35,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
         "--seeds",
         type=_seeds,
         metavar="0,1",
-        help="seeds to ask for; default: 0,1,2, or 0 for ResNet-110, the ablation and f_correction",
+        help="seeds to ask for; default: 0,1,2 for table1, figure4 and figure6, 0 for the others",
     )
     reproduce.add_argument(
         "--at-once", type=count_argument, metavar="N", help="maximum number of runs at a time; default: 8"

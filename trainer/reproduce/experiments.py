@@ -195,6 +195,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             seeds=(0,),
             epoch="best epoch on held-out labels",
         ),
+        Experiment(
+            "decoupling_eval_first",
+            "Decoupling that compares the networks in eval mode and trains on the rows that differ alone",
+            "accuracy",
+            tuple(row for row in _METHODS if row.name == "decoupling"),
+            _settings_with("eval_first", ("decoupling.compare=eval_first",)),
+            seeds=(0,),
+        ),
         Experiment("figure1", "Figure 1: the noise transition matrix T", "nothing"),
         Experiment(
             "figure2",
