@@ -9,7 +9,7 @@ ENV := .venv/.ready
 
 help:
 	@echo "make demo         the paper's method on real handwritten digits, into runs/demo/ (under 3 minutes)"
-	@echo "make test         lint, types, import contracts and the tests (under 20 minutes on 2 slow cores; JOBS=n for n processes)"
+	@echo "make test         lint, types, import contracts and the tests (8 minutes on 2 idle x86 cores, under 20 on slow ones; JOBS=n for n processes)"
 	@echo "make test-slow    the slow tests that need neither a GPU nor a cluster"
 	@echo "make test-cluster tests with many processes: launchers, kills, a real Slurm (under 25 minutes)"
 	@echo "make test-storm   the slow tests with many processes"
