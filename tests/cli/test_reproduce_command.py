@@ -124,6 +124,17 @@ def test_a_smoke_run_of_f_correction_estimates_t_from_the_epoch_that_held_out_la
     assert "stale" not in answer.out
 
 
+def test_a_record_of_d2l_shows_when_it_turned(incv, here):
+    assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "d2l,standard").code == 0
+    runs = here / "runs" / "smoke" / "results" / "runs"
+    found = json.loads((runs / "cifar10_sym20-d2l-seed0.json").read_text())
+    per_epoch = found["metrics_per_epoch"]
+    assert [len(per_epoch[name]) for name in ("lid", "alpha")] == [len(found["accuracy_per_epoch"]["test"])] * 2
+    assert all(lid > 0 for lid in per_epoch["lid"])
+    assert all(0 < alpha <= 1 for alpha in per_epoch["alpha"])
+    assert "metrics_per_epoch" not in json.loads((runs / "cifar10_sym20-standard-seed0.json").read_text())
+
+
 def test_a_smoke_run_of_decoupling_in_eval_mode_is_not_mixed_with_table_1(incv, here):
     answer = incv("reproduce", "decoupling_eval_first", "--smoke", "--settings", "sym20_eval_first")
     assert answer.code == 0, answer.err

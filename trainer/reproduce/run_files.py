@@ -18,6 +18,10 @@ from trainer.report.collect import RunFacts, collect_report
 _ROUND = ("round", "selected", "candidates", "removed", "agreement", "label_precision", "label_recall", "theory")
 _BEFORE_METHODS = ("pack", "labels")
 _AFTER_METHODS = ("evaluate", "export", "report")
+_ACCURACY = "accuracy."
+"""Prefix of metrics of evaluations; the name of the evaluation set follows."""
+_D2L_METRICS = ("lid", "alpha")
+"""What D2L reports after each epoch: alpha is below 1 from its turning point on."""
 
 
 @dataclass
@@ -82,6 +86,7 @@ def describe_stage(
     if seconds.get("incv") is not None:  # if another run has executed it, the time it took there
         seconds["incv"] += (manifest.get(INCV_FROM) or {}).get("seconds", 0.0)
     noise = {name: value for name, value in report["noise"].items() if name != "stated"}
+    curves = _read_epoch_metrics(files.run, stage)
     accuracy = {name: {stage: each[stage]} for name, each in (report["accuracy"] or {}).items() if stage in each}
     record: dict[str, Any] = {
         "recipe": manifest["recipe"],
@@ -100,7 +105,7 @@ def describe_stage(
         "noise": noise if reads_incv else {"true": noise["true"]},
         "rounds": [{key: each.get(key) for key in _ROUND} for each in report["rounds"]] if reads_incv else [],
         "accuracy": accuracy,
-        "accuracy_per_epoch": read_accuracy_per_epoch(files.run, stage),
+        "accuracy_per_epoch": _to_percent(curves),
         "keys": keys,
         "numerics": {name: entries[name].get("numerics", 1) for name in trained},
     }
@@ -108,6 +113,8 @@ def describe_stage(
         matrices = ("prior", "transition", "confident", "predicted")
         record["selection"] = report["selection"]
         record["confusion"] = {name: report["confusion"].get(name) for name in matrices}
+    if measured := {name: curves[name] for name in _D2L_METRICS if name in curves}:
+        record["metrics_per_epoch"] = measured
     training = files.run.method(stage) / "training.json"
     return record | ({"training": read_json(training)} if training.exists() else {})
 
@@ -118,8 +125,8 @@ def _command_of(start: dict[str, Any]) -> str:
     return shlex.join(["incv", *words[1:]])
 
 
-def read_accuracy_per_epoch(run: RunDirectory, method: str) -> dict[str, list[float]]:
-    """Return the accuracies in a method's metrics.jsonl by evaluation set, in percent."""
+def _read_epoch_metrics(run: RunDirectory, method: str) -> dict[str, list[float]]:
+    """Return the metrics that are reported at the end of epochs, from a method's metrics.jsonl, by name."""
     path = run.method(method) / "metrics.jsonl"
     found: dict[str, list[float]] = {}
     for text in path.read_text().splitlines() if path.exists() else ():
@@ -128,6 +135,15 @@ def read_accuracy_per_epoch(run: RunDirectory, method: str) -> dict[str, list[fl
         except json.JSONDecodeError:
             break  # the last line of a killed run, or of one that is writing it
         for key, value in line.items():
-            if key.startswith("accuracy."):
-                found.setdefault(key.removeprefix("accuracy."), []).append(round(100 * value, 4))
+            if key.startswith(_ACCURACY) or key in _D2L_METRICS:
+                found.setdefault(key, []).append(value)
     return found
+
+
+def _to_percent(curves: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the accuracies among the metrics by evaluation set, in percent."""
+    return {
+        name.removeprefix(_ACCURACY): [round(100 * value, 4) for value in curve]
+        for name, curve in curves.items()
+        if name.startswith(_ACCURACY)
+    }
