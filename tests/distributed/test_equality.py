@@ -25,7 +25,8 @@ def rates(rate: float, kind: str = "adam") -> tuple[str, ...]:
     return tuple(f"{stage}.optimizer.{key}" for stage in STAGES for key in keys)
 
 
-# 5 steps an epoch or more in every training: half of the samples are a fold, and half of them at least are selected.
+# 5 steps an epoch or more in every training: a fold has half of the samples or more, and half of them at least are
+# selected.
 SMALL = ("batch.global=16", "data.train.limit=160", "incv.min_per_class=8")
 SMALLER = ("batch.global=8", "data.train.limit=80", "incv.min_per_class=4", "methods=[coteaching_incv]")
 LENGTH = ("incv.epochs=10", "standard.epochs=5", "coteaching.epochs=10", "execution.checkpoint_every=1000")
@@ -35,6 +36,7 @@ NETWORKS = {
         "model.name=plain64",
         "incv.rounds=1",
         "incv.match_label_shares=true",
+        "incv.folds=4",
         "methods=[coteaching_incv]",
         "coteaching.rank=eval_first",
         *SMALL,

@@ -73,6 +73,16 @@ def test_an_odd_world_cannot_be_halved(size: int) -> None:
         folds_side_by_side(2, ExecutionConfig(folds="side_by_side"), _of(size))
 
 
+@pytest.mark.parametrize(("folds", "size", "beside"), [(4, 2, True), (6, 4, True), (3, 2, False), (4, 3, False)])
+def test_only_even_numbers_of_folds_and_ranks_are_halved(folds: int, size: int, beside: bool) -> None:
+    assert folds_side_by_side(folds, ExecutionConfig(), _of(size)) == beside
+
+
+def test_an_odd_number_of_folds_cannot_be_halved() -> None:
+    with pytest.raises(ConfigError, match="even number of folds, not 5"):
+        folds_side_by_side(5, ExecutionConfig(folds="side_by_side"), _of(2))
+
+
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_one_fold_is_trained_by_all_ranks(size: int) -> None:
     assert not folds_side_by_side(1, ExecutionConfig(folds="side_by_side"), _of(size))

@@ -201,6 +201,21 @@ def test_folds_take_half_of_the_gpus_each_or_turns() -> None:
     assert stage_seconds(together)["incv"] == pytest.approx(stage_seconds(in_turn)["incv"] * 35 / 52)
 
 
+def test_more_folds_train_on_more_samples() -> None:
+    """A fold of the first round: on 3/4 of 50,000 samples instead of half, so that a round has 3 instead of 1 times
+    the steps of 50,000 samples."""
+
+    def first_round(folds: int, gpus: int = 1) -> tuple[float, int]:
+        model = cifar10(f"incv.folds={folds}", "execution.folds=auto" if gpus > 1 else "execution.folds=in_turn")
+        training, predicting = [phase for phase in model.cost_run(gpus) if phase.stage == "incv"][:2]
+        return training.count, predicting.images
+
+    (steps, judged), (steps_of_4, judged_of_4) = first_round(2), first_round(4)
+    assert (judged, judged_of_4) == (25_000, 12_500)
+    assert steps_of_4 / steps == pytest.approx(3, rel=0.01)
+    assert first_round(4, gpus=2) == (steps_of_4 / 2, judged_of_4)
+
+
 def test_a_round_judged_by_its_best_epoch_predicts_after_every_epoch() -> None:
     def passes(rule: str, *overrides: str) -> list[float]:
         phases = webvision50(f"incv.round_network={rule}", *overrides).cost_run(2)

@@ -1,7 +1,7 @@
 """Algorithms 1 and 2 with an oracle as network: selections must match the theory's precision and recall.
 
 The oracle is the paper's memorising network (Claim 1): each round it predicts a held-out sample afresh from T[true].
-Everything else is the code that runs: corruption, halves, merging, selection, measuring.
+Everything else is the code that runs: corruption, folds, merging, selection, measuring.
 """
 
 import math
@@ -13,7 +13,7 @@ from tests.support.prediction_rows import rows
 from trainer import theory
 from trainer.config.schema import IncvConfig
 from trainer.incv import measure
-from trainer.incv.folds import split_halves
+from trainer.incv.folds import split_parts
 from trainer.incv.noise_estimates import estimate_noise
 from trainer.incv.predictions import Predictions, merge_predictions
 from trainer.incv.selection import apply_round
@@ -49,13 +49,13 @@ class Oracle:
         self.true = self._rng.permutation(np.repeat(np.arange(self.classes), counts))
         self.given = corrupt_labels(self.true, self.ids, transition, derive_stream(seed, "labels"))
 
-    def rounds(self, count: int) -> list[tuple[SelectionIndex, Predictions]]:
+    def rounds(self, count: int, folds: int = 2) -> list[tuple[SelectionIndex, Predictions]]:
         index = SelectionIndex.of_candidates(OUTSIDE + len(self.ids), self.ids)
         results = []
         for number in range(count):
             candidates = index.ids(State.CANDIDATE)
-            halves = split_halves(derive_stream(self._seed, "incv.split", number), candidates)
-            predictions = merge_predictions([self._judge(halves[1 - fold], fold) for fold in (0, 1)], candidates)
+            parts = split_parts(derive_stream(self._seed, "incv.split", number), candidates, folds)
+            predictions = merge_predictions([self._judge(part, fold) for fold, part in enumerate(parts)], candidates)
             index = apply_round(index, predictions, number, remove_ratio=0.0)
             results.append((index, predictions))
         return results
@@ -116,6 +116,7 @@ def test_algorithm_2_gives_the_precision_and_recall_of_k_rounds(run, k):
     assert abs(measured - expected) <= 3 * standard_error(expected, np.count_nonzero(oracle.true == oracle.given))
 
 
+@pytest.mark.parametrize("folds", [2, 5])
 @pytest.mark.parametrize(
     ("case", "precision", "recall"),
     [
@@ -123,10 +124,10 @@ def test_algorithm_2_gives_the_precision_and_recall_of_k_rounds(run, k):
         ("asymmetric", 0.6 * (1 - 0.4**4) / (0.6 * (1 - 0.4**4) + 0.4 * (1 - 0.6**4)), 1 - 0.4**4),
     ],
 )
-def test_four_rounds_by_hand(case, precision, recall):
+def test_four_rounds_by_hand(case, precision, recall, folds):
     """The same comparison without our formulas: symmetric noise 0.5 and pair flip 0.4 worked out by hand."""
     oracle = Oracle(*CASES[case], seed=1)
-    selected = oracle.selected(oracle.rounds(4)[-1][0])
+    selected = oracle.selected(oracle.rounds(4, folds)[-1][0])
     assert measure.label_precision(oracle.true, oracle.given, selected) == pytest.approx(precision, abs=0.007)
     assert measure.label_recall(oracle.true, oracle.given, selected) == pytest.approx(recall, abs=0.007)
 

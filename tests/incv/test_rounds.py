@@ -90,6 +90,41 @@ def test_one_half_is_judged_as_in_a_round_of_both(bench: Bench):
     assert (record["agreement"], record["agreement_each"]) == (expected.agreement(), [expected.agreement()])
 
 
+@pytest.mark.parametrize("folds", [3, 4])
+def test_each_fold_trains_on_all_parts_but_the_one_it_judges(bench: Bench, folds: int):
+    recipe = bench.recipe("incv.rounds=2", "incv.epochs=3", f"incv.folds={folds}")
+    data = bench.data(recipe)
+    loader = Unreliable(data.loader)
+    run = bench.run(recipe, replace(data, loader=loader))
+    everything, selected = set(data.ids.tolist()), set()
+    for number, record in enumerate(written(run)["rounds"]):
+        whole = Predictions.read(run.round_predictions(number))
+        judged = [set(whole.of_fold(fold).sample_id.tolist()) for fold in range(folds)]
+        assert max(map(len, judged)) - min(map(len, judged)) <= 1
+        candidates = set.union(*judged)
+        assert sum(map(len, judged)) == len(candidates) == len(whole.sample_id)
+        assert record["agreement_each"] == [whole.of_fold(fold).agreement() for fold in range(folds)]
+        trained, predicted = loader.passes[2 * folds * number :][: 2 * folds : 2], loader.passes[2 * folds * number :]
+        assert predicted[1 : 2 * folds : 2] == judged
+        assert trained == [(selected | candidates) - part for part in judged]
+        index = SelectionIndex.read(run.round_selection(number))
+        assert not number or candidates < everything
+        selected = set(index.ids(State.SELECTED).tolist())
+    assert len(loader.passes) == 2 * folds * 2
+
+
+def test_more_folds_are_for_both_halves(bench: Bench):
+    with pytest.raises(ConfigError, match=r"set folds to 2, or halves to 2"):
+        bench.recipe("incv.halves=1", "incv.folds=3")
+
+
+def test_fewer_candidates_than_folds_are_refused(bench: Bench):
+    recipe = bench.recipe("incv.folds=5")
+    data = bench.data(recipe)
+    with pytest.raises(DataError, match=r"4 usable sample.*5 folds.*at least 5"):
+        bench.run(recipe, replace(data, ids=data.ids[:4]))
+
+
 def test_one_half_is_for_one_round(bench: Bench):
     with pytest.raises(ConfigError, match=r"set rounds to 1, or halves to 2"):
         bench.recipe("incv.rounds=2", "incv.halves=1")
@@ -223,16 +258,16 @@ def test_a_fold_that_is_done_is_kept_and_the_other_trained(bench: Bench):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
 
 
-@pytest.mark.parametrize("network", ["last", "best"])
-def test_folds_side_by_side_in_one_process_are_those_in_turn(bench: Bench, network: str):
+@pytest.mark.parametrize(("network", "count"), [("last", 2), ("best", 2), ("last", 3)])
+def test_folds_side_by_side_in_one_process_are_those_in_turn(bench: Bench, network: str, count: int):
     """Bit for bit: the weights of every fold, and with them predictions and selection."""
-    said = ("incv.rounds=2", "incv.epochs=2", f"incv.round_network={network}")
+    said = ("incv.rounds=2", "incv.epochs=2", f"incv.round_network={network}", f"incv.folds={count}")
     runs = []
     for folds in ("in_turn", "side_by_side"):
         recipe = bench.recipe(*said, f"execution.folds={folds}")
         runs.append(bench.run(recipe, bench.data(recipe)))
     assert written(runs[0]) == written(runs[1])
-    for number, fold in ((0, 0), (0, 1), (1, 0), (1, 1)):
+    for number, fold in product(range(2), range(count)):
         (step, ours), (other, theirs) = (
             find_newest_checkpoint(run.fold(number, fold) / "checkpoints") for run in runs
         )

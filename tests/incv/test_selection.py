@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
 from tests.support.prediction_rows import rows, shuffled
-from trainer.incv.folds import split_halves
+from trainer.incv.folds import split_parts
 from trainer.incv.predictions import Predictions, Status, merge_predictions
-from trainer.incv.selection import FilledClass, apply_round, decide_half, fill_classes
+from trainer.incv.selection import FilledClass, apply_round, decide_part, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 
 OK, UNREADABLE, NON_FINITE = Status.OK, Status.UNREADABLE, Status.NON_FINITE
@@ -33,7 +33,7 @@ def id_lists(least: int = 0, most: int = 120) -> st.SearchStrategy[np.ndarray]:
 @settings(max_examples=60, deadline=None)
 @given(streams, id_lists())
 def test_halves_are_a_partition_into_near_equal_parts(stream, candidates):
-    first, second = split_halves(stream, candidates)
+    first, second = split_parts(stream, candidates)
     np.testing.assert_array_equal(np.sort(np.concatenate([first, second])), np.sort(candidates))
     assert abs(len(first) - len(second)) <= 1
 
@@ -45,7 +45,7 @@ def test_halves_depend_on_the_stream_and_the_set_of_ids_alone(stream, candidates
     random.shuffle(other_order)
     before = candidates.copy()
     for one, other in zip(
-        split_halves(stream, candidates), split_halves(stream, np.array(other_order, np.int64)), strict=True
+        split_parts(stream, candidates), split_parts(stream, np.array(other_order, np.int64)), strict=True
     ):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(candidates, before)
@@ -55,22 +55,31 @@ def test_halves_depend_on_the_stream_and_the_set_of_ids_alone(stream, candidates
 @given(streams, streams, id_lists(least=40, most=60))
 def test_another_stream_gives_other_halves(one, other, candidates):
     if one != other:
-        assert set(split_halves(one, candidates)[0]) != set(split_halves(other, candidates)[0])
+        assert set(split_parts(one, candidates)[0]) != set(split_parts(other, candidates)[0])
 
 
 def test_halves_are_drawn_at_random():
     """Over many rounds each sample is in the first half about half of the time, and no two always together."""
     candidates = np.arange(1000, 1040)
-    in_first = np.array([np.isin(candidates, split_halves(stream, candidates)[0]) for stream in range(600)])
+    in_first = np.array([np.isin(candidates, split_parts(stream, candidates)[0]) for stream in range(600)])
     standard_error = math.sqrt(0.25 / len(in_first))
     assert np.abs(in_first.mean(axis=0) - 0.5).max() < 5 * standard_error
     together = (in_first[:, :, None] == in_first[:, None, :]).mean(axis=0)[~np.eye(40, dtype=bool)]
     assert np.abs(together - 19 / 39).max() < 5 * standard_error
 
 
+@settings(max_examples=60, deadline=None)
+@given(streams, id_lists(), st.integers(2, 12))
+def test_parts_of_any_number_are_a_partition_into_near_equal_ones(stream, candidates, folds):
+    parts = split_parts(stream, candidates, folds)
+    assert len(parts) == folds
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.sort(candidates))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
 def test_halves_of_almost_nothing():
-    assert [len(half) for half in split_halves(3, np.array([], np.int64))] == [0, 0]
-    assert [len(half) for half in split_halves(3, np.array([8]))] == [1, 0]
+    assert [len(half) for half in split_parts(3, np.array([], np.int64))] == [0, 0]
+    assert [len(half) for half in split_parts(3, np.array([8]))] == [1, 0]
 
 
 # --- one held-out half
@@ -104,7 +113,7 @@ def slow_decision(half: Predictions, ratio: float) -> tuple[set[int], set[int]]:
 @settings(max_examples=100, deadline=None)
 @given(halves(), st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0]))
 def test_a_half_is_decided_as_algorithm_2_says(half, ratio):
-    decision = decide_half(half, ratio)
+    decision = decide_part(half, ratio)
     selected, removed = slow_decision(half, ratio)
     assert set(decision.selected.tolist()) == selected
     assert set(decision.removed.tolist()) == removed
@@ -115,27 +124,27 @@ def test_a_half_is_decided_as_algorithm_2_says(half, ratio):
 @settings(max_examples=60, deadline=None)
 @given(halves(), st.sampled_from([0.25, 1.0, 2.0]), st.integers(0, 2**32 - 1))
 def test_a_half_is_decided_the_same_in_any_order_of_rows(half, ratio, seed):
-    one, other = decide_half(half, ratio), decide_half(shuffled(half, seed), ratio)
+    one, other = decide_part(half, ratio), decide_part(shuffled(half, seed), ratio)
     np.testing.assert_array_equal(np.sort(one.selected), np.sort(other.selected))
     np.testing.assert_array_equal(np.sort(one.removed), np.sort(other.removed))
 
 
 def test_agreeing_samples_are_selected_and_the_largest_losses_removed():
     half = rows([10, 11, 12, 13, 14], [True, False, True, False, False], [0.1, 5.0, 0.2, 6.0, 1.0])
-    decision = decide_half(half, 0.5)  # n = floor(0.5 * 2) = 1
+    decision = decide_part(half, 0.5)  # n = floor(0.5 * 2) = 1
     assert decision.selected.tolist() == [10, 12]
     assert decision.removed.tolist() == [13]
 
 
 def test_ties_in_the_loss_go_to_the_smaller_id():
     half = rows([30, 7, 19, 4], [False, False, False, True], [2.0, 2.0, 2.0, 0.1])
-    assert decide_half(half, 2.0).removed.tolist() == [7, 19]
+    assert decide_part(half, 2.0).removed.tolist() == [7, 19]
 
 
 def test_a_sample_both_selected_and_among_the_worst_is_selected_and_not_replaced():
     """The worst two are 0 and 2; 0 agrees (possible with top-k agreement), and 3 does not step into its place."""
     half = rows([0, 1, 2, 3], [True, True, False, False], [9.0, 1.0, 5.0, 4.0])
-    decision = decide_half(half, 1.0)
+    decision = decide_part(half, 1.0)
     assert decision.selected.tolist() == [0, 1]
     assert decision.removed.tolist() == [2]
 
@@ -147,7 +156,7 @@ def test_a_sample_both_selected_and_among_the_worst_is_selected_and_not_replaced
 def test_removed_are_the_floor_of_r_times_selected(selected, ratio, removed):
     """The released code's x[-int(r * n):] takes everything where r * n rounds to 0."""
     half = rows(np.arange(50), np.arange(50) < selected, np.where(np.arange(50) < selected, 0.01, 3.0))
-    assert len(decide_half(half, ratio).removed) == removed
+    assert len(decide_part(half, ratio).removed) == removed
 
 
 @pytest.mark.parametrize("status", [UNREADABLE, NON_FINITE])
@@ -157,7 +166,7 @@ def test_unusable_rows_are_neither_selected_nor_removed_nor_counted(status):
     broken = rows([4, 5, 6], [True, True, False], [np.inf, 50.0, np.nan])
     broken = replace(broken, status=np.full(3, status, np.int8))
     both = merge_predictions([usable, broken], np.arange(7))
-    decision = decide_half(both, 1.0)
+    decision = decide_part(both, 1.0)
     assert decision.selected.tolist() == [0]
     assert decision.removed.tolist() == [1]
     assert both.agreement() == 1 / 4
@@ -170,7 +179,7 @@ def drawn_round(rng: np.random.Generator, index: SelectionIndex, number: int) ->
     """Predictions of all candidates by two made-up folds, a few of them unusable."""
     candidates = index.ids(State.CANDIDATE)
     parts = []
-    for fold, ids in enumerate(split_halves(number, candidates)):
+    for fold, ids in enumerate(split_parts(number, candidates)):
         status = rng.choice([OK, OK, OK, OK, OK, UNREADABLE, NON_FINITE], len(ids))
         agrees = rng.random(len(ids)) < 0.4
         loss = rng.integers(0, 6, len(ids)) / 4  # with ties

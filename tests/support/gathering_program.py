@@ -46,7 +46,7 @@ def rows(ids: np.ndarray, seed: int) -> Predictions:
 
     return Predictions(
         sample_id=ids,
-        fold=draws.integers(0, 2, count, dtype=np.int8),
+        fold=draws.integers(0, 64, count, dtype=np.int8),
         predicted=draws.integers(-1, 1000, count, dtype=np.int32),
         agrees=draws.integers(0, 2, count).astype(bool),
         loss=floats(),

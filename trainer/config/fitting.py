@@ -36,8 +36,8 @@ def resolve_batch(recipe: Recipe, samples: int | None) -> Recipe:
     """Replace `batch.global: auto` with a number. samples: trained on; None: unknown, so assume many."""
     if recipe.batch.global_ != "auto":
         return recipe
-    halves = 2 if recipe.incv is not None else 1  # the smallest training is a fold of round 1
-    rows = LARGEST_BATCH if samples is None else fit_batch(samples // halves)
+    held_out = 0 if recipe.incv is None or samples is None else -(-samples // recipe.incv.folds)
+    rows = LARGEST_BATCH if samples is None else fit_batch(samples - held_out)  # the smallest training: in round 1
     return recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"global_": rows})})
 
 

@@ -200,7 +200,13 @@ class IncvConfig(LabelTrainingConfig):
     """INCV, the paper's Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
 
     rounds: Positive = 4
-    """Rounds of noisy cross-validation, each of two folds."""
+    """Rounds of noisy cross-validation."""
+    folds: Annotated[int, Field(ge=2, le=64)] = 2
+    """K: the candidates are split into K parts, and each part is judged by a network that is trained on the selected
+    samples and the other parts (K-fold cross-validation). 2: halves, as in the paper.
+
+    With more folds, each network is trained on more samples, and a round costs about K - 1 times as much.
+    """
     halves: Literal[1, 2] = 2
     """How many halves are judged. 2: each, by the network that is trained on the other; 1: the second, by one network
     that is trained on the first, in a single round (section 5.1 of the paper)."""
@@ -215,7 +221,7 @@ class IncvConfig(LabelTrainingConfig):
     noise_estimate: Literal["paper", "confident", "confidence_curve"] = "paper"
     """Which noise estimate is used for r, E0, round_network's rule and the noise of S; see docs/design-notes.md."""
     remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
-    """r in removed = floor(r * selected), per half; from_noise: min(2, ε/(1-ε)), or 0 for asymmetric noise."""
+    """r in removed = floor(r * selected), per fold; from_noise: min(2, ε/(1-ε)), or 0 for asymmetric noise."""
     match_label_shares: bool = False
     """Shift the logits of held-out predictions, by one number per class, so that the mean probability of each class
     is its share of the given labels.
@@ -232,7 +238,14 @@ class IncvConfig(LabelTrainingConfig):
     def _check_halves(self) -> "IncvConfig":
         if self.halves == 1 and self.rounds != 1:
             raise ValueError(f"halves = 1 is for one round, not for {self.rounds}: set rounds to 1, or halves to 2")
+        if self.halves == 1 and self.folds != 2:
+            raise ValueError(f"halves = 1 is for two folds, not for {self.folds}: set folds to 2, or halves to 2")
         return self
+
+    @property
+    def trained_folds(self) -> int:
+        """Number of networks that a round trains."""
+        return 1 if self.halves == 1 else self.folds
 
 
 class ExecutionConfig(Section):
@@ -245,10 +258,11 @@ class ExecutionConfig(Section):
     backend: Literal["auto", "nccl", "gloo"] = execution("auto")
     """Communication backend. auto: NCCL on GPUs, gloo on CPUs. Processes that share a GPU need gloo."""
     folds: Literal["auto", "in_turn", "side_by_side"] = execution("auto")
-    """How to train the two folds of INCV.
+    """How to train the folds of a round of INCV.
 
-    side_by_side: at once, each on half of the ranks, or both in one process; in_turn: one after the other on all
-    ranks; auto: side by side if the number of ranks is even, or on one GPU if the data set fits in its memory.
+    side_by_side: every second fold on each half of the ranks, or all at once in one process; in_turn: one after the
+    other on all ranks; auto: side by side if the numbers of ranks and folds are even, or on one GPU if the data set
+    fits in its memory.
     """
     start_timeout: Annotated[float, Field(gt=0)] = execution(1800.0)
     """Seconds that ranks wait for each other up to the first step, which includes opening data and compiling."""

@@ -172,19 +172,21 @@ class CostModel:
         return fit_section(config, count_steps(method.passes(config, sizes)[0].selected, self.recipe.batch.rows))
 
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
-        """Yield the cost of INCV. Each fold runs on half of the GPUs, or both on all GPUs: in turn, or at once."""
-        execution = self.recipe.execution
-        apart = gpus > 1 and folds_side_by_side(incv.halves, execution, replace(SINGLE_PROCESS, size=gpus))
-        at_once = incv.halves == 2 and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
-        turns = 1.0 if apart else incv.halves * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
+        """Yield the cost of INCV. Each half of the GPUs trains every second fold, or all GPUs train all folds: in
+        turn, or at once."""
+        execution, folds = self.recipe.execution, incv.trained_folds
+        apart = gpus > 1 and folds_side_by_side(folds, execution, replace(SINGLE_PROCESS, size=gpus))
+        at_once = folds > 1 and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
+        turns = folds / 2 if apart else folds * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
         gpus = gpus // 2 if apart else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
-            half = -(-candidates // incv.halves)
-            epochs = fit_section(incv, count_steps(selected + half, self.recipe.batch.rows)).epochs
-            (training,) = self.cost_training("incv", [Epochs(epochs, selected + half)], 1, gpus)
+            held_out = -(-candidates // folds)
+            trained = selected + (candidates if incv.halves == 1 else candidates - candidates // incv.folds)
+            epochs = fit_section(incv, count_steps(trained, self.recipe.batch.rows)).epochs
+            (training,) = self.cost_training("incv", [Epochs(epochs, trained)], 1, gpus)
             each_epoch = uses_best_epoch(incv, number, self.noise if number else None)
             passes = (1 + (epochs if each_epoch else 0)) * (2 if incv.match_label_shares else 1)
-            predicting = self.cost_predicting("incv", half, passes, 1, gpus, training.compiled)
+            predicting = self.cost_predicting("incv", held_out, passes, 1, gpus, training.compiled)
             yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
 
     def cost_training(self, stage: str, passes: Sequence[Epochs], networks: int, gpus: int) -> Iterator[PhaseCost]:

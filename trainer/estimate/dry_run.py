@@ -205,10 +205,10 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
     if stage == "incv" and recipe.incv is not None:
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
-        length = _describe_length(samples, recipe.batch.rows, recipe.incv, share=0.5)
+        length = _describe_length(samples, recipe.batch.rows, recipe.incv, share=1 - 1 / recipe.incv.folds)
         if recipe.incv.halves == 1:
             return f"1 fold, {length}{extra}"
-        return f"{recipe.incv.rounds} rounds of 2 folds, {length} per fold in round 1{extra}"
+        return f"{recipe.incv.rounds} rounds of {recipe.incv.folds} folds, {length} per fold in round 1{extra}"
     if stage in recipe.methods:
         method = get_method(stage)
         networks = "1 network" if method.networks == 1 else f"{method.networks} networks"
@@ -222,7 +222,7 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
 def _describe_length(
     samples: int | None, batch: int, section: TrainingConfig, most: str = "", share: float = 1.0
 ) -> str:
-    """Describe the epochs and steps. share: of the samples trained on; a fold of round 1 trains on half."""
+    """Describe the epochs and steps. share: of the samples trained on; in round 1, a fold leaves one part out."""
     if samples is None:
         return f"{section.epochs} epochs, number of steps unknown until packed"
     per_epoch = count_steps(round(samples * share), batch)

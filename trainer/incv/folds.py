@@ -1,7 +1,8 @@
-"""Train one fold on S and one half of C; its network then predicts the held-out half."""
+"""Train one fold on S and all parts of C but one; its network then predicts the held-out part."""
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,11 +14,10 @@ from trainer.methods.task import TaskSettings
 from trainer.training.checkpoint import TrainState, load_module, module_state
 
 
-def split_halves(stream: int, candidates: Ids) -> tuple[Ids, Ids]:
-    """Split C at random into C_1 and C_2, whose sizes differ by at most one (Algorithm 2, line 4)."""
-    shuffled = epoch_order(stream, 0, candidates)
-    middle = (len(shuffled) + 1) // 2
-    return shuffled[:middle], shuffled[middle:]
+def split_parts(stream: int, candidates: Ids, folds: int = 2) -> list[Ids]:
+    """Split C at random into parts C_1, C_2, ..., one per fold, whose sizes differ by at most one (Algorithm 2, line
+    4)."""
+    return np.array_split(epoch_order(stream, 0, candidates), folds)
 
 
 class FoldTask(StandardTask):
@@ -26,7 +26,7 @@ class FoldTask(StandardTask):
     def __init__(
         self, module: nn.Module, setting: TaskSettings, predict: Callable[[nn.Module], Predictions] | None
     ) -> None:
-        """predict: predicts the held-out half after each epoch; None to use the last epoch's network instead."""
+        """predict: predicts the held-out part after each epoch; None to use the last epoch's network instead."""
         super().__init__(module, setting)
         self._predict = predict
         self.best_agreement = -1.0
@@ -44,7 +44,7 @@ class FoldTask(StandardTask):
                 self._best = {name: t.clone() for name, t in module_state(self.module, BEST).items()}
 
     def round_network(self) -> nn.Module:
-        """Return the network that predicts the held-out half: the best epoch's with `predict`, else the last."""
+        """Return the network that predicts the held-out part: the best epoch's with `predict`, else the last."""
         if self._best:
             load_module(self.module, self._best, BEST)
         elif self._average is not None:

@@ -47,9 +47,9 @@ def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predic
         )
     columns: dict[str, npt.NDArray[np.generic]] = {
         "sample_id": ids,
-        "fold": (facts & 1).astype(np.int8),
-        "agrees": (facts & 2).astype(bool),
-        "status": ((facts >> 2) & 3).astype(np.int8),
+        "agrees": (facts & 1).astype(bool),
+        "status": ((facts >> 1) & 3).astype(np.int8),
+        "fold": ((facts % _ONCE) >> 3).astype(np.int8),
     }
     columns |= {name: _sum(world, ids, places, getattr(part, name)) for name in _INTS}
     columns |= {
@@ -59,7 +59,7 @@ def gather_predictions(world: World, part: Predictions, expected: Ids) -> Predic
 
 
 def _facts(part: Predictions) -> npt.NDArray[np.int32]:
-    facts = part.fold.astype(np.int32) | (part.agrees.astype(np.int32) << 1) | (part.status.astype(np.int32) << 2)
+    facts = part.agrees.astype(np.int32) | (part.status.astype(np.int32) << 1) | (part.fold.astype(np.int32) << 3)
     return facts + np.int32(_ONCE)
 
 

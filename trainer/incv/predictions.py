@@ -1,4 +1,4 @@
-"""A fold's predictions on its held-out half: one row per held-out id."""
+"""A fold's predictions on its held-out part: one row per held-out id."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -85,14 +85,19 @@ EMPTY_PREDICTIONS = Predictions(
 """The predictions of a rank that has no rows to predict."""
 
 
-def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Predictions:
-    """Merge the rows of all folds, sorted by sample_id; raise DataError unless they cover `expected` exactly once."""
-    parts = list(parts)
+def join_predictions(parts: Iterable[Predictions]) -> Predictions:
+    """Return the rows of all parts, sorted by sample_id."""
+    parts = [EMPTY_PREDICTIONS, *parts]
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in Predictions.__dataclass_fields__
     }
     order = np.argsort(columns["sample_id"], kind="stable")
-    whole = Predictions(**{name: column[order] for name, column in columns.items()})
+    return Predictions(**{name: column[order] for name, column in columns.items()})
+
+
+def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Predictions:
+    """Merge the rows of all folds, sorted by sample_id; raise DataError unless they cover `expected` exactly once."""
+    whole = join_predictions(parts)
     if not np.array_equal(whole.sample_id, np.sort(expected)):
         raise DataError(
             "the predictions of a round do not cover its candidates exactly once: their files belong to another run, "

@@ -1,4 +1,4 @@
-"""Algorithm 2: run rounds of two folds each, and write every round's predictions and selection."""
+"""Algorithm 2: run rounds of cross-validation, and write every round's predictions and selection."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import ExecutionConfig, IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import World
-from trainer.incv.folds import FoldTask, split_halves
+from trainer.incv.folds import FoldTask, split_parts
 from trainer.incv.gathering import gather_predictions
 from trainer.incv.label_shares import match_shares, shift_logits, sum_probabilities
 from trainer.incv.noise_estimates import (
@@ -24,7 +24,7 @@ from trainer.incv.noise_estimates import (
     remove_ratio,
     uses_best_epoch,
 )
-from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, collect_predictions, merge_predictions
+from trainer.incv.predictions import Predictions, collect_predictions, join_predictions, merge_predictions
 from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
@@ -42,7 +42,7 @@ from trainer.training.loop import RunContext, TrainingJob, iterate_training
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One fold of a round: the samples its network trains on, and the held-out half it predicts."""
+    """One fold of a round: the samples its network trains on, and the held-out part it predicts."""
 
     round: int
     number: int
@@ -54,20 +54,28 @@ class Fold:
     """Samples outside INCV that this fold predicts too, after training."""
 
 
-def folds_side_by_side(halves: int, execution: ExecutionConfig, world: World) -> bool:
-    """Whether each half of the ranks trains one fold, at the same time as the other. halves: `incv.halves`."""
-    if halves == 1:
+def folds_side_by_side(folds: int, execution: ExecutionConfig, world: World) -> bool:
+    """Whether each half of the ranks trains every second fold, at the same time as the other half.
+
+    folds: that a round trains.
+    """
+    if folds == 1:
         return False
     if execution.folds == "side_by_side" and world.size % 2 and world.size > 1:
         raise ConfigError(
             f"`execution.folds: side_by_side` needs a single process or an even number of them, not {world.size}: "
             "set execution.folds to auto"
         )
-    return execution.folds != "in_turn" and world.size % 2 == 0
+    if execution.folds == "side_by_side" and folds % 2 and world.size > 1:
+        raise ConfigError(
+            f"`execution.folds: side_by_side` needs a single process or an even number of folds, not {folds}: "
+            "set execution.folds to auto, or incv.folds to an even number"
+        )
+    return execution.folds != "in_turn" and world.size % 2 == 0 and folds % 2 == 0
 
 
 def folds_share_device(execution: ExecutionConfig, world: World, small: bool) -> bool:
-    """Whether a single process trains both folds at once.
+    """Whether a single process trains all folds of a round at once.
 
     small: whether the images are small enough to stay on the device. One fold with such images underuses a GPU, while
     large images saturate it.
@@ -104,14 +112,14 @@ class Incv:
 
     def steps(self) -> Steps[None]:
         """Run the unfinished rounds, then write the final selection and `incv.json`."""
-        judged = self._data.ids if self._config.halves == 2 else self._halves_of(self._data.ids, number=0)[1]
+        judged = self._data.ids if self._config.halves == 2 else self._parts_of(self._data.ids, number=0)[1]
         index = SelectionIndex.of_candidates(len(self._data.index), judged, self._held_out)
         noise: NoiseEstimates | None = None
         records: list[dict[str, Any]] = []
         ended_early = None
         for number in range(self._config.rounds):
             candidates = index.ids(State.CANDIDATE)
-            if len(candidates) < 2:
+            if len(candidates) < self._config.folds:
                 ended_early = self._too_few(number, len(candidates))
                 break
             best = uses_best_epoch(self._config, number, noise.of_rule(self._config) if noise else None)
@@ -121,7 +129,7 @@ class Incv:
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
             index = apply_round(index, predictions, number, ratio, self._checked)
             self._write(index, self._run.round_selection(number))
-            records.append(_record(of_candidates, self._config.halves, ratio, best))
+            records.append(_record(of_candidates, self._config.trained_folds, ratio, best))
         assert noise is not None
         self._finish(index, noise, records, ended_early)
 
@@ -160,7 +168,8 @@ class Incv:
     def _too_few(self, number: int, candidates: int) -> str:
         if number == 0:
             raise DataError(
-                f"the data set has {candidates} usable sample(s), but INCV needs at least 2 to split it in halves"
+                f"the data set has {candidates} usable sample(s), but INCV with {self._config.folds} folds needs at "
+                f"least {self._config.folds}"
             )
         return f"INCV ended after {number} of {self._config.rounds} rounds: too few candidates are left, {candidates}"
 
@@ -172,7 +181,7 @@ class Incv:
         if world.broadcast_from_rank0(path.exists):
             return merge_predictions([Predictions.read(path)], expected)
         folds = self._folds(number, index, best)
-        if folds_side_by_side(self._config.halves, self._ctx.execution, world):
+        if folds_side_by_side(self._config.trained_folds, self._ctx.execution, world):
             predictions = yield from self._in_halves(folds, expected)
         else:
             parts = [self._predict_fold(fold, self._ctx) for fold in folds]
@@ -192,29 +201,37 @@ class Incv:
         candidates = index.ids(State.CANDIDATE)
         if self._config.halves == 1:
             return [Fold(number, 0, np.setdiff1d(self._data.ids, candidates), candidates, best, self._held_out)]
-        selected, halves = index.ids(State.SELECTED), self._halves_of(candidates, number)
-        extra = split_halves(derive_stream(self._recipe.seed, "incv.held_out", number), self._held_out)
-        return [Fold(number, f, np.concatenate([selected, halves[f]]), halves[1 - f], best, extra[f]) for f in (0, 1)]
+        count, selected, parts = self._config.folds, index.ids(State.SELECTED), self._parts_of(candidates, number)
+        extra = split_parts(derive_stream(self._recipe.seed, "incv.held_out", number), self._held_out, count)
+        folds = []
+        for fold in range(count):
+            judged = (fold + 1) % count
+            trained_on = np.concatenate([selected, *(part for place, part in enumerate(parts) if place != judged)])
+            folds.append(Fold(number, fold, trained_on, parts[judged], best, extra[fold]))
+        return folds
 
-    def _halves_of(self, candidates: Ids, number: int) -> tuple[Ids, Ids]:
-        return split_halves(derive_stream(self._recipe.seed, "incv.split", number), candidates)
+    def _parts_of(self, candidates: Ids, number: int) -> list[Ids]:
+        return split_parts(derive_stream(self._recipe.seed, "incv.split", number), candidates, self._config.folds)
 
     def _in_halves(self, folds: "list[Fold]", expected: Ids) -> Steps[Predictions]:
-        """Run one fold on each half of the ranks, wait for both to finish or stop, and gather the predictions."""
+        """Run every second fold on each half of the ranks, wait for all to finish or stop, and gather the
+        predictions."""
         ctx, world = self._ctx, self._ctx.world
         which, group = world.fold_group()
-        mine, stopped = EMPTY_PREDICTIONS, None
+        mine: list[Predictions] = []
+        stopped: Stopped | None = None
         try:
-            mine = yield from self._predict_fold(folds[which], replace(ctx, world=group))
+            for fold in folds[which::2]:
+                mine.append((yield from self._predict_fold(fold, replace(ctx, world=group))))
         except Stopped as stop:
             stopped = stop
         ctx.heartbeat.update("waiting for the other fold", 0, 0)
         if world.barrier(stopped is not None):
             raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.wait_for_reason())
-        return gather_predictions(world, mine if group.is_rank0 else EMPTY_PREDICTIONS, expected)
+        return gather_predictions(world, join_predictions(mine if group.is_rank0 else []), expected)
 
     def _predict_fold(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
-        """Return one fold's predictions on its held-out half, on every rank of `ctx.world`; train it if necessary."""
+        """Return one fold's predictions on its held-out part, on every rank of `ctx.world`; train it if necessary."""
         done = self._run.fold(fold.round, fold.number) / "predictions.parquet"
         if ctx.world.broadcast_from_rank0(done.exists):
             return Predictions.read(done)
@@ -225,7 +242,7 @@ class Incv:
         return predictions
 
     def _train_fold(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
-        recipe, world = self._recipe, ctx.world
+        recipe, world, folds = self._recipe, ctx.world, self._config.trained_folds
         config = fit_section(self._config, count_steps(len(fold.trained_on), recipe.batch.rows))
         plan = TrainingPlan(
             stream=derive_stream(recipe.seed, "incv", fold.round, fold.number),
@@ -241,7 +258,7 @@ class Incv:
             fold.round,
             fold.number,
             self._identity,
-            f"incv, round {fold.round + 1}/{self._config.rounds}, fold {fold.number + 1}/{self._config.halves}",
+            f"incv, round {fold.round + 1}/{self._config.rounds}, fold {fold.number + 1}/{folds}",
             self._later(fold, len(plan.selected) * plan.epochs),
         )
         seed_rng(plan.stream, world.rank)
@@ -263,14 +280,16 @@ class Incv:
 
     def _first_round_steps(self) -> int:
         """Steps of a fold of the first round. If they are worth compiling for, shorter rounds use the same blocks."""
-        steps = count_steps(-(-len(self._data.ids) // 2), self._recipe.batch.rows)
+        samples = len(self._data.ids)
+        steps = count_steps(samples - samples // self._config.folds, self._recipe.batch.rows)
         return steps * fit_section(self._config, steps).epochs
 
     def _later(self, fold: "Fold", images: int) -> Later:
         """The folds and stages after this fold, of which each fold is as long. images: that the fold trains on."""
-        rounds, halves = self._config.rounds - fold.round - 1, self._config.halves
-        at_once = folds_side_by_side(halves, self._ctx.execution, self._ctx.world)
-        folds = rounds if at_once else halves * (rounds + 1) - 1 - fold.number
+        rounds, folds, number = self._config.rounds - fold.round - 1, self._config.trained_folds, fold.number
+        if folds_side_by_side(folds, self._ctx.execution, self._ctx.world):
+            folds, number = folds // 2, number // 2
+        folds = folds * (rounds + 1) - 1 - number
         return Later(folds, self._ctx.work_after.get("incv", 0.0) / max(images, 1))
 
     def _watch_data(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
@@ -325,10 +344,10 @@ def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:
     return derive_stream(seed, "incv.init", number, fold + 1)
 
 
-def _record(predictions: Predictions, halves: int, ratio: float, best: bool) -> dict[str, Any]:
+def _record(predictions: Predictions, folds: int, ratio: float, best: bool) -> dict[str, Any]:
     return {
         "agreement": predictions.agreement(),
-        "agreement_each": [predictions.of_fold(fold).agreement() for fold in range(halves)],
+        "agreement_each": [predictions.of_fold(fold).agreement() for fold in range(folds)],
         "remove_ratio": ratio,
         "network": "best" if best else "last",
         "predicted": len(predictions.sample_id),

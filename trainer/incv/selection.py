@@ -14,24 +14,24 @@ _MEASURED = ("predicted", "loss", "given_probability", "predicted_probability")
 
 
 @dataclass(frozen=True)
-class HalfDecision:
-    """The selected samples S_f and removed samples R_f of one held-out half; R_f excludes S_f."""
+class PartDecision:
+    """The selected samples S_f and removed samples R_f of one held-out part; R_f excludes S_f."""
 
     selected: Ids
     removed: Ids
 
 
-def decide_half(half: Predictions, remove_ratio: float) -> HalfDecision:
+def decide_part(part: Predictions, remove_ratio: float) -> PartDecision:
     """Select the samples whose prediction agrees; remove the floor(r |S_f|) largest losses (Algorithm 2, lines 6-7).
 
     r is `remove_ratio`. Of equal losses, the one with the smaller sample_id is removed first. Unreadable and
     non-finite rows are neither selected nor removed.
     """
-    usable = half.rows(half.usable())
+    usable = part.rows(part.usable())
     selected = usable.sample_id[usable.agrees]
     worst = np.lexsort((usable.sample_id, -usable.loss))[: math.floor(remove_ratio * len(selected))]
     removed = np.setdiff1d(usable.sample_id[worst], selected)
-    return HalfDecision(selected, removed)
+    return PartDecision(selected, removed)
 
 
 def apply_round(
@@ -41,7 +41,7 @@ def apply_round(
     remove_ratio: float,
     checked: Ids | None = None,
 ) -> SelectionIndex:
-    """Return the index after applying the decisions for both halves of a round (Algorithm 2, line 14).
+    """Return the index after applying the decisions for all parts of a round (Algorithm 2, line 14).
 
     Only candidates are decided on; other samples get their predictions. checked: samples whose label was checked by
     hand; they are selected whatever the prediction.
@@ -55,10 +55,10 @@ def apply_round(
     open_ = before.state[ids] == State.CANDIDATE
     known = open_ & np.isin(ids, checked) if checked is not None else np.zeros(len(ids), bool)
     candidates = predictions.rows(open_ & ~known)
-    for fold in (0, 1):
-        half = decide_half(candidates.of_fold(fold), remove_ratio)
-        state[half.selected] = State.SELECTED
-        state[half.removed] = State.REMOVED
+    for fold in np.unique(candidates.fold):
+        part = decide_part(candidates.of_fold(fold), remove_ratio)
+        state[part.selected] = State.SELECTED
+        state[part.removed] = State.REMOVED
     state[ids[known]] = State.SELECTED
     # A held-out sample is predicted in every round: the last prediction decides whether it is usable.
     state[ids[np.isin(before.state[ids], (State.UNREADABLE, State.NON_FINITE))]] = State.HELD_OUT

@@ -188,7 +188,7 @@ def _consistency(signals: Signals) -> list[Reason]:
         reasons.append(Reason("with care", text, "Read the share of wrong labels as a rough range."))
     gap = max(signals.agreement_each, default=0.0) - min(signals.agreement_each, default=0.0)
     if gap > FOLD_GAP:
-        text = f"The two folds agree with the labels to different degrees: they differ by {gap * 100:.0f} points."
+        text = f"The folds agree with the labels to different degrees: they differ by {gap * 100:.0f} points."
         reasons.append(Reason("with care", text, "Run again with another seed, or train longer (incv.epochs)."))
     return reasons
 

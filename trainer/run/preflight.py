@@ -126,7 +126,7 @@ def _check_ranks(recipe: Recipe, world: World) -> None:
             "start fewer processes, or raise batch.global"
         )
     if recipe.incv is not None:
-        folds_side_by_side(recipe.incv.halves, recipe.execution, world)
+        folds_side_by_side(recipe.incv.trained_folds, recipe.execution, world)
     if recipe.model.sync_batchnorm and world.device.type != "cuda":
         raise ConfigError("model.sync_batchnorm works on GPUs only: set it to false")
     if world.launcher != "accelerate" or deepspeed_stage(os.environ) is None:

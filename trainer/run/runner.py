@@ -254,7 +254,7 @@ def _claim_directory(
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
     """Return the rows that BatchNorm sees at once, in a fold of INCV and in a training method."""
-    apart = recipe.incv is not None and folds_side_by_side(recipe.incv.halves, recipe.execution, world)
+    apart = recipe.incv is not None and folds_side_by_side(recipe.incv.trained_folds, recipe.execution, world)
     return {
         stage: batchnorm_rows(recipe.batch.rows, ranks, recipe.batch.micro)
         for stage, ranks in (("incv", world.size // 2 if apart else world.size), ("methods", world.size))
