@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
 from tests.support.prediction_rows import rows, shuffled
+from trainer.config.schema import IncvConfig
 from trainer.incv.folds import split_parts
 from trainer.incv.predictions import Predictions, Status, merge_predictions
 from trainer.incv.selection import FilledClass, apply_round, decide_part, fill_classes
@@ -75,6 +76,7 @@ def test_parts_of_any_number_are_a_partition_into_near_equal_ones(stream, candid
     assert len(parts) == folds
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.sort(candidates))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert IncvConfig(epochs=1, folds=folds).largest_fold(len(candidates)) == len(candidates) - min(map(len, parts))
 
 
 def test_halves_of_almost_nothing():

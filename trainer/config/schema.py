@@ -247,6 +247,10 @@ class IncvConfig(LabelTrainingConfig):
         """Number of networks that a round trains."""
         return 1 if self.halves == 1 else self.folds
 
+    def largest_fold(self, samples: int) -> int:
+        """Number of samples that the largest fold trains on, of those that are split among the folds."""
+        return samples - samples // self.folds
+
 
 class ExecutionConfig(Section):
     """Where and how fast a run computes; no key changes results."""

@@ -13,8 +13,8 @@ from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
 from trainer.estimate.network_cost import NetworkCost
 from trainer.estimate.probe import Machine
+from trainer.incv.fold_placement import folds_side_by_side
 from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
-from trainer.incv.rounds import folds_side_by_side
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.loading.sample_order import candidate_rows
 from trainer.methods.method import Epochs, ExpectedSizes, Method
@@ -181,7 +181,7 @@ class CostModel:
         gpus = gpus // 2 if apart else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
             held_out = -(-candidates // folds)
-            trained = selected + (candidates if incv.halves == 1 else candidates - candidates // incv.folds)
+            trained = selected + (candidates if incv.halves == 1 else incv.largest_fold(candidates))
             epochs = fit_section(incv, count_steps(trained, self.recipe.batch.rows)).epochs
             (training,) = self.cost_training("incv", [Epochs(epochs, trained)], 1, gpus)
             each_epoch = uses_best_epoch(incv, number, self.noise if number else None)

@@ -205,7 +205,8 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
     if stage == "incv" and recipe.incv is not None:
         each_epoch = uses_best_epoch(recipe.incv, 0, None)
         extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
-        length = _describe_length(samples, recipe.batch.rows, recipe.incv, share=1 - 1 / recipe.incv.folds)
+        trained = None if samples is None else recipe.incv.largest_fold(samples)
+        length = _describe_length(trained, recipe.batch.rows, recipe.incv)
         if recipe.incv.halves == 1:
             return f"1 fold, {length}{extra}"
         return f"{recipe.incv.rounds} rounds of {recipe.incv.folds} folds, {length} per fold in round 1{extra}"
@@ -219,12 +220,10 @@ def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: di
     return ""
 
 
-def _describe_length(
-    samples: int | None, batch: int, section: TrainingConfig, most: str = "", share: float = 1.0
-) -> str:
-    """Describe the epochs and steps. share: of the samples trained on; in round 1, a fold leaves one part out."""
+def _describe_length(samples: int | None, batch: int, section: TrainingConfig, most: str = "") -> str:
+    """Describe the epochs and steps of a training on `samples`."""
     if samples is None:
         return f"{section.epochs} epochs, number of steps unknown until packed"
-    per_epoch = count_steps(round(samples * share), batch)
+    per_epoch = count_steps(samples, batch)
     epochs = fit_section(section, per_epoch).epochs
     return f"{epochs} epochs, {most}{per_epoch * epochs:,} steps"

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from shards.durable import write_json
-from shards.errors import ConfigError, DataError
+from shards.errors import DataError
 from trainer.config.fitting import count_steps, fit_section
-from trainer.config.schema import ExecutionConfig, IncvConfig, Recipe
+from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
-from trainer.distributed.world import World
+from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
 from trainer.incv.folds import FoldTask, split_parts
 from trainer.incv.gathering import gather_predictions
 from trainer.incv.label_shares import match_shares, shift_logits, sum_probabilities
@@ -52,37 +52,6 @@ class Fold:
     """Whether to predict with the epoch of best held-out agreement instead of the last epoch."""
     extra: Ids
     """Samples outside INCV that this fold predicts too, after training."""
-
-
-def folds_side_by_side(folds: int, execution: ExecutionConfig, world: World) -> bool:
-    """Whether each half of the ranks trains every second fold, at the same time as the other half.
-
-    folds: that a round trains.
-    """
-    if folds == 1:
-        return False
-    if execution.folds == "side_by_side" and world.size % 2 and world.size > 1:
-        raise ConfigError(
-            f"`execution.folds: side_by_side` needs a single process or an even number of them, not {world.size}: "
-            "set execution.folds to auto"
-        )
-    if execution.folds == "side_by_side" and folds % 2 and world.size > 1:
-        raise ConfigError(
-            f"`execution.folds: side_by_side` needs a single process or an even number of folds, not {folds}: "
-            "set execution.folds to auto, or incv.folds to an even number"
-        )
-    return execution.folds != "in_turn" and world.size % 2 == 0 and folds % 2 == 0
-
-
-def folds_share_device(execution: ExecutionConfig, world: World, small: bool) -> bool:
-    """Whether a single process trains all folds of a round at once.
-
-    small: whether the images are small enough to stay on the device. One fold with such images underuses a GPU, while
-    large images saturate it.
-    """
-    if world.size > 1 or execution.folds == "in_turn":
-        return False
-    return execution.folds == "side_by_side" or (small and world.device.type == "cuda")
 
 
 class Incv:
@@ -206,7 +175,7 @@ class Incv:
         folds = []
         for fold in range(count):
             judged = (fold + 1) % count
-            trained_on = np.concatenate([selected, *(part for place, part in enumerate(parts) if place != judged)])
+            trained_on = np.concatenate([selected, *parts[:judged], *parts[judged + 1 :]])
             folds.append(Fold(number, fold, trained_on, parts[judged], best, extra[fold]))
         return folds
 
@@ -280,8 +249,7 @@ class Incv:
 
     def _first_round_steps(self) -> int:
         """Steps of a fold of the first round. If they are worth compiling for, shorter rounds use the same blocks."""
-        samples = len(self._data.ids)
-        steps = count_steps(samples - samples // self._config.folds, self._recipe.batch.rows)
+        steps = count_steps(self._config.largest_fold(len(self._data.ids)), self._recipe.batch.rows)
         return steps * fit_section(self._config, steps).epochs
 
     def _later(self, fold: "Fold", images: int) -> Later:

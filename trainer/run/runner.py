@@ -18,7 +18,7 @@ from trainer.distributed.process_group import abort, is_peer_failure, join_world
 from trainer.distributed.stop import EXIT_STOPPED, StopRequest
 from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
-from trainer.incv.rounds import folds_side_by_side
+from trainer.incv.fold_placement import folds_side_by_side
 from trainer.methods.micro_batches import batchnorm_rows
 from trainer.models.weights import Weights
 from trainer.records.heartbeat import Heartbeat
