@@ -120,7 +120,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.label_smoothing",
     "*.ema",
     "*.gce",
-    *("incv.halves", "incv.folds", "incv.match_label_shares"),
+    *("incv.halves", "incv.folds"),
     "data.eval_fraction",
     "evaluation.*",
     *("image.cutout", "image.random_resized_crop", "image.rand_augment.*", "image.color_jitter.*", "*.mixup.alpha"),

@@ -35,7 +35,6 @@ NETWORKS = {
     "plain64_eval_first": (
         "model.name=plain64",
         "incv.rounds=1",
-        "incv.match_label_shares=true",
         "incv.folds=4",
         "methods=[coteaching_incv]",
         "coteaching.rank=eval_first",

@@ -222,13 +222,6 @@ class IncvConfig(LabelTrainingConfig):
     """Which noise estimate is used for r, E0, round_network's rule and the noise of S; see docs/design-notes.md."""
     remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
     """r in removed = floor(r * selected), per fold; from_noise: min(2, ε/(1-ε)), or 0 for asymmetric noise."""
-    match_label_shares: bool = False
-    """Shift the logits of held-out predictions, by one number per class, so that the mean probability of each class
-    is its share of the given labels.
-
-    Networks that have learned little, as under strong noise, neglect single classes; with the shift, INCV selects
-    samples of them too. It needs a second predict pass each time.
-    """
     min_per_class: Annotated[int, Field(ge=0)] = 0
     """A class with fewer selected samples is filled up with its samples of smallest loss."""
     max_unusable: Ratio = 0.01

@@ -185,7 +185,7 @@ class CostModel:
             epochs = fit_section(incv, count_steps(trained, self.recipe.batch.rows)).epochs
             (training,) = self.cost_training("incv", [Epochs(epochs, trained)], 1, gpus)
             each_epoch = uses_best_epoch(incv, number, self.noise if number else None)
-            passes = (1 + (epochs if each_epoch else 0)) * (2 if incv.match_label_shares else 1)
+            passes = 1 + (epochs if each_epoch else 0)
             predicting = self.cost_predicting("incv", held_out, passes, 1, gpus, training.compiled)
             yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
 

@@ -79,8 +79,8 @@ def estimate_noise(
 
     given: the given label of each predicted sample, int64 [rows].
     """
-    # Algorithm 2, line 8: the paper estimates ε from the first half alone.
-    agreement = predictions.of_fold(0).agreement()
+    # Algorithm 2, line 8: the paper estimates ε from the first half alone. Of more folds, one is a small part.
+    agreement = (predictions.of_fold(0) if config.folds == 2 else predictions).agreement()
     # The released code uses Eq. 4 for asymmetric noise too; only ε_S differs.
     paper = theory.noise_from_accuracy(agreement, classes, "symmetric", config.agree_top_k)
     usable = predictions.usable()

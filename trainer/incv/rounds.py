@@ -1,12 +1,10 @@
 """Algorithm 2: run rounds of cross-validation, and write every round's predictions and selection."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from shards.durable import write_json
@@ -17,7 +15,6 @@ from trainer.distributed.stop import Stopped
 from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
 from trainer.incv.folds import FoldTask, split_parts
 from trainer.incv.gathering import gather_predictions
-from trainer.incv.label_shares import match_shares, shift_logits, sum_probabilities
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     estimate_noise,
@@ -30,7 +27,7 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
 from trainer.methods.networks import build_network, seed_rng
-from trainer.methods.predict import Passes, Result, predict
+from trainer.methods.predict import Passes, predict
 from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
 from trainer.records.pace import Later
@@ -273,21 +270,13 @@ class Incv:
     def _predict_samples(self, network: nn.Module, fold: "Fold", ctx: RunContext, ids: Ids) -> Predictions:
         """Predict each of the samples once, and return the predictions on every rank."""
         data, ids = self._watch_data(fold, "predicting"), np.sort(ids)
-
-        def run_pass(read: Callable[[Passes], Result]) -> Result:
-            name = f"incv/{fold.round}/{fold.number} predict"
-            return predict([network], data, ids, self._recipe.precision, ctx, name, read)
-
-        shift: torch.Tensor | None = None
-        if self._config.match_label_shares:
-            sums = run_pass(lambda passes: sum_probabilities(passes, data.classes))
-            shift = match_shares(ctx.world.all_reduce(sums), data.labels[ids])
+        name = f"incv/{fold.round}/{fold.number} predict"
 
         def collect(passes: Passes) -> Predictions:
-            shifted = passes if shift is None else shift_logits(passes, shift)
-            return collect_predictions(shifted, fold.number, self._config.agree_top_k)
+            return collect_predictions(passes, fold.number, self._config.agree_top_k)
 
-        return gather_predictions(ctx.world, run_pass(collect), ids)
+        own = predict([network], data, ids, self._recipe.precision, ctx, name, collect)
+        return gather_predictions(ctx.world, own, ids)
 
     def _refuse_unusable(self, predictions: Predictions) -> None:
         share = 1.0 - float(predictions.usable().mean())
