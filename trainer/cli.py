@@ -22,7 +22,7 @@ from trainer.commands.version import ShowVersion
 from trainer.compare.command import add_command as add_compare_command
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
-from trainer.config.sweep import AT_ONCE, Variant, combinations, sweep_file
+from trainer.config.sweep import AT_ONCE, Variant, combinations, command_alone, sweep_file
 from trainer.distributed.cpu_threads import let_waiting_threads_sleep
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
@@ -197,7 +197,8 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
         recipe = load_recipe(path, [*parsed.overrides, *varied])
         # With --vary, --redo must not direct a variant to the plain run's directory.
         root = parsed.run_dir or default_directory(path, recipe, () if parsed.vary else parsed.redo)
-        variants.append(Variant(varied, recipe, root, recipe_name(path)))
+        command = command_alone(sys.argv, varied)
+        variants.append(Variant(varied, recipe, root, recipe_name(path), command))
     return variants
 
 

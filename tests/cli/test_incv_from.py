@@ -328,6 +328,13 @@ def test_a_plan_says_what_would_be_taken_over(incv: Incv, first: Path) -> None:
     assert "would be refused: --incv-from first: its INCV was run with other values" in refused.out
 
 
+def test_a_plan_of_incv_again_does_not_take_it_over(incv: Incv, first: Path) -> None:
+    assert take(incv, *ALONE).code == 0
+    planned = start(incv, *ALONE, "--redo", "incv", "--dry-run")
+    assert "  incv             redo " in planned.out
+    assert "  time of incv " in planned.out
+
+
 def test_each_variant_takes_over_what_fits_it(incv: Incv, first: Path) -> None:
     answer = incv("run", "-c", TINY, *ALONE, "--vary", "incv.epochs=1,2", "--incv-from", "first")
     assert answer.code == 2

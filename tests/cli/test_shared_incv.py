@@ -13,6 +13,7 @@ from trainer.run.shared_incv import find_incv_sources
 
 TRAINED = (*BRIEF, "methods=[coteaching_incv]")
 EPOCHS = "coteaching_incv.epochs"
+RATE = "coteaching_incv.optimizer.learning_rate"
 
 
 def sweep(incv, *arguments, epochs="1,2"):
@@ -65,6 +66,37 @@ def test_if_the_run_that_executes_incv_fails_the_other_executes_it(incv, playgro
     assert taken_from(second) is None
     assert (second / "report.json").exists()
     assert not (first / "report.json").exists()
+
+
+def test_what_a_run_has_finished_before_it_fails_is_taken_over(incv, playground):
+    answer = incv("run", "-c", TINY, *TRAINED, f"{EPOCHS}=30", "--vary", f"{RATE}=1e30,0.002,0.003", "--at-once", "1")
+    assert answer.code != 0
+    first, *others = variant_roots(answer.out, RATE)
+    assert not (first / "report.json").exists()
+    assert [taken_from(root) for root in others] == [first.name] * 2
+    assert all((root / "report.json").exists() for root in others)
+
+
+def test_if_the_run_that_executes_incv_fails_one_of_the_others_executes_it(incv, playground):
+    first, *others = (Path(line) for line in sweep(incv, "--print-run-dir", epochs="1,2,3").out.splitlines())
+    first.mkdir(parents=True)
+    (first / "manifest.json").write_text("{")
+    answer = sweep(incv, epochs="1,2,3")
+    assert [taken_from(root) for root in others] == [None, others[0].name]
+    assert f"{EPOCHS}=3: incv: {EPOCHS}=1 has ended without finishing it" in answer.err
+    assert all((root / "report.json").exists() for root in others)
+
+
+def test_the_run_whose_incv_is_furthest_executes_it(incv, playground):
+    long = [each for each in TRAINED if not each.startswith("incv.epochs")] + ["incv.epochs=12"]
+    command = ("run", "-c", TINY, *long, "--vary", f"{EPOCHS}=1,2")
+    _, second = incv(*command, "--print-run-dir").out.splitlines()
+    stop_during_incv("run", "-c", TINY, *long, f"{EPOCHS}=2", "--run-dir", second)
+    done = incv(*command)
+    assert done.code == 0, done.err
+    first, second = variant_roots(done.out, EPOCHS)
+    assert [taken_from(first), taken_from(second)] == [second.name, None]
+    assert not (second / "old").exists()
 
 
 @pytest.mark.parametrize("damage", ["another version", "a lost file"])

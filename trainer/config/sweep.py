@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from trainer.config.schema import Recipe
 
 AT_ONCE = 8
 """Default maximum number of runs in progress in one process."""
+_SWEEP_OPTIONS = ("--vary", "--at-once")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Variant:
     root: Path
     recipe_name: str
     """The name of the recipe, which the run records."""
+    command: str
+    """The command that executes this variant alone, which the run records."""
     label: str = ""
     """Name of the variant in log lines; "": its overrides."""
 
@@ -35,6 +39,18 @@ def sweep_file(variants: Sequence[Variant], name: str) -> Path:
     roots = sorted(str(variant.root) for variant in variants)
     digits = hashlib.sha256("\n".join(roots).encode()).hexdigest()[:8]
     return variants[0].root.parent / f"{name}-vary-{digits}.json"
+
+
+def command_alone(words: Sequence[str], overrides: Sequence[str]) -> str:
+    """Return the command that executes one variant alone: the words of the sweep's command without the options of
+    sweeps, and the variant's overrides."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        if not is_value and word.partition("=")[0] not in _SWEEP_OPTIONS:
+            kept.append(word)
+        is_value = not is_value and word in _SWEEP_OPTIONS  # `--vary seed=0,1`, but `--vary=seed=0,1` is one word
+    return shlex.join([*kept, *overrides])
 
 
 def _values(text: str) -> list[str]:

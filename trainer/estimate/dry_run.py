@@ -64,7 +64,8 @@ def describe_plan(
     weights, unusable = _try(lambda: find_weights(recipe.model, download=False))
     states, obstacles = _find_states(recipe, RunDirectory(root), indices, redo, weights)
     obstacles += unusable
-    taken_over = bool(incv_from or shares_incv or INCV_FROM in Manifest(RunDirectory(root)).content)
+    is_noted = INCV_FROM in Manifest(RunDirectory(root)).content and states.get("incv") != "redo"
+    taken_over = bool(incv_from or shares_incv or is_noted)
     if states.get("incv", "done") != "done" and taken_over:
         states["incv"] = "taken over"
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"

@@ -51,10 +51,17 @@ class Manifest:
     def save(self) -> None:
         write_json(self._run.manifest, self.content)
 
-    def begin(self, recipe: str, world: "World", batchnorm_rows: Mapping[str, int], code: str) -> "StartLog":
+    def begin(
+        self,
+        recipe: str,
+        world: "World",
+        batchnorm_rows: Mapping[str, int],
+        code: str,
+        command: str | None = None,
+    ) -> "StartLog":
         """Record this start, after adding the logs of earlier starts, which may have been killed.
 
-        code: hash of the source code.
+        code: hash of the source code; command: that executes this run alone, None: the one that was typed.
         """
         from trainer.distributed.devices import describe_hardware  # deferred: it imports torch
 
@@ -63,7 +70,7 @@ class Manifest:
         self.content["recipe"] = recipe
         start = {
             "time": now(),
-            "command": shlex.join(sys.argv),
+            "command": command or shlex.join(sys.argv),
             "versions": installed_versions(_PACKAGES),
             "code": code,
             "machine": platform.machine(),

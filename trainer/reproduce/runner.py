@@ -15,6 +15,7 @@ from trainer.run.data_sets import is_packed, source_of
 from trainer.run.default_directory import default_directory
 from trainer.run.recipe import load_recipe
 from trainer.run.result_keys import result_keys
+from trainer.run.stage_graph import numerics_behind
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ def _build_variant(run: PlannedRun, local: Sequence[str], runs: Path | None, dat
             "as execution.workers=4"
         )
     root = default_directory(path, recipe, ()) if runs is None else runs / run.slug
-    return Variant(run.overrides, recipe, root, run.recipe, run.slug)
+    # A run directory of earlier numerics counts as finished, and its record as stale: start another one beside it.
+    versions = numerics_behind(run.stage, recipe)
+    root = root.with_name("-".join([root.name, *(f"{name}{each}" for name, each in versions.items() if each != 1)]))
+    return Variant(run.overrides, recipe, root, run.recipe, run.command, run.slug)
 
 
 def _require_data(recipes: Sequence[Recipe]) -> None:
@@ -76,4 +80,4 @@ def _require_data(recipes: Sequence[Recipe]) -> None:
             try:
                 source_of(key, split)
             except (DataError, ConfigError) as error:
-                raise DataError(f"{error}. If it is elsewhere, name its folder with --data") from None
+                raise DataError(str(error).replace(f"{key}.root", "--data")) from None

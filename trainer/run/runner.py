@@ -65,6 +65,8 @@ class RunOptions:
     """Whether to compare a large source with what was packed from it; a small one is always compared."""
     incv_from: Path | None = None
     """The directory of a run whose finished INCV stage this run takes over; None: it runs INCV itself."""
+    command: str | None = None
+    """The command that executes this run alone, which the manifest records; None: the one that was typed."""
 
 
 def run_recipe(
@@ -246,7 +248,8 @@ def _claim_directory(
     write_bytes(run.config, recipe_yaml(recipe).encode())
     write_left_out(run, {"train": data.train, **data.eval})
     manifest.content["dataset"] = _describe(data.train)
-    start = manifest.begin(options.name, world, _batchnorm_rows(recipe, world), code_hash())
+    batchnorm = _batchnorm_rows(recipe, world)
+    start = manifest.begin(options.name, world, batchnorm, code_hash(), options.command)
     ledger.begin("pack")
     ledger.finish("pack", packing_seconds, done=True)
     return Claim(manifest, ledger, start.number)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from shards.errors import CommandStopped, ConfigError, InputError
@@ -45,6 +46,7 @@ def run_sweep(
     # Those that wait for the INCV stage of another come last: a slot is better used by a run that trains.
     ordered = sorted(variants, key=lambda variant: variant.root in sources)
     ended: dict[Path, int] = {}
+    successors: dict[Path, Variant] = {}
     runs = []
     for variant in ordered:
         options = RunOptions(
@@ -55,8 +57,10 @@ def run_sweep(
             only,
             check_source=check_source,
             incv_from=incv_from,
+            command=variant.command,
         )
-        runs.append(_run_variant(variant, options, sources.get(variant.root), ended, stop, on_finish))
+        take = partial(_take_incv_over, variant, sources.get(variant.root), ended, successors, stop)
+        runs.append(_run_variant(variant, options, take, ended, stop, on_finish))
     run_to_end(interleave(runs, world.device, at_once))
     return [ended[variant.root] for variant in variants]
 
@@ -64,20 +68,22 @@ def run_sweep(
 def _run_variant(
     variant: Variant,
     options: RunOptions,
-    source: Variant | None,
+    take_incv_over: Callable[[], Steps[Path | None]],
     ended: dict[Path, int],
     stop: StopRequest,
     on_finish: Callable[[Variant], None],
 ) -> Steps[None]:
     """Execute one run, with its name before every log line. `interleave` switches the log target between runs.
 
-    source: the variant whose INCV stage it takes over; ended: the exit codes by run directory, to which it adds its
-    own.
+    take_incv_over: waits for the INCV stage of another variant, if that is to be taken over, and returns its run
+    directory; ended: the exit codes by run directory, to which it adds its own.
     """
     before = current_target()
     set_target(replace(before, prefix=f"{variant.name}: "))
     try:
-        ended[variant.root] = yield from _execute(options, source, ended, stop)
+        if (taken := (yield from take_incv_over())) is not None:
+            options = replace(options, incv_from=taken)
+        ended[variant.root] = yield from _execute(options, stop)
         if ended[variant.root] == 0:
             on_finish(variant)
     except (CommandStopped, InputError) as error:
@@ -89,10 +95,31 @@ def _run_variant(
         set_target(before)
 
 
-def _execute(options: RunOptions, source: Variant | None, ended: Mapping[Path, int], stop: StopRequest) -> Steps[int]:
-    if source is not None and not stop.requested():
-        _log.info("incv: the same as that of %s, and taken over from there", source.name)
-        options = replace(options, incv_from=(yield from wait_for_incv(source, ended, stop)))
+def _take_incv_over(
+    variant: Variant,
+    source: Variant | None,
+    ended: Mapping[Path, int],
+    successors: dict[Path, Variant],
+    stop: StopRequest,
+) -> Steps[Path | None]:
+    """Wait for the INCV stage of `source`, and return its run directory; None if this variant executes INCV itself.
+
+    successors: the variant that executes INCV instead of one that ended without finishing it, by the run directory
+    of that one; the first variant that waits adds itself.
+    """
+    while source is not None and not stop.requested():
+        _log.info("incv: the same as that of %s, which executes it", source.name)
+        if (root := (yield from wait_for_incv(source, ended, stop))) is not None:
+            return root
+        if stop.requested():
+            break
+        successor = successors.setdefault(source.root, variant)
+        _log.info("incv: %s has ended without finishing it", source.name)
+        source = None if successor.root == variant.root else successor
+    return None
+
+
+def _execute(options: RunOptions, stop: StopRequest) -> Steps[int]:
     if stop.requested():  # requested before this run listens for stop signals itself
         _log.info("incv: not started, because a stop was requested")
         return EXIT_STOPPED
