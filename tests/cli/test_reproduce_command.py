@@ -14,6 +14,9 @@ import pytest
 from shards.sample_index import SampleIndex
 from tests.support import REPOSITORY
 from tests.support.made_up_cifar import pack_cifar, write_cifar
+from trainer.reproduce import identity
+from trainer.reproduce.experiments import EXPERIMENTS
+from trainer.reproduce.page import begin_marker, end_marker
 
 FEW = ("--settings", "sym20", "--methods", "standard,coteaching,coteaching_incv")
 
@@ -40,9 +43,10 @@ def records(results: Path) -> dict[str, Any]:
 
 
 def test_a_smoke_run_ends_in_a_table_and_figures_and_is_not_repeated(incv, here):
-    answer = incv("reproduce", "--smoke", *FEW)
+    answer = incv("reproduce", "table1", "figure1", "figure4", "figure6", "--smoke", *FEW)
     assert answer.code == 0, answer.err
     assert "3 of 3 runs are recorded" in answer.out
+    assert "its numbers say nothing" in answer.out
     results = here / "runs" / "smoke" / "results"
     found = records(results)
     assert set(found) == {
@@ -102,6 +106,19 @@ def test_a_smoke_run_of_the_ablation_compares_parts_on_the_validation_split(incv
         assert each["keys"]["data.train.split"] == "fit"
     table = json.loads((results / "ablation.json").read_text())
     assert {row for row, cells in table.items() if cells} == set(parts)
+
+
+@pytest.mark.slow
+def test_every_row_of_the_ablation_trains_other_networks(incv, here):
+    """A row that changes a key that nothing reads would only repeat plus."""
+    assert incv("reproduce", "ablation", "--smoke", "--at-once", "4").code == 0
+    rows = [row.name for row in EXPERIMENTS["ablation"].rows]
+    roots = [here / "runs" / "smoke" / f"cifar10_asym40_validation-{row}-seed0" for row in rows]
+    methods = [root / "methods" / "coteaching_incv" for root in roots]
+    # With so few images, noise estimates that differ may drop as many rows.
+    rates = [json.loads((folder / "training.json").read_text())["forget_rate"] for folder in methods]
+    weights = [(folder / "export" / "model_a" / "model.safetensors").read_bytes() for folder in methods]
+    assert len(set(zip(rates, weights, strict=True))) == len(rows)
 
 
 def test_a_smoke_run_of_f_correction_estimates_t_from_the_epoch_that_held_out_labels_choose(incv, here):
@@ -173,13 +190,66 @@ def test_the_table_is_printed_from_recorded_runs_with_what_is_missing(incv, here
     answer = incv("reproduce", "table1", "--results", "none")
     assert answer.code == 0
     assert "85.08 ± 0.43 (5)" in answer.out
-    assert "incv reproduce table1 --run --methods standard --settings sym80 --seeds 0,1,2" in answer.out
+    to_fill = "incv reproduce table1 --run --results=none --methods standard --settings sym80 --seeds 0,1,2"
+    assert to_fill in answer.out
     assert "coteaching_incv_plus" in answer.out
     assert not (here / "none").exists()
-    whole = "  incv reproduce table1 --run   # all of these:\n"
+    whole = "  incv reproduce table1 --run --results=none   # all of these:\n"
     assert whole in answer.out
     for chosen in (("--settings", "sym80"), ("--methods", "standard"), ("--seeds", "7")):
         assert whole not in incv("reproduce", "table1", "--results", "none", *chosen).out
+
+
+def test_the_page_is_written_from_the_usual_folder_alone(incv, here):
+    """Its text and its figures are of that folder."""
+    page = here / "docs" / "results.md"
+    page.parent.mkdir()
+    begin, end = begin_marker("table1"), end_marker("table1")
+    page.write_text(f"{begin}\nold\n{end}\n")
+    for results in ("mine", "results"):
+        (here / results / "runs").mkdir(parents=True)
+    assert incv("reproduce", "table1", "--write", "--results", "mine").code == 0
+    assert "old" in page.read_text()
+    assert (here / "mine" / "table1.json").exists()
+    assert incv("reproduce", "table1", "--write").code == 0
+    assert "Standard training" in page.read_text()
+
+
+def test_what_is_left_out_is_named(incv, here):
+    answer = incv("reproduce", "table1", "f_correction", "--methods", "decoupling")
+    assert answer.code == 0
+    assert "without any of these methods and settings: f_correction" in answer.out
+    folder = here / "results" / "runs"
+    folder.mkdir(parents=True)
+    own = {"recipe": "mine", "method": "standard", "seed": 0, "command": "incv run -c mine.yaml", "accuracy": {}}
+    (folder / "mine.json").write_text(json.dumps(own))
+    assert "no experiment has their recipe and method: mine.json" in incv("reproduce", "figure1").out
+
+
+def test_a_record_has_the_command_that_executes_its_run_alone(incv, here):
+    words = ("run", "-c", "tiny", "--vary", "seed=0,1", "methods=[standard]", "incv=null", "--at-once=1")
+    subprocess.run([sys.executable, "-m", "trainer", *words], check=True, capture_output=True)
+    roots = sorted(str(file.parent) for file in Path("runs").glob("tiny*/report.json"))
+    assert len(roots) == 2
+    assert incv("record", *roots, "--results", "mine").code == 0
+    found = records(here / "mine").values()
+    commands = {json.loads(file.read_text())["command"] for file in (here / "mine" / "runs").iterdir()}
+    assert {each["seed"] for each in found} == {0, 1}
+    assert commands == {f"incv run -c tiny 'methods=[standard]' incv=null seed={seed}" for seed in (0, 1)}
+
+
+def test_a_run_of_earlier_numerics_is_executed_again_beside_it(incv, here, monkeypatch):
+    command = ("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard")
+    assert incv(*command).code == 0
+    monkeypatch.setattr("trainer.run.stage_graph.numerics_of", lambda stage: 2 if stage == "standard" else None)
+    identity._identify.cache_clear()
+    answer = incv(*command)
+    identity._identify.cache_clear()
+    assert answer.code == 0, answer.err
+    assert "1 of 1 runs are recorded" in answer.out
+    assert "numerics of standard (1 -> 2)" in answer.out
+    found = records(here / "runs" / "smoke" / "results").values()
+    assert sorted(each["numerics"]["standard"] for each in found) == [1, 2]
 
 
 def test_the_file_of_a_figure_is_named_once_it_is_drawn(incv, here):
@@ -195,6 +265,8 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "method": (["table1", "--methods", "standart"], ["standart", "did you mean standard"]),
     "setting": (["table1", "--settings", "sym30"], ["sym30", "did you mean sym"]),
     "seeds": (["table1", "--seeds", "one"], ["--seeds", "0,1,2"]),
+    "no_method": (["table1", "--methods", ","], ["--methods", "names nothing"]),
+    "a_misspelt_folder": (["table1", "--write", "--results", "reslts"], ["no folder", "reslts"]),
     "data_without_run": (["table1", "--data", "x"], ["add --run"]),
     "a_result_key": (["table1", "--run", "standard.epochs=3"], ["standard.epochs=3", "execution"]),
     "an_unknown_key": (["table1", "--run", "execution.workes=3"], ["execution.workes", "execution.workers"]),
@@ -214,6 +286,7 @@ def test_missing_cifar10_is_one_error_that_says_where_to_put_it(incv, tmp_path, 
     answer = incv("reproduce", "table1", "--run", "--methods", "standard", "--seeds", "0")
     assert answer.code == 3
     assert all(word in answer.err for word in ("data/cifar10", "cifar-10-batches-bin", "--data"))
+    assert "data.train.root" not in answer.err  # an experiment takes --data alone
     assert answer.err.count("error") == 1
     assert list(tmp_path.iterdir()) == []
     elsewhere = incv("reproduce", "table1", "--run", "--methods", "standard", "--seeds", "0", "--data", "nowhere")

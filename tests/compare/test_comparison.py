@@ -68,13 +68,14 @@ def test_the_terminal_and_the_page_show_every_number_of_the_results_page(recorde
 
 
 def test_label_precision_and_recall_are_those_of_the_last_round(recorded: Comparison) -> None:
-    seeds = [json.loads((RECORDED[0].parent / f"cifar10_sym50-seed{seed}.json").read_text()) for seed in range(3)]
+    names = (*(f"cifar10_sym50-seed{seed}" for seed in range(3)), "cifar10_sym50-coteaching_incv-seed3")
+    seeds = [json.loads((RECORDED[0].parent / f"{name}.json").read_text()) for name in names]
     head, *lines = recorded.selection
     number = next(group.number for group in recorded.groups if group.name == "cifar10_sym50, coteaching_incv")
     line = dict(zip(head, next(each for each in lines if each[0] == str(number)), strict=True))
     for column, key in (("LP (%)", "label_precision"), ("LR (%)", "label_recall")):
         values = [100 * seed["rounds"][-1][key] for seed in seeds]
-        assert line[column] == f"{mean(values):.2f} ± {stdev(values):.2f} (3)"
+        assert line[column] == f"{mean(values):.2f} ± {stdev(values):.2f} (4)"
 
 
 def test_only_what_differs_in_the_recipe_is_listed(recorded: Comparison) -> None:
@@ -227,9 +228,17 @@ def test_a_seed_counts_once_and_the_repeat_is_named() -> None:
     late = make_run(0, 20.0, name="late", date="2026-02-01")
     comparison = compare_runs([late, early, make_run(1, 30.0)])
     (group,) = comparison.groups
-    assert [run.name for run in group.repeated] == ["early"]
-    assert "25.00 ± 7.07 (2)" in format_comparison(comparison)
-    assert any("early does not count" in note for note in comparison.notes)
+    assert [run.name for run in group.repeated] == ["late"]
+    assert "20.00 ± 14.14 (2)" in format_comparison(comparison)
+    assert any("late does not count" in note for note in comparison.notes)
+
+
+def test_the_epoch_of_an_accuracy_is_named() -> None:
+    last, best = make_run(0), make_run(0, keys={"evaluation.choose_on": "held_out", "evaluation.every": 1})
+    for runs, epoch in (([last], "last epoch"), ([best], "chosen epoch"), ([last, best], "or the chosen one")):
+        text = format_comparison(compare_runs(runs))
+        assert epoch in text
+        assert "evaluation.every" not in text  # it decides nothing where no epoch is chosen
 
 
 def test_a_recipe_that_extends_another_has_a_row_in_its_column() -> None:

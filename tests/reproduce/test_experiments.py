@@ -71,6 +71,15 @@ def test_unknown_names_are_refused_with_near_matches() -> None:
     assert find_experiments(["figure6", "table1", "figure6"]) == [EXPERIMENTS["figure6"], TABLE1]
 
 
+def test_a_setting_may_be_named_as_that_of_the_paper() -> None:
+    chosen = select_cells(list(EXPERIMENTS.values()), ["decoupling"], ["sym20"])
+    assert {(each.name, one.name) for each in chosen for one in each.settings if each.rows} == {
+        ("table1", "sym20"),
+        ("figure6", "sym20"),
+        ("decoupling_eval_first", "sym20_eval_first"),
+    }
+
+
 def test_a_run_that_is_part_of_another_is_not_planned_twice() -> None:
     (chosen,) = select_cells([TABLE1], ["standard", "forward_correction"], ["sym20", "sym50"])
     runs = plan_runs(chosen, (0, 1))
@@ -93,8 +102,11 @@ PARTS = {  # row of the ablation -> the keys that differ from plus
     "plus_with_adam": {
         f"{each}.{key}" for each in OPTIMIZERS for key in ("kind", "learning_rate", "weight_decay", "decay_scope")
     },
-    "plus_with_paper_estimate": {"incv.noise_estimate"},
     "plus_with_formula": {"coteaching_incv.noise_of_selected"},
+    "plus_with_paper_estimate": {
+        "coteaching_incv.noise_of_selected",
+        "incv.noise_estimate",
+    },  # only the former reads it
     "plus_with_early_candidates": {"coteaching_incv.warmup_epochs"},
 }
 

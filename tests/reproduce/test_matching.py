@@ -87,17 +87,21 @@ def test_a_record_counts_for_the_most_similar_of_several_runs() -> None:
     assert [(each.file, each.reasons) for each in matching.stale] == [("stale.json", ("a (2 -> 1)",))]
 
 
-def test_of_two_records_of_one_run_the_more_complete_and_then_the_later_counts() -> None:
+def test_of_several_records_of_one_run_the_first_that_has_what_is_needed_counts() -> None:
+    """So that a run cannot be repeated until its result is better."""
     run = PLANNED[0]
     curve = {"accuracy_per_epoch": {"test": [1.0, 2.0]}}
     records = {
-        "a.json": record(run, date="2026-01-03"),
-        "b.json": record(run, date="2026-01-01", **curve),
-        "c.json": record(run, date="2026-01-02", **curve),
+        "a.json": record(run, **curve),
+        "b.json": record(run, date="2026-01-03", **curve),
+        "c.json": record(run, date="2026-01-01"),
+        "d.json": record(run, date="2026-01-02", **curve),
     }
     matching = match_records(EXPECTED, records, identify)
     assert matching.recorded == {run: "c.json"}
-    assert {each.file for each in matching.superseded} == {"a.json", "b.json"}
+    assert {each.file for each in matching.superseded} == {"a.json", "b.json", "d.json"}
+    with_curve = match_records(EXPECTED, records, identify, lambda each: bool(each.test_curve()))
+    assert with_curve.recorded == {run: "d.json"}
 
 
 def test_a_record_without_what_is_needed_leaves_a_gap_and_is_not_stale() -> None:

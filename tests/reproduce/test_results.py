@@ -1,6 +1,7 @@
 """The recorded runs of this repository count, and the table, figures and page made from them are up to date."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from shards.errors import DataError
 from tests.support import REPOSITORY
-from trainer.reproduce.experiments import EXPERIMENTS
+from trainer.reproduce.experiments import EXPERIMENTS, select_cells
 from trainer.reproduce.outcome import Outcome, build_files, build_part, collect_outcome
 from trainer.reproduce.page import begin_marker, end_marker, fill_page
 from trainer.reproduce.recording import is_recorded, write_record
@@ -25,7 +26,7 @@ def records() -> dict[str, RunRecord]:
 
 @pytest.fixture(scope="module")
 def outcomes(records: dict[str, RunRecord]) -> dict[str, Outcome]:
-    return {name: collect_outcome(each, records, each.seeds) for name, each in EXPERIMENTS.items()}
+    return {name: collect_outcome(each, records) for name, each in EXPERIMENTS.items()}
 
 
 def test_recorded_runs_of_table_1_count(outcomes: dict[str, Outcome]) -> None:
@@ -74,10 +75,14 @@ def test_only_the_marked_parts_of_a_page_are_written() -> None:
 
 GOOD = {"recipe": "cifar10_sym20", "seed": 0, "command": "incv run", "accuracy": {}}
 FOREIGN: dict[str, tuple[str, list[str]]] = {
-    "broken": ("{", ["not valid JSON"]),
+    "broken": ("{", ["not valid JSON", "move it elsewhere"]),
     "a_list": ("[1]", ["JSON list"]),
     "of_another_program": ('{"name": "x"}', ["`recipe`", "field required"]),
     "a_word_for_a_number": (json.dumps(GOOD | {"seed": "first"}), ["`seed`"]),
+    "an_accuracy_that_is_no_percentage": (
+        json.dumps(GOOD | {"accuracy": {"test": {"standard": {"top1": float("nan")}}}}),
+        ["accuracy.test"],
+    ),
     "accuracy_in_words": (
         json.dumps(GOOD | {"accuracy": {"test": {"standard": {"top1": "high"}}}}),
         ["accuracy.test"],
@@ -97,6 +102,11 @@ def test_a_file_that_is_no_record_is_named(which: str, tmp_path: Path) -> None:
 
 def test_no_folder_means_no_records(tmp_path: Path) -> None:
     assert read_records(tmp_path / "runs") == {}
+
+
+def test_a_folder_among_the_records_is_none(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    assert read_records(tmp_path) == {}
 
 
 def change(content: dict[str, Any], **fields: Any) -> dict[str, RunRecord]:
@@ -121,6 +131,16 @@ def test_changed_keys_data_or_numerics_make_a_real_record_stale(standard: dict[s
         matching = collect_outcome(table1, change(standard, **fields), (0,)).matching
         assert len(matching.recorded) == (not what)
         assert [each.reasons[0].split(" (")[0] for each in matching.stale] == ([what] if what else [])
+
+
+def test_recorded_runs_of_any_seed_count_for_as_many_as_an_experiment_asks_for(standard: dict[str, Any]) -> None:
+    (table1,) = select_cells([EXPERIMENTS["table1"]], ["standard"], ["sym50"])
+    other = change(standard | {"keys": standard["keys"] | {"seed": 7}}, seed=7)
+    asked = {run.seed for run in collect_outcome(table1, other).planned}
+    assert asked == {0, 1, 7}
+    assert {run.seed for run in collect_outcome(table1, other).missing()} == {0, 1}
+    assert {run.seed for run in collect_outcome(table1, other, (0, 1, 2)).missing()} == {0, 1, 2}
+    assert collect_outcome(replace(table1, seeds=(0,)), other).missing() == []
 
 
 def test_a_stale_record_does_not_keep_a_new_one_from_being_written(standard: dict[str, Any], tmp_path: Path) -> None:

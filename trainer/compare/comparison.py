@@ -16,6 +16,7 @@ from trainer.compare.runs import ComparedRun
 from trainer.report.text import choose_form, format_duration, shorten
 from trainer.reproduce.experiments import Experiment, Row, Setting
 from trainer.reproduce.figures import mean_curve, mean_over_rounds
+from trainer.reproduce.matching import CHOOSES_EPOCH
 from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.tables import Table, build_table, summarise, table_lines
 
@@ -108,8 +109,10 @@ def _tabulate_set(groups: Sequence[Group], name: str) -> AccuracyTable:
         for row, title in titles.items()
     ]
     settings = [Setting(recipe, recipe, recipe) for recipe in ([""] if is_wide else recipes)]
+    chooses = [CHOOSES_EPOCH in group.runs[0].identity.keys for group in known]
+    epoch = "chosen epoch" if all(chooses) else "last epoch, or the chosen one" if any(chooses) else "last epoch"
     experiment = Experiment(
-        "compare", f"accuracy on {name}", "accuracy", tuple(rows), tuple(settings), evaluation_set=name
+        "compare", f"accuracy on {name}", "accuracy", tuple(rows), tuple(settings), evaluation_set=name, epoch=epoch
     )
     recorded, records = {}, {}
     for group in known:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.compare.runs import ComparedRun, describe_environment
-from trainer.reproduce.matching import Identity, comparable_keys, find_differences, is_checksum, preference
+from trainer.reproduce.matching import (
+    CHOOSES_EPOCH,
+    Identity,
+    by_date,
+    comparable_keys,
+    find_differences,
+    is_checksum,
+)
 
 OWN = "<method>"
 """Stands for the method's own section, so that `standard.epochs` and `coteaching.epochs` are compared."""
@@ -67,7 +74,7 @@ class Difference:
 
 
 def group_runs(runs: Sequence[ComparedRun]) -> list[Group]:
-    """Group the runs. Of several runs with the same seed in a group, the most complete counts, then the latest."""
+    """Group the runs. Of several runs with one seed in a group, a finished one counts, then the first by date."""
     members: list[list[ComparedRun]] = []
     for run in runs:
         own = next((group for group in members if _are_alike(group[0], run)), None)
@@ -94,8 +101,8 @@ def _build_group(number: int, members: Sequence[ComparedRun], variant: str, fami
         by_seed.setdefault(run.record.seed, []).append(run)
     counted, repeated = [], []
     for _, same in sorted(by_seed.items()):
-        *others, best = sorted(same, key=lambda run: (not run.unfinished, *preference(run.record, run.name)))
-        counted.append(best)
+        first, *others = sorted(same, key=lambda run: (bool(run.unfinished), *by_date(run.record, run.name)))
+        counted.append(first)
         repeated += others
     return Group(number, tuple(counted), tuple(repeated), variant, family)
 
@@ -176,7 +183,8 @@ def _find_differing(runs: Sequence[_KeyedRun]) -> set[str]:
     found = set()
     for key in {key for run in runs for key in run.keys}:
         using = [run for run in runs if run.uses(key)]
-        if len({_show(run.keys, key) for run in using}) > 1:
+        deciding = [run for run in using if CHOOSES_EPOCH in run.keys or not _accompanies_choice(key)]
+        if len({_show(run.keys, key) for run in deciding}) > 1:
             found.add(key)
         if len(using) < len(runs):
             found.add(key.partition(".")[0])
@@ -194,14 +202,19 @@ def find_group_differences(groups: Sequence[Group]) -> list[Difference]:
             [
                 (group.number, _show(each, key))
                 for group, each in zip(groups, keys, strict=True)
-                if _uses(group.runs[0], key, optional)
+                if _uses(group.runs[0], key, optional) and (CHOOSES_EPOCH in each or not _accompanies_choice(key))
             ],
-            len(groups),
+            0 if _accompanies_choice(key) else len(groups),
         )
         for key in every
         if not is_checksum(key) or all(key in each for each in keys)
     ]
     return _join_sections([each for each in shown if len(each.values) > 1])
+
+
+def _accompanies_choice(key: str) -> bool:
+    """Whether a key decides the result only because an evaluation chooses the epoch; see `comparable_keys`."""
+    return key.startswith("evaluation.") and key != CHOOSES_EPOCH
 
 
 def _join_sections(differences: Sequence[Difference]) -> list[Difference]:

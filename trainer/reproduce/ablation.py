@@ -26,10 +26,14 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
         "plus, with the paper's Adam instead of SGD",
         (f"incv.optimizer={_ADAM}", f"coteaching_incv.optimizer={_ADAM}"),
     ),
-    "plus_with_paper_estimate": ("plus, with the paper's noise estimate", ("incv.noise_estimate=paper",)),
     "plus_with_formula": (
         "plus, with the paper's formula for the noise of S",
         ("coteaching_incv.noise_of_selected=formula",),
+    ),
+    # Of asymmetric noise, only the formula reads the estimate.
+    "plus_with_paper_estimate": (
+        "plus, with the paper's formula and noise estimate",
+        ("coteaching_incv.noise_of_selected=formula", "incv.noise_estimate=paper"),
     ),
     "plus_with_early_candidates": (
         "plus, with candidates after 80 epochs instead of 160",

@@ -10,6 +10,7 @@ from trainer.reproduce.experiments import EXPERIMENTS, Experiment, find_experime
 from trainer.reproduce.planning import drop_parts
 
 _RESULTS = Path("results")
+_PAGE = Path("docs") / "results.md"
 _SMOKE = Path("runs") / "smoke"
 
 
@@ -25,7 +26,9 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     reproduce.add_argument(
         "--run", action="store_true", help="run what is not recorded, side by side; start again to resume"
     )
-    reproduce.add_argument("--write", action="store_true", help="write tables, figures and docs/results.md")
+    reproduce.add_argument(
+        "--write", action="store_true", help=f"write tables and figures, and {_PAGE} from {_RESULTS}/"
+    )
     reproduce.add_argument("--smoke", action="store_true", help=f"run tiny versions on a CPU, in {_SMOKE}/")
     reproduce.add_argument("--methods", type=_names, metavar="A,B", help="only these methods")
     reproduce.add_argument(
@@ -35,7 +38,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
         "--seeds",
         type=_seeds,
         metavar="0,1",
-        help="seeds to ask for; default: 0,1,2 for table1, figure4 and figure6, 0 for the others",
+        help="seeds to ask for; default: three of table1 and figure4, one of the others: recorded ones, then 0,1,2",
     )
     reproduce.add_argument(
         "--at-once", type=count_argument, metavar="N", help="maximum number of runs at a time; default: 8"
@@ -59,12 +62,15 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(given: str) -> tuple[str, ...]:
-    return tuple(name for name in given.split(",") if name)
+    names = tuple(name for name in given.split(",") if name)
+    if not names:
+        raise argparse.ArgumentTypeError(f"{given!r} names nothing")
+    return names
 
 
 def _seeds(given: str) -> tuple[int, ...]:
     names = _names(given)
-    if not names or not all(name.isdecimal() for name in names):
+    if not all(name.isdecimal() for name in names):
         raise argparse.ArgumentTypeError(f"{given!r} is not a list of whole numbers, as 0,1,2")
     return tuple(dict.fromkeys(map(int, names)))
 
@@ -72,25 +78,27 @@ def _seeds(given: str) -> tuple[int, ...]:
 def _reproduce(parsed: argparse.Namespace) -> int:
     words = [*parsed.experiments, *parsed.overrides]
     experiments = find_experiments([word for word in words if "=" not in word])
-    chosen = [
-        each
-        for each in select_cells(experiments, parsed.methods, parsed.settings)
-        if each.needs == "nothing" or (each.rows and each.settings)
-    ]
+    selected = select_cells(experiments, parsed.methods, parsed.settings)
+    chosen = [each for each in selected if each.needs == "nothing" or (each.rows and each.settings)]
     runs = parsed.run or parsed.smoke
     local = [word for word in words if "=" in word]
     if (local or parsed.data or parsed.at_once) and not runs:
         raise ConfigError("--data, --at-once and execution keys are for runs: add --run, or leave them")
     # Imported here: methods import torch, which takes seconds.
-    from trainer.reproduce.outcome import Outcome, collect_outcome, describe_outcome, write_outcomes
+    from trainer.reproduce.outcome import Outcome, collect_outcome, describe_outcome, find_unrelated, write_outcomes
     from trainer.reproduce.records import read_records
 
     results = parsed.results or (_SMOKE / "results" if parsed.smoke else _RESULTS)
     folder, code = results / "runs", 0
+    if parsed.write and not runs and not folder.is_dir():
+        raise ConfigError(f"--write makes tables and figures from recorded runs, and there is no folder {folder}")
+    options = ["--smoke" if parsed.smoke else "--run"]
+    options += [f"--results={parsed.results}"] * (parsed.results is not None)
+    options += [f"--data={parsed.data}"] * (parsed.data is not None)
 
     def collect(experiment: Experiment) -> Outcome:
-        seeds = parsed.seeds or ((0,) if parsed.smoke else experiment.seeds)
-        return collect_outcome(experiment, recorded, seeds, parsed.smoke)
+        seeds = parsed.seeds or ((0,) if parsed.smoke else None)
+        return collect_outcome(experiment, recorded, seeds, parsed.smoke, options)
 
     recorded = read_records(folder)
     if runs:
@@ -101,10 +109,17 @@ def _reproduce(parsed: argparse.Namespace) -> int:
             where = _SMOKE if parsed.smoke else None
             code = run_planned(missing, local, folder, parsed.at_once or AT_ONCE, where, parsed.data)
         recorded = read_records(folder)
+    if parsed.smoke:
+        print("A smoke test, with a tiny network and 40 images: its numbers say nothing about the methods.\n")
     for each in chosen:
         print(describe_outcome(collect(each), results), end="\n\n")
+    if left_out := [each.name for each in selected if each not in chosen]:
+        print(f"without any of these methods and settings: {', '.join(left_out)}\n")
+    if unrelated := find_unrelated(recorded):
+        print(f"not used, because no experiment has their recipe and method: {', '.join(unrelated)}\n")
     if (runs and not code) or parsed.write:
-        written = write_outcomes([collect(each) for each in experiments], results)
+        page = _PAGE if results == _RESULTS else None  # whose figures it shows
+        written = write_outcomes([collect(each) for each in experiments], results, page)
         print(f"written: {', '.join(map(str, written)) or 'nothing'}")
     return code
 

@@ -16,7 +16,8 @@ Measure = Literal["last", "last_10", "ensemble"]
 epochs; or the accuracy of the ensemble of both networks after the last epoch."""
 
 SEEDS = (0, 1, 2)
-"""The seeds that an experiment asks for unless `--seeds` names others; the paper has five runs of each."""
+"""The seeds that an experiment asks for unless `--seeds` names others; recorded runs of other seeds count instead.
+The paper has five runs of each."""
 
 TEST = "test"
 """The evaluation set of the paper's experiments."""
@@ -37,6 +38,11 @@ class Setting:
     ratio: float = 0.0
     column: str = ""
     """The setting of the paper's table with whose values it is compared; empty: the one of its own name."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names by which `--settings` chooses it."""
+        return frozenset((self.name, self.column or self.name))
 
 
 @dataclass(frozen=True)
@@ -241,6 +247,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "accuracy_per_epoch",
             _METHODS,
             _SETTINGS,
+            seeds=(0,),
         ),
         Experiment(
             "figure7",
@@ -283,15 +290,17 @@ def select_cells(
 ) -> list[Experiment]:
     """Return the experiments with these rows and settings alone; None: all. Raises ConfigError with near matches.
 
-    A name must be known to one of the experiments, and an experiment without rows is left as it is.
+    A setting may also have the name of the paper's one that it is compared with. A name must be known to one of the
+    experiments, and an experiment without rows is left as it is.
     """
     _require_known("--methods", methods, [row.name for each in experiments for row in each.rows])
-    _require_known("--settings", settings, [setting.name for each in experiments for setting in each.settings])
+    known = [setting for each in experiments for setting in each.settings]
+    _require_known("--settings", settings, [name for setting in known for name in sorted(setting.names)])
     return [
         replace(
             each,
             rows=tuple(row for row in each.rows if methods is None or row.name in methods),
-            settings=tuple(one for one in each.settings if settings is None or one.name in settings),
+            settings=tuple(one for one in each.settings if settings is None or not one.names.isdisjoint(settings)),
         )
         for each in experiments
     ]

@@ -11,6 +11,9 @@ from trainer.reproduce.records import RunRecord
 Keys = Mapping[str, Any]
 _MISSING = object()
 
+CHOOSES_EPOCH = "evaluation.choose_on"
+"""The key of a run whose result is that of its best epoch, not of the last."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -61,8 +64,9 @@ def match_records(
     """Match each record with the planned run of its recipe, stage and seed that has the most similar result keys.
 
     A record counts only if no key and no numerics version differs; otherwise it is stale. Of several records of one
-    run, that with the most epochs counts, then the latest. identify: gives the identity of a record, or says why it
-    has none; is_complete: whether a record has all that the experiment needs.
+    run, the first one by date counts, so that repeating a run never replaces its result by a better one. identify:
+    gives the identity of a record, or says why it has none; is_complete: whether a record has all that the experiment
+    needs; one that lacks something does not count.
     """
     candidates: dict[PlannedRun, list[str]] = {}
     stale = []
@@ -86,15 +90,15 @@ def match_records(
             candidates.setdefault(nearest, []).append(file)
     recorded, superseded = {}, []
     for run, files in candidates.items():
-        *others, best = sorted(files, key=lambda file: preference(records[file], file))
-        recorded[run] = best
-        superseded += [Stale(file, (f"{best} is used",), run) for file in others]
+        first, *others = sorted(files, key=lambda file: by_date(records[file], file))
+        recorded[run] = first
+        superseded += [Stale(file, (f"{first} was recorded first",), run) for file in others]
     return Matching(recorded, stale, superseded)
 
 
-def preference(record: RunRecord, file: str) -> tuple[int, str, str]:
-    epochs = max(map(len, record.accuracy_per_epoch.values()), default=0)
-    return epochs, record.date or "", file
+def by_date(record: RunRecord, file: str) -> tuple[str, str]:
+    """Return what to sort records by, the earliest first; those without a date come last."""
+    return record.date or "9999", file
 
 
 def find_differences(recorded: Identity, expected: Identity) -> tuple[str, ...]:
@@ -121,7 +125,7 @@ def comparable_keys(keys: Keys) -> dict[str, Any]:
 
     Keys of evaluations do not, unless an evaluation chooses the epoch: they only record more.
     """
-    decides = "evaluation.choose_on" in keys
+    decides = CHOOSES_EPOCH in keys
     return {key: value for key, value in keys.items() if decides or not key.startswith("evaluation.")}
 
 

@@ -1,7 +1,7 @@
 """What is recorded of an experiment and what is missing, as numbers, text and files."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,10 @@ class Outcome:
     """Why runs cannot be executed, with their rows and settings."""
     matching: Matching
     records: Mapping[str, RunRecord]
-    flag: str = "--run"
-    """The option of `incv reproduce` that fills the gaps."""
+    options: tuple[str, ...] = ("--run",)
+    """Options of `incv reproduce` that fill the gaps."""
+    is_chosen: bool = False
+    """Whether only some methods, settings or seeds were asked for."""
 
     def missing(self) -> list[PlannedRun]:
         """Return the runs that `incv reproduce --run` would execute."""
@@ -61,13 +63,19 @@ class Outcome:
 
 
 def collect_outcome(
-    experiment: Experiment, records: Mapping[str, RunRecord], seeds: Sequence[int], smoke: bool = False
+    experiment: Experiment,
+    records: Mapping[str, RunRecord],
+    seeds: Sequence[int] | None = None,
+    smoke: bool = False,
+    options: Sequence[str] = ("--run",),
 ) -> Outcome:
     """Match the runs that an experiment needs with the recorded ones; seeds beyond `seeds` count if recorded.
 
     Records are matched with the runs of all experiments: one that counts for another is not stale for this one.
+    seeds: None: as many as the experiment asks for, of which recorded ones of any seed count; options: of
+    `incv reproduce`, for the commands that fill gaps.
     """
-    every = seeds_of(records.values(), seeds)
+    every = seeds_of(records.values(), experiment.seeds if seeds is None else seeds)
     own = _plan(experiment, every, smoke)
     unavailable: dict[str, list[str]] = {}
     for run in own:
@@ -82,8 +90,29 @@ def collect_outcome(
     matching = match_records(
         expected, records, identify_record, lambda record: _HAS[experiment.needs](record, experiment.evaluation_set)
     ).among(own)
-    asked = [run for run in own if run.seed in seeds and run in expected]
-    return Outcome(experiment, asked, unavailable, matching, records, "--smoke" if smoke else "--run")
+    able = [run for run in own if run in expected]
+    if seeds is None:
+        asked = _take_enough(able, matching.recorded, experiment.seeds)
+    else:
+        asked = [run for run in able if run.seed in seeds]
+    is_chosen = seeds is not None or experiment != EXPERIMENTS[experiment.name]
+    return Outcome(experiment, asked, unavailable, matching, records, tuple(options), is_chosen)
+
+
+def _take_enough(
+    runs: Sequence[PlannedRun], recorded: Collection[PlannedRun], seeds: Sequence[int]
+) -> list[PlannedRun]:
+    """Return as many runs of each cell as there are seeds: recorded ones first, then those of `seeds`."""
+    cells: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        if run in recorded or run.seed in seeds:
+            cells.setdefault((run.row, run.setting), []).append(run)
+    enough = {
+        run
+        for cell in cells.values()
+        for run in sorted(cell, key=lambda run: (run not in recorded, run.seed))[: len(seeds)]
+    }
+    return [run for run in runs if run in enough]
 
 
 def _plan(experiment: Experiment, seeds: Sequence[int], smoke: bool) -> list[PlannedRun]:
@@ -111,10 +140,9 @@ def describe_outcome(outcome: Outcome, results: Path) -> str:
     parts += _list("stale, and not used", outcome.matching.stale)
     parts += _list("recorded twice, and not used", outcome.matching.superseded)
     parts += _list_unavailable(outcome)
-    if commands := fill_commands(experiment.name, outcome.missing(), outcome.flag):
-        seeds = {run.seed for run in outcome.planned}
-        is_whole = experiment == EXPERIMENTS[experiment.name] and seeds == set(experiment.seeds)  # no option chose
-        at_once = [f"  incv reproduce {experiment.name} {outcome.flag}   # all of these:"] if is_whole else []
+    if commands := fill_commands(experiment.name, outcome.missing(), outcome.options):
+        whole = shlex.join(["incv", "reproduce", experiment.name, *outcome.options])
+        at_once = [] if outcome.is_chosen else [f"  {whole}   # all of these:"]
         parts += ["to fill the gaps:", *at_once, *(f"  {command}" for command in commands)]
     return "\n".join(parts)
 
@@ -143,15 +171,15 @@ def _list(what: str, stale: Sequence[Stale]) -> list[str]:
     return [f"{what}:", *(f"  {each.file}: {'; '.join(each.reasons)}" for each in stale)] if stale else []
 
 
-def fill_commands(name: str, missing: Sequence[PlannedRun], flag: str = "--run") -> list[str]:
-    """Return one command for each cell of an experiment with missing runs."""
+def fill_commands(name: str, missing: Sequence[PlannedRun], options: Sequence[str] = ("--run",)) -> list[str]:
+    """Return one command for each cell of an experiment with missing runs. options: of all of them."""
     cells: dict[tuple[str, str], list[int]] = {}
     for run in missing:
         cells.setdefault((run.row, run.setting), []).append(run.seed)
     return [
         shlex.join(
             [
-                *("incv", "reproduce", name, flag, "--methods", row, "--settings", setting),
+                *("incv", "reproduce", name, *options, "--methods", row, "--settings", setting),
                 *("--seeds", ",".join(map(str, sorted(seeds)))),
             ]
         )
@@ -159,8 +187,14 @@ def fill_commands(name: str, missing: Sequence[PlannedRun], flag: str = "--run")
     ]
 
 
-def write_outcomes(outcomes: Sequence[Outcome], results: Path) -> list[Path]:
-    """Write tables (JSON) and figures to the folder `results`, and fill docs/results.md beside it, if it exists."""
+def find_unrelated(records: Mapping[str, RunRecord]) -> list[str]:
+    """Return the files of records whose recipe and method belong to no experiment."""
+    kinds = {(run.recipe, run.stage) for each in EXPERIMENTS.values() for run in plan_runs(each, (0,))}
+    return [file for file, record in records.items() if (record.recipe, record.method) not in kinds]
+
+
+def write_outcomes(outcomes: Sequence[Outcome], results: Path, page: Path | None) -> list[Path]:
+    """Write tables (JSON) and figures to the folder `results`, and fill `page`, if it exists."""
     written, parts = [], {}
     for outcome in outcomes:
         for path, text in build_files(outcome).items():
@@ -171,8 +205,7 @@ def write_outcomes(outcomes: Sequence[Outcome], results: Path) -> list[Path]:
             else:
                 write_json(results / path, text)
         parts[outcome.experiment.name] = build_part(outcome)
-    page = results.absolute().parent / "docs" / "results.md"
-    if page.exists():
+    if page is not None and page.exists():
         before = page.read_text()
         if (after := fill_page(before, parts)) != before:
             write_bytes(page, after.encode())

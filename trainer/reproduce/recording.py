@@ -9,14 +9,14 @@ from typing import Any
 
 from PIL import Image
 
-from shards.durable import read_json, write_bytes
+from shards.durable import write_bytes
 from shards.errors import ConfigError, InputError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.loading.shard_reader import ShardReader
 from trainer.report.suspects import thumbnails
 from trainer.reproduce.matching import Identity, find_differences
-from trainer.reproduce.records import RunRecord, parse_record
+from trainer.reproduce.records import RunRecord, parse_record, read_record
 from trainer.reproduce.run_files import describe_stage, read_run_files
 from trainer.run.result_keys import hash_keys
 from trainer.run.start_checks import code_hash
@@ -102,10 +102,6 @@ def format_record(record: dict[str, Any]) -> str:
         return f"[{' '.join(found[1].split())}]"
 
     return re.sub(r"\[([-+.eE\d,\s]*)\]", join, json.dumps(record, indent=1, ensure_ascii=False)) + "\n"
-
-
-def read_record(path: Path) -> RunRecord:
-    return parse_record(read_json(path), path)
 
 
 def _is_same(before: RunRecord, record: dict[str, Any]) -> bool:

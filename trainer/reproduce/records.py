@@ -2,25 +2,29 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shards.durable import read_json
 from shards.errors import DataError
+
+_ADVICE = "correct it, or move it elsewhere (results/README.md describes the fields)"
+
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class Accuracy(BaseModel):
     """Accuracies of a method on one evaluation set, in percent."""
 
-    top1: float
+    top1: Percent
     """Mean of the networks."""
-    top5: float | None = None
-    top1_each: list[float] = []
+    top5: Percent | None = None
+    top1_each: list[Percent] = []
     """Of each network."""
-    top1_ensemble: float | None = None
+    top1_ensemble: Percent | None = None
     """Of the mean of both networks' probabilities; None for a method with one network."""
-    top5_ensemble: float | None = None
+    top5_ensemble: Percent | None = None
     count: int | None = None
     """Number of images."""
 
@@ -79,17 +83,25 @@ class RunRecord(BaseModel):
 
 def read_records(folder: Path) -> dict[str, RunRecord]:
     """Return all records of a folder by file name; raises DataError that names a file that is none."""
-    return {path.name: parse_record(read_json(path), path) for path in sorted(folder.glob("*.json"))}
+    return {path.name: read_record(path) for path in sorted(folder.glob("*.json")) if path.is_file()}
+
+
+def read_record(path: Path) -> RunRecord:
+    """Raises DataError that names the file if it is not a record."""
+    try:
+        content = read_json(path)
+    except DataError as error:
+        raise DataError(f"{error}; {_ADVICE}") from None
+    return parse_record(content, path)
 
 
 def parse_record(content: Any, path: Path) -> RunRecord:
     """Check the content of a file; raises DataError that names the file and the field."""
-    advice = "correct it, or move it elsewhere (results/README.md describes the fields)"
     if not isinstance(content, Mapping):
-        raise DataError(f"{path} is not a recorded run, but a JSON {type(content).__name__}: {advice}")
+        raise DataError(f"{path} is not a recorded run, but a JSON {type(content).__name__}: {_ADVICE}")
     try:
         return RunRecord.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{path} is not a recorded run: `{field}`: {first['msg'].lower()}; {advice}") from None
+        raise DataError(f"{path} is not a recorded run: `{field}`: {first['msg'].lower()}; {_ADVICE}") from None
