@@ -238,6 +238,10 @@ def test_damaged_shards_of_a_finished_run_are_refused(
 DATA_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "class_without_a_sample": (["data.train.limit=5", "batch.global=4"], ["class", "no sample"]),
     "fewer_samples_than_a_batch": (["data.train.limit=20"], ["20", "batch.global = 32", "data.train.limit"]),
+    "fewer_samples_than_folds": (
+        ["data.train.limit=50", "batch.global=8", "incv.folds=64"],
+        ["incv.folds = 64", "only 50"],
+    ),
     "no_root": (["data.train.source=cifar10", "data.train.shards=new"], ["cifar10", "data.train.root"]),
     "no_root_of_an_evaluation_set": (
         ["data.eval.test.source=cifar10", "data.eval.test.shards=new"],

@@ -93,6 +93,14 @@ def test_the_paper_inverts_equation_4_on_fold_0_alone(classes, agreement):
         assert grid - 0.001 - 1e-9 <= ratio <= grid + 1e-9
 
 
+def test_of_more_than_two_folds_the_paper_inverts_the_agreement_of_all():
+    folds = joined(*(half(fold, 100 * fold, agreeing, 100) for fold, agreeing in enumerate((30, 60, 90))))
+    whole = half(0, 0, 180, 300)
+    given = np.zeros(300, np.int64)
+    found = estimate_noise(folds, given, 10, incv(folds=3)).paper
+    assert found == estimate_noise(whole, given, 10, incv()).paper
+
+
 def test_the_paper_reads_symmetric_noise_for_the_asymmetric_kind_too():
     """As the released code does: only the noise of the selected differs."""
     predictions, given = joined(half(0, 0, 60, 100), half(1, 100, 50, 100)), np.zeros(200, np.int64)

@@ -169,6 +169,19 @@ def test_networks_that_agree_learn_nothing_and_give_no_nan(compare):
     assert task.state().values["guard"] == {"skipped": 0, "in_a_row": 0}
 
 
+@pytest.mark.parametrize("compare", ["one_pass", "eval_first"])
+def test_large_logits_in_fp16_are_no_reason_to_skip_a_step(compare):
+    """A number that is added to all logits changes no probability; the sum of all logits exceeds fp16."""
+    task = DecouplingTask(TwinModel(linear(1), linear(2)), setting(precision="fp16"), compare)
+    with torch.no_grad():
+        for network in (task.module.a, task.module.b):
+            network[-1].bias += 80
+    before = copy.deepcopy(task.module)
+    report = task.step(batch_of(128), step_at(128))
+    assert torch.isfinite(report["loss"])
+    assert not torch.equal(task.module.a[-1].weight, before.a[-1].weight)
+
+
 def test_a_single_disagreement_in_40_rows_counts_as_one_of_four():
     """All rows show the same image, on which the networks agree, but for one."""
     batch, task = batch_of(40), pair()

@@ -71,6 +71,8 @@ def test_a_good_run_is_trusted():
         ({"repeated_listed": 0.5}, "with care", "50 % got the same suggestion"),
         ({"other_estimate": 0.45}, "with care", "differ by 25 points"),
         ({"agreement_each": (0.6, 0.84)}, "with care", "differ by 24 points"),
+        ({"agreement_each": (0.58, *[0.75] * 9), "samples": 500}, "trusted", "skill"),  # of 50 samples each: chance
+        ({"agreement_each": (0.58, *[0.75] * 9), "samples": 50_000}, "with care", "differ by 17 points"),
         ({"rare_classes": ("disc",)}, "with care", "1 class: disc"),
         ({"checked": 3}, "with care", "3 labels were checked by hand"),
         ({"gain": -5.0, "gain_error": 3.0}, "with care", "5.0 points less accuracy"),

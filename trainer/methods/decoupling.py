@@ -96,7 +96,8 @@ class DecouplingTask(PairTask):
         rows = order_rows(torch.arange(len(weights), device=self.device), learnt > 0)
         shares = self.learn_rows(inputs, rows, rows, len(weights), divisor)
         # NaN if an output for a real row is not finite, even if it is not among the rows that are learnt from.
-        poison = torch.where(weights > 0, (logits_a + logits_b).sum(1), 0.0).sum() * 0.0
+        finite = torch.isfinite(logits_a).all(dim=1) & torch.isfinite(logits_b).all(dim=1)
+        poison = torch.where(finite | (weights == 0), 0.0, torch.nan).sum()
         agreed = count_agreeing(logits_a, logits_b, inputs["labels"], weights)
         return shares + poison, agreed, learnt.sum()
 

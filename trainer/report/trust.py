@@ -187,10 +187,22 @@ def _consistency(signals: Signals) -> list[Reason]:
         )
         reasons.append(Reason("with care", text, "Read the share of wrong labels as a rough range."))
     gap = max(signals.agreement_each, default=0.0) - min(signals.agreement_each, default=0.0)
-    if gap > FOLD_GAP:
+    if gap > max(FOLD_GAP, _range_by_chance(signals)):
         text = f"The folds agree with the labels to different degrees: they differ by {gap * 100:.0f} points."
         reasons.append(Reason("with care", text, "Run again with another seed, or train longer (incv.epochs)."))
     return reasons
+
+
+def _range_by_chance(signals: Signals) -> float:
+    """Return how far the agreements of equally good networks may lie apart, since each judges few samples.
+
+    It is the asymptotic range of normal variables, 2 sqrt(2 ln K) standard errors of K folds, and a bound for few.
+    """
+    folds = len(signals.agreement_each)
+    if folds < 2:
+        return 0.0
+    error = math.sqrt(signals.agreement * (1 - signals.agreement) * folds / max(signals.samples, 1))
+    return 2 * math.sqrt(2 * math.log(folds)) * error
 
 
 def _noise_range(signals: Signals) -> tuple[float, float] | None:

@@ -184,8 +184,11 @@ def _checked_labels(recipe: Recipe, index: SampleIndex, ids: Ids) -> RunLabels:
 def _check_incv(recipe: Recipe, index: SampleIndex, samples: int) -> None:
     if recipe.incv is None:
         return
-    if samples < 2:
-        raise DataError("INCV needs at least 2 usable samples, but the data set has only 1")
+    if samples < recipe.incv.folds:
+        raise DataError(
+            f"INCV with incv.folds = {recipe.incv.folds} needs at least as many usable samples, but the data set has "
+            f"only {samples}"
+        )
     if recipe.incv.agree_top_k >= index.num_classes:
         raise ConfigError(
             f"incv.agree_top_k = {recipe.incv.agree_top_k} with {index.num_classes} classes: all labels would agree; "
