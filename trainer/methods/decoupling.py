@@ -97,7 +97,7 @@ class DecouplingTask(PairTask):
         shares = self.learn_rows(inputs, rows, rows, len(weights), divisor)
         # NaN if an output for a real row is not finite, even if it is not among the rows that are learnt from.
         finite = torch.isfinite(logits_a).all(dim=1) & torch.isfinite(logits_b).all(dim=1)
-        poison = torch.where(finite | (weights == 0), 0.0, torch.nan).sum()
+        poison = torch.zeros_like(weights).masked_fill(~finite & (weights > 0), torch.nan).sum()
         agreed = count_agreeing(logits_a, logits_b, inputs["labels"], weights)
         return shares + poison, agreed, learnt.sum()
 
