@@ -149,7 +149,7 @@ def test_a_signal_during_incv_stops_all_and_the_same_command_goes_on(incv, playg
 
 
 def variant(name: str, *overrides: str) -> Variant:
-    return Variant(overrides, load_recipe(Path(TINY), overrides), Path("runs") / name, "tiny", name)
+    return Variant(overrides, load_recipe(Path(TINY), overrides), Path("runs") / name, "tiny", "incv run", name)
 
 
 @pytest.mark.parametrize(

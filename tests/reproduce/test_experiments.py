@@ -103,10 +103,8 @@ PARTS = {  # row of the ablation -> the keys that differ from plus
         f"{each}.{key}" for each in OPTIMIZERS for key in ("kind", "learning_rate", "weight_decay", "decay_scope")
     },
     "plus_with_formula": {"coteaching_incv.noise_of_selected"},
-    "plus_with_paper_estimate": {
-        "coteaching_incv.noise_of_selected",
-        "incv.noise_estimate",
-    },  # only the former reads it
+    # The estimate is read by the formula alone.
+    "plus_with_paper_estimate": {"coteaching_incv.noise_of_selected", "incv.noise_estimate"},
     "plus_with_early_candidates": {"coteaching_incv.warmup_epochs"},
 }
 

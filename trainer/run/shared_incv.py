@@ -1,7 +1,7 @@
 """Variants with the same INCV stage run it once: one executes it, the others wait for it and take it over."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from shards.errors import InputError
@@ -43,10 +43,10 @@ def find_incv_sources(
     return sources
 
 
-def wait_for_incv(source: Variant, ended: Mapping[Path, int], stop: StopRequest) -> Steps[Path | None]:
+def wait_for_incv(source: Variant, ended: Collection[Path], stop: StopRequest) -> Steps[Path | None]:
     """Yield until the INCV stage of `source` has finished, and return its run directory; None if it never will.
 
-    It may finish even if the run fails later. ended: the exit codes of the runs that have ended, by run directory.
+    It may finish even if the run fails later. ended: the directories of the runs that have ended.
     """
     next_look = 0.0
     while source.root not in ended and not stop.requested():

@@ -1,7 +1,7 @@
 """Runs variants (`--vary`, or the runs of an experiment) interleaved in one process."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,14 +98,14 @@ def _run_variant(
 def _take_incv_over(
     variant: Variant,
     source: Variant | None,
-    ended: Mapping[Path, int],
+    ended: Collection[Path],
     successors: dict[Path, Variant],
     stop: StopRequest,
 ) -> Steps[Path | None]:
     """Wait for the INCV stage of `source`, and return its run directory; None if this variant executes INCV itself.
 
-    successors: the variant that executes INCV instead of one that ended without finishing it, by the run directory
-    of that one; the first variant that waits adds itself.
+    ended: the directories of the runs that have ended; successors: the variant that executes INCV instead of one that
+    ended without finishing it, by the run directory of that one; the first variant that waits adds itself.
     """
     while source is not None and not stop.requested():
         _log.info("incv: the same as that of %s, which executes it", source.name)
