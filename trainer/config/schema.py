@@ -176,7 +176,7 @@ class TrainingConfig(Section):
     """Average the weights over the steps and use the average instead of the last weights; null: off."""
     optimizer: OptimizerConfig = OptimizerConfig()
     mixup: MixupConfig = MixupConfig()
-    """Only for the folds of INCV (`incv`) and for `standard`: other methods need one label per image."""
+    """Only for the folds of INCV (`incv`), `standard` and `standard_incv`: other methods need one label per image."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> "TrainingConfig":

@@ -5,5 +5,14 @@
 `networks`, `buffers`, `micro_batches` and `predict` are shared by all methods and INCV's folds.
 """
 
-BUILT_IN = ("standard", "forward_correction", "decoupling", "coteaching", "mentornet", "d2l", "coteaching_incv")
+BUILT_IN = (
+    "standard",
+    "forward_correction",
+    "decoupling",
+    "coteaching",
+    "mentornet",
+    "d2l",
+    "standard_incv",
+    "coteaching_incv",
+)
 """Built-in methods, in training order. Each is defined in the module of the same name."""

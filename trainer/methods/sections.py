@@ -116,6 +116,15 @@ class CoteachingIncvConfig(TrainingConfig):
     """Epochs over which the share of dropped rows ramps up to ε_S."""
 
 
+class StandardIncvConfig(LabelTrainingConfig):
+    """Standard training on INCV's selection. Keys that are unset here, even `epochs`, are taken from `standard`."""
+
+    candidates: Literal["none", "limited", "all"] = "none"
+    """Which candidates to train on beside the selected samples. none: no candidates; limited: in each step at most
+    half as many as selected ones, as in Algorithm 3 after its warm-up; all: each once per epoch, so that only the
+    samples that INCV removed are left out."""
+
+
 SECTIONS: dict[str, type[TrainingConfig]] = {
     "standard": StandardConfig,
     "forward_correction": ForwardCorrectionConfig,
@@ -123,9 +132,10 @@ SECTIONS: dict[str, type[TrainingConfig]] = {
     "coteaching": CoteachingConfig,
     "mentornet": MentorNetConfig,
     "d2l": D2lConfig,
+    "standard_incv": StandardIncvConfig,
     "coteaching_incv": CoteachingIncvConfig,
 }
 """By the name of the method. A method that is missing here has its section in its own file, which imports torch."""
 
-INHERITS = {"coteaching_incv": "coteaching"}
+INHERITS = {"standard_incv": "standard", "coteaching_incv": "coteaching"}
 """The section from which a method's section takes the values of its unset keys, by the name of the method."""

@@ -171,6 +171,22 @@ _ABLATION = tuple(
         _METHODS[-2],
     )
 )
+# What Co-teaching's small-loss selection brings, with the loss of plus's INCV in its place.
+_WITHOUT_COTEACHING = (
+    replace(
+        _without_incv("standard", "Standard training, generalised cross-entropy"),
+        name="standard_plus",
+        suffix="_plus",
+    ),
+    Row(
+        "standard_incv_plus",
+        "INCV + standard training, generalised cross-entropy",
+        "standard_incv",
+        ("methods=[standard_incv]",),
+        "_plus",
+    ),
+    _METHODS[-1],
+)
 WEBVISION = (Setting("webvision50", "WebVision, 50 classes", "webvision50"),)
 
 
@@ -208,6 +224,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             tuple(row for row in _METHODS if row.name == "decoupling"),
             _settings_with("eval_first", ("decoupling.compare=eval_first",)),
             seeds=(0,),
+        ),
+        Experiment(
+            "without_coteaching",
+            "INCV followed by standard training on all that it does not remove, instead of Co-teaching",
+            "accuracy",
+            _WITHOUT_COTEACHING,
+            tuple(each for each in _SETTINGS if each.name == "sym80"),
+            seeds=(0, 1),
         ),
         Experiment("figure1", "Figure 1: the noise transition matrix T", "nothing"),
         Experiment(
