@@ -70,7 +70,7 @@ def test_incv_is_the_papers(name: str) -> None:
 @each_recipe
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
-    section = shipped(name).section(method)
+    section = shipped(name, [f"methods=[{', '.join(BUILT_IN)}]"]).section(method)
     assert section.epochs == 200
     assert values_of(section.optimizer, *ADAM) == ADAM
     assert section.optimizer.milestones == MILESTONES_MAIN

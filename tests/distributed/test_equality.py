@@ -53,7 +53,8 @@ NETWORKS = {
     "plain32": (
         "model.name=plain32",
         "incv.rounds=1",
-        "methods=[standard,coteaching_incv]",
+        "methods=[standard,standard_incv,coteaching_incv]",
+        "standard_incv.candidates=limited",
         *SMALL,
         *LENGTH,
         *rates(0.002),
@@ -148,7 +149,7 @@ def test_the_same_batches(pair: tuple[Path, Path]) -> None:
         ids = [number for line in lines for number in line["ids"]]
         assert len(set(ids)) == len(ids)
         assert max(len(line["ids"]) for line in lines) - min(len(line["ids"]) for line in lines) <= 2
-        with_candidates = selected if training == "coteaching_incv" else None
+        with_candidates = selected if training.endswith("_incv") else None
         assert joined(lines, with_candidates) == joined([alone], None), (training, step)
 
 

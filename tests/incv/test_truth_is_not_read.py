@@ -20,7 +20,9 @@ from trainer.run.runner import run_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = RECIPES / "tiny.yaml"
+METHODS = ("standard", "coteaching", "standard_incv", "coteaching_incv")
 KEYS = (
+    f"methods=[{', '.join(METHODS)}]",
     "data.train.limit=200",
     "incv.rounds=2",
     "incv.epochs=2",
@@ -31,7 +33,6 @@ KEYS = (
     "execution.threads=1",
     "execution.device=cpu",
 )
-METHODS = ("standard", "coteaching", "coteaching_incv")
 
 # Paths of report.json that are measured against the truth.
 MEASURED = (
@@ -105,7 +106,7 @@ def test_all_that_was_recorded_on_the_way_is_the_same(runs):
     alone, shuffled = runs
     names = ["incv.json", "evaluation.json", *(f"methods/{method}/training.json" for method in METHODS)]
     names += [str(path.relative_to(alone)) for path in alone.rglob("metrics.jsonl")]
-    assert len(names) == 12
+    assert len(names) == 14
     for name in names:
         assert untimed(alone / name) == untimed(shuffled / name), name
 
