@@ -166,6 +166,19 @@ def test_a_smoke_run_of_decoupling_in_eval_mode_is_not_mixed_with_table_1(incv, 
     assert "stale" not in answer.out
 
 
+def test_a_smoke_run_without_coteaching_selects_as_that_with_it(incv, here):
+    """Both run INCV once, and stand beside the paper's values."""
+    answer = incv("reproduce", "without_coteaching", "--smoke", "--settings", "sym20")
+    assert answer.code == 0, answer.err
+    assert "3 of 3 runs are recorded" in answer.out
+    assert "89.71 ± 0.18" in answer.out
+    assert "cifar10_sym20-coteaching_incv-seed0: incv: the same as that of cifar10_sym20-standard_incv" in answer.err
+    found = records(here / "runs" / "smoke" / "results")
+    one, pair = (found[f"cifar10_sym20-{row}-seed0.json"] for row in ("standard_incv", "coteaching_incv"))
+    assert one["rounds"] == pair["rounds"]
+    assert one["keys"]["standard_incv.epochs"] == 3
+
+
 def test_a_record_of_the_same_run_with_other_numbers_is_not_replaced_by_itself(incv, here):
     assert incv("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard").code == 0
     run = "runs/smoke/cifar10_sym20-standard-seed0"

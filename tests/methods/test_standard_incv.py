@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from shards.durable import read_json
+from shards.errors import ConfigError
 from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.methods.method import Epochs, ExpectedSizes
+from trainer.methods.registry import methods_of
 from trainer.methods.standard_incv import METHOD
+from trainer.report.collect import describe_methods
+from trainer.report.summary import best_method, gain
 from trainer.run.recipe import load_recipe
 
 BATCH, EPOCHS = 32, 3
@@ -22,6 +26,7 @@ KEYS = (
     "labels.ratio=0.5",
     "incv.rounds=1",
     "incv.noise_estimate=paper",
+    "standard.gce={q: 0.7}",
     f"batch.global={BATCH}",
     f"standard.epochs={EPOCHS}",
     "execution.threads=1",
@@ -91,6 +96,57 @@ def test_limited_deals_half_as_many_candidates_as_selected_samples(runs: dict[st
             seen += ids
         assert len(set(seen)) == len(seen)
         assert selected <= set(seen) <= selected | candidates
+
+
+def test_training_json_has_the_sizes_of_the_selection(runs: dict[str, Path]) -> None:
+    for mode, run in runs.items():
+        selected, candidates = selection(run)
+        facts = read_json(run / "methods/standard_incv/training.json")
+        dealt_of_c = 0 if mode == "none" else len(candidates)
+        assert (facts["selected"], facts["candidates"]) == (len(selected), dealt_of_c)
+        assert facts["steps"] == EPOCHS * len(dealt(run)[0])
+
+
+def test_the_loss_is_that_of_the_section(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generalised cross-entropy is at most 1 / q, the cross-entropy of untrained networks is about ln 10."""
+    run = runs["none"]
+    assert first_loss(run) < 1 / 0.7 < math.log(10)
+    monkeypatch.chdir(run.parent)
+    other = run.parent / "mixed"
+    keys = [each for each in KEYS if "gce" not in each]
+    keys += ["methods=[standard_incv]", "standard_incv.mixup.alpha=1", "standard_incv.epochs=1"]
+    command = ["run", "-c", str(RECIPES / "tiny.yaml"), "--run-dir", str(other), "--incv-from", str(run), *keys]
+    assert exit_code(command) == 0
+    assert first_loss(other) == pytest.approx(math.log(10), rel=0.3)
+    lines = map(json.loads, (other / "logs/trace-rank0.jsonl").read_text().splitlines())
+    steps = [line for line in lines if line["training"] == "standard_incv"]
+    assert steps
+    assert all(len(line["shares"]) == len(line["ids"]) for line in steps)
+
+
+def first_loss(run: Path) -> float:
+    return float(json.loads((run / "methods/standard_incv/metrics.jsonl").read_text().splitlines()[0])["loss"])
+
+
+def test_the_report_states_its_gain_over_standard_training() -> None:
+    both = describe_methods(["standard", "standard_incv"])
+    assert [name for name, role in both.items() if role["headline"]] == ["standard_incv"]
+    results = {name: {"top1": top1} for name, top1 in (("standard", 90.0), ("standard_incv", 85.0))}
+    report = {"methods": both}
+    method = best_method(report, results)
+    assert method == "standard_incv"
+    assert gain(report, results, method) == (-5.0, "Standard training")
+
+
+def test_the_pair_is_the_headline_beside_it() -> None:
+    names = [method.name for method in methods_of(recipe("methods=[standard_incv, coteaching_incv]"))]
+    results = {name: {"top1": 80.0} for name in names}
+    assert best_method({"methods": describe_methods(names)}, results) == "coteaching_incv"
+
+
+def test_its_own_keys_belong_to_its_own_section() -> None:
+    with pytest.raises(ConfigError, match=r"standard\.candidates.*unknown|unknown.*standard\.candidates"):
+        recipe("standard.candidates=all")
 
 
 def test_the_network_is_evaluated_and_exported(runs: dict[str, Path]) -> None:

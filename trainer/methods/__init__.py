@@ -12,7 +12,7 @@ BUILT_IN = (
     "coteaching",
     "mentornet",
     "d2l",
-    "standard_incv",
     "coteaching_incv",
+    "standard_incv",
 )
 """Built-in methods, in training order. Each is defined in the module of the same name."""

@@ -118,7 +118,7 @@ class MethodTraining:
     task: BaseTask
     plan: TrainingPlan
     facts: dict[str, Any] = field(default_factory=dict)
-    """Extra entries for `training.json`, besides the sizes of the plan."""
+    """Entries of `training.json`, besides the sizes of the plan or instead of them."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Method:
     is_reference: bool = False
     """Whether this is the report's baseline."""
     is_headline: bool = False
-    """Whether the report's headline is about this method, if the run trained it."""
+    """Whether the report's headline is about this method, if the run trained it; of several, about the first."""
     numerics: int = 1
     """Version of the method's numbers. Raise it with a change that gives other results for the same result keys:
     recorded runs of an older version are then stale."""

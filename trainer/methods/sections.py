@@ -8,7 +8,10 @@ from trainer.config.schema import LabelTrainingConfig, Positive, Ratio, Training
 
 
 class StandardConfig(LabelTrainingConfig):
-    """Standard training on all labels, with the cross-entropy unless `gce` is set."""
+    """Standard training on all labels, with the cross-entropy unless `gce` is set.
+
+    `standard_incv` takes the keys that it leaves unset from here.
+    """
 
 
 class ForwardCorrectionConfig(TrainingConfig):
@@ -121,8 +124,7 @@ class StandardIncvConfig(LabelTrainingConfig):
 
     candidates: Literal["none", "limited", "all"] = "none"
     """Which candidates to train on beside the selected samples. none: no candidates; limited: in each step at most
-    half as many as selected ones, as in Algorithm 3 after its warm-up; all: each once per epoch, so that only the
-    samples that INCV removed are left out."""
+    half as many as selected samples, as in Algorithm 3 after its warm-up; all: each once per epoch."""
 
 
 SECTIONS: dict[str, type[TrainingConfig]] = {
@@ -132,10 +134,13 @@ SECTIONS: dict[str, type[TrainingConfig]] = {
     "coteaching": CoteachingConfig,
     "mentornet": MentorNetConfig,
     "d2l": D2lConfig,
-    "standard_incv": StandardIncvConfig,
     "coteaching_incv": CoteachingIncvConfig,
+    "standard_incv": StandardIncvConfig,
 }
 """By the name of the method. A method that is missing here has its section in its own file, which imports torch."""
 
-INHERITS = {"standard_incv": "standard", "coteaching_incv": "coteaching"}
+INHERITS = {"coteaching_incv": "coteaching", "standard_incv": "standard"}
 """The section from which a method's section takes the values of its unset keys, by the name of the method."""
+
+OWN_KEYS_ALSO_THERE = frozenset({"coteaching_incv"})
+"""Methods whose own keys may be set in the section that they inherit from too, as older recipes do."""

@@ -17,7 +17,9 @@ def _build(inputs: MethodInputs) -> MethodTraining:
             plan = inputs.plan(inputs.selected, inputs.candidates)
         case _:
             plan = inputs.plan(np.union1d(inputs.selected, inputs.candidates))
-    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), plan)
+    dealt = 0 if inputs.config.candidates == "none" else len(inputs.candidates)
+    sizes = {"selected": len(inputs.selected), "candidates": dealt}
+    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), plan, sizes)
 
 
 def _passes(config: StandardIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:
@@ -39,4 +41,5 @@ METHOD = Method(
     passes=_passes,
     inherits=INHERITS["standard_incv"],
     supports_mixup=True,
+    is_headline=True,
 )

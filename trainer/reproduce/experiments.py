@@ -84,7 +84,6 @@ def _without_incv(stage: str, title: str, *also: str) -> Row:
 
 
 _ALGORITHM_3 = ("methods=[coteaching_incv]",)
-_WITHOUT_COTEACHING = Row("standard_incv", "INCV + standard training", "standard_incv", ("methods=[standard_incv]",))
 _METHODS = (
     _without_incv("standard", "Standard training"),
     _without_incv("forward_correction", "F-correction", "standard"),
@@ -214,7 +213,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             "without_coteaching",
             "What Co-teaching adds to INCV: standard training on the selected samples alone, ResNet-32",
             "accuracy",
-            (_METHODS[0], _WITHOUT_COTEACHING, _METHODS[-2]),
+            (
+                *(row for row in _METHODS if row.name == "standard"),
+                Row("standard_incv", "INCV + standard training", "standard_incv", ("methods=[standard_incv]",)),
+                *(row for row in _METHODS if row.name == "coteaching_incv"),
+            ),
             _SETTINGS,
             seeds=(0,),
         ),

@@ -12,7 +12,7 @@ from shards.errors import ConfigError
 from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.methods.registry import get_method, method_names, methods_of, require_method_name, usable_methods
-from trainer.methods.sections import INHERITS, SECTIONS
+from trainer.methods.sections import INHERITS, OWN_KEYS_ALSO_THERE, SECTIONS
 from trainer.run.image_defaults import assume_image_keys, fill_image_keys
 from trainer.run.noise_kinds import validate_noise
 
@@ -71,11 +71,11 @@ class _CheckedRecipe(_NamedRecipe):
 
 def _refuse_mixup(method: "Method") -> str:
     inherited = "" if method.inherits is None else f" (keys that it leaves unset come from `{method.inherits}`)"
-    supporting = [other.name for other in usable_methods() if other.supports_mixup]
+    supporting = ", ".join(other.name for other in usable_methods() if other.supports_mixup)
     return (
         f"{method.name}.mixup.alpha is above 0{inherited}, but {method.name} does not support mixup: its loss "
-        f"needs images with one label. Set it to 0; {' and '.join(supporting)} and "
-        "the folds of INCV (incv.mixup) support it"
+        f"needs images with one label. Set it to 0; {supporting} and the folds of INCV "
+        "(incv.mixup) support it"
     )
 
 
@@ -137,8 +137,8 @@ class _Heir(NamedTuple):
 def _inherit_sections(content: dict[str, Any], methods: Sequence[_Heir]) -> dict[str, Any]:
     """Fill unset keys of a method's section from the section it inherits.
 
-    Keys that only the inheriting method has may also be set in the inherited section, as in older recipes; they are
-    moved to the inheriting one.
+    Keys that only a method in OWN_KEYS_ALSO_THERE has may be set in the inherited section too; they are moved to its
+    own one.
     """
     filled, sections = dict(content), {method.name: method.section for method in methods}
     for method in methods:
@@ -146,7 +146,7 @@ def _inherit_sections(content: dict[str, Any], methods: Sequence[_Heir]) -> dict
         if method.inherits is None or not isinstance(source, dict):
             continue
         known = _keys_of(method.section)
-        only_heirs = known - _keys_of(sections[method.inherits])
+        only_heirs = known - _keys_of(sections[method.inherits]) if method.name in OWN_KEYS_ALSO_THERE else set()
         own = content.get(method.name)
         listed = isinstance(content.get("methods"), list) and method.name in content["methods"]
         if isinstance(own, dict) or (own is None and (listed or only_heirs & source.keys())):

@@ -163,7 +163,7 @@ class StageRunner:
         if world.is_rank0:
             sizes = {"selected": len(plan.selected), "candidates": len(plan.candidates)}
             steps = {"steps": plan.total_steps, "epochs": plan.epochs}
-            facts = training.facts | sizes | steps
+            facts = sizes | steps | training.facts
             write_json(folder / "training.json", facts)
         seed_rng(plan.stream, world.rank)
         log = UnreadableLog(self._run, world.rank)
