@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -29,47 +30,72 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 CASES = (Case("shapes", 4, 80, 0.18, "good", 1.0, 11), Case("cifar", 10, 80, 0.2, "good", 1.0, 12))
 
 
-def run_one(recipe: str, case: Case, rate: float, out: Path, cifar: Path | None) -> dict[str, Any]:
-    """Train on a folder with wrong labels, and evaluate on other images with right ones."""
-    folder = out / "rates" / f"{recipe}-{case.name}-rate{rate:g}"
+def write_folder(case: Case, folder: Path, cifar: Path | None) -> dict[str, bool]:
+    """Write images with wrong labels to train, and others with right ones to val; returns {train path: wrong}."""
     truth = write_images(case, folder / "train", cifar)
     other = replace(case, wrong=0.0, seed=case.seed + 500)
     trained_on = {Path(path).name for path in truth} if case.data == "cifar" else set()
     for path in write_images(other, folder / "val", cifar):
         if Path(path).name in trained_on:
             (folder / "val" / path).unlink()
+    return {path: given != true for path, (given, true) in truth.items()}
+
+
+def run_recipe(recipe: str, case: Case, folder: Path, out: Path, overrides: Sequence[str], run: str = "run") -> Any:
+    """Run a recipe for own images on a folder, on one CPU thread; returns the report."""
     model, size = _NETWORKS[case.data]
     start = [f"model.name={model}", f"image.size={size}", f"image.resize={size + size // 8}"]
     start += [f"data.train.resize={size + size // 8}", f"data.eval.val.resize={size + size // 8}", "precision=fp32"]
     if recipe == "image_folder_finetune":
         weights = out / f"{case.data}-{case.weights}" / "model.safetensors"
         start += ["model.pretrained=false", f"model.weights={weights}"]
-    rates = [f"{section}.optimizer.learning_rate={rate}" for section in ("incv", "standard", "coteaching")]
-    command = [sys.executable, "-m", "trainer", "run", "-c", recipe, "--run-dir", str(folder / "run"), *start, *rates]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "run",
+        "-c",
+        recipe,
+        "--run-dir",
+        str(folder / run),
+        *start,
+        *overrides,
+    ]
     command += [f"data.train.root={folder}", f"data.eval.val.root={folder}", "execution.device=cpu"]
     command += [
         "execution.workers=1",
         f"data.train.shards={folder}/shards-t",
         f"data.eval.val.shards={folder}/shards-v",
     ]
-    began = time.monotonic()
     done = subprocess.run(
         command,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )
-    (folder / "log").write_text(done.stdout + done.stderr)
+    (folder / f"{run}.log").write_text(done.stdout + done.stderr)
     if done.returncode:
         raise RuntimeError(f"{folder.name}: exit {done.returncode}: {done.stderr[-500:]}")
-    report = json.loads((folder / "run" / "report.json").read_text())
-    accuracy = {method: round(result["top1"], 2) for method, result in report["accuracy"]["val"].items()}
+    return json.loads((folder / run / "report.json").read_text())
+
+
+def accuracies(report: Any) -> dict[str, float]:
+    return {method: round(result["top1"], 2) for method, result in report["accuracy"]["val"].items()}
+
+
+def run_one(recipe: str, case: Case, rate: float, out: Path, cifar: Path | None) -> dict[str, Any]:
+    """Train on a folder with wrong labels, and evaluate on other images with right ones."""
+    folder = out / "rates" / f"{recipe}-{case.name}-rate{rate:g}"
+    began = time.monotonic()
+    wrong = write_folder(case, folder, cifar)
+    rates = [f"{section}.optimizer.learning_rate={rate}" for section in ("incv", "standard", "coteaching")]
+    report = run_recipe(recipe, case, folder, out, rates)
     return {
         "recipe": recipe,
         "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}",
         "learning_rate": rate,
-        "accuracy": accuracy,
-        "wrong": sum(given != true for given, true in truth.values()) / len(truth),
+        "accuracy": accuracies(report),
+        "wrong": sum(wrong.values()) / len(wrong),
         "minutes": round((time.monotonic() - began) / 60, 1),
         "machine": machine(),
         "versions": installed_versions(("incv", "torch", "timm", "numpy")),

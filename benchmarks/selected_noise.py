@@ -1,0 +1,84 @@
+"""ε_S of Co-teaching on own images: as `confident` learning reads it, and measured from the held-out predictions.
+
+    PYTHONPATH=. python benchmarks/audits.py weights OUT --cifar FOLDER      once: pre-train the starting weights
+    PYTHONPATH=. python benchmarks/selected_noise.py OUT --cifar FOLDER [--data shapes|cifar] [--jobs N]
+
+Runs `image_folder_finetune` on image folders with known wrong labels, with two values of
+`coteaching.noise_of_selected` after the same INCV. Prints and appends to OUT/selected_noise.jsonl: both estimates of
+ε_S, the true share of wrong labels in S, and the accuracy on other images with true labels.
+"""
+
+import argparse
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from audits import Case
+from learning_rates import accuracies, run_recipe, write_folder
+from record import machine
+
+from trainer.records.manifest import installed_versions
+
+RECIPE = "image_folder_finetune"
+_SIZES = {"shapes": (4, 80), "cifar": (10, 80)}
+RULES = ("confident", "held_out")
+
+
+def run_case(case: Case, out: Path, cifar: Path | None) -> dict[str, Any]:
+    """Train with the first rule, then with the others on its selection."""
+    folder = out / "selected" / case.name
+    began = time.monotonic()
+    wrong = write_folder(case, folder, cifar)
+    accuracy = {}
+    for number, rule in enumerate(RULES):
+        methods = "methods=[standard, standard_incv, coteaching_incv]" if number == 0 else "methods=[coteaching_incv]"
+        shared = [] if number == 0 else ["--incv-from", str(folder / RULES[0])]
+        report = run_recipe(
+            RECIPE, case, folder, out, [methods, f"coteaching.noise_of_selected={rule}", *shared], rule
+        )
+        trained = accuracies(report)
+        accuracy[f"coteaching_incv, {rule}"] = trained.pop("coteaching_incv")
+        accuracy |= trained
+    noise = json.loads((folder / RULES[0] / "incv.json").read_text())["noise"]
+    review = pq.read_table(folder / RULES[0] / "labels_review.parquet", columns=["key", "state"]).to_pylist()
+    selected = [wrong[row["key"].removeprefix("train/")] for row in review if row["state"] == "selected"]
+    return {
+        "recipe": RECIPE,
+        "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}",
+        "seed": case.seed,
+        "wrong": round(sum(wrong.values()) / len(wrong), 4),
+        "selected": len(selected),
+        "wrong_of_selected": round(sum(selected) / len(selected), 4),
+        "noise_of_selected": {rule: round(noise[f"{rule}_of_selected"], 4) for rule in RULES},
+        "accuracy": accuracy,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "machine": machine(),
+        "versions": installed_versions(("incv", "torch", "timm", "numpy")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cifar", type=Path, help="cifar-10-batches-bin")
+    parser.add_argument("--data", choices=tuple(_SIZES), default="shapes")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    classes, each = _SIZES[given.data]
+    cases = [
+        Case(given.data, classes, each, wrong, "good", 1.0, 6000 + seed)
+        for wrong, seed in product((0.2, 0.4), range(given.seeds))
+    ]
+    with ThreadPoolExecutor(given.jobs) as pool, (given.out / "selected_noise.jsonl").open("a") as file:
+        for line in pool.map(lambda case: run_case(case, given.out, given.cifar), cases):
+            print(json.dumps(line), file=file, flush=True)
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
