@@ -4,8 +4,8 @@
     PYTHONPATH=. python benchmarks/selected_noise.py OUT --cifar FOLDER [--data shapes|cifar] [--jobs N]
 
 Runs `image_folder_finetune` on image folders with known wrong labels, with two values of
-`coteaching.noise_of_selected` after the same INCV. Prints and appends to OUT/selected_noise.jsonl: both estimates of
-ε_S, the true share of wrong labels in S, and the accuracy on other images with true labels.
+`coteaching.noise_of_selected` after the same INCV. Prints and appends to OUT/selected_noise.jsonl: the noise
+estimates, both estimates of ε_S, the true shares of wrong labels, and the accuracy on other images.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from trainer.records.manifest import installed_versions
 RECIPE = "image_folder_finetune"
 _SIZES = {"shapes": (4, 80), "cifar": (10, 80)}
 RULES = ("confident", "held_out")
+ESTIMATES = ("paper", "confident", "confidence_curve")
 
 
 def run_case(case: Case, out: Path, cifar: Path | None) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def run_case(case: Case, out: Path, cifar: Path | None) -> dict[str, Any]:
         "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}",
         "seed": case.seed,
         "wrong": round(sum(wrong.values()) / len(wrong), 4),
+        "noise": {name: round(noise[name], 4) for name in ESTIMATES},
         "selected": len(selected),
         "wrong_of_selected": round(sum(selected) / len(selected), 4),
         "noise_of_selected": {rule: round(noise[f"{rule}_of_selected"], 4) for rule in RULES},

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from shards.durable import read_json
 from shards.errors import ConfigError
@@ -182,3 +183,12 @@ def test_the_same_seed_gives_the_same_order_whatever_the_candidates(runs: dict[s
         ]
     orders = [np.concatenate(steps).tolist() for steps in alone]
     assert orders[0] != orders[1]
+
+
+def test_a_missing_section_names_the_one_it_inherits_from(tmp_path: Path) -> None:
+    content = yaml.safe_load((RECIPES / "tiny.yaml").read_text())
+    del content["standard"]
+    file = tmp_path / "alone.yaml"
+    file.write_text(yaml.safe_dump(content | {"methods": ["standard_incv"]}))
+    with pytest.raises(ConfigError, match=r"a section `standard_incv:` or `standard:`"):
+        load_recipe(file)

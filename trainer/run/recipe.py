@@ -38,7 +38,8 @@ class _NamedRecipe(Recipe):
             except ConfigError as error:
                 raise ValueError(str(error)) from None
             if self.section(name) is None:
-                raise ValueError(f"methods lists {name}, so the recipe needs a section `{name}:`")
+                inherited = f" or `{INHERITS[name]}:`" if name in INHERITS else ""
+                raise ValueError(f"methods lists {name}, so the recipe needs a section `{name}:`{inherited}")
         return self
 
 
