@@ -54,7 +54,7 @@ NETWORKS = {
         "model.name=plain32",
         "incv.rounds=1",
         "methods=[standard,standard_incv,coteaching_incv]",
-        "standard_incv.candidates=limited",
+        "standard_incv={candidates: limited, epochs: 10}",
         *SMALL,
         *LENGTH,
         *rates(0.002),
