@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from audits import _NETWORKS, Case, write_images
-from record import machine
+from record import machine, publish
 
 from trainer.records.manifest import installed_versions
 
@@ -49,18 +49,8 @@ def run_recipe(recipe: str, case: Case, folder: Path, out: Path, overrides: Sequ
     if recipe == "image_folder_finetune":
         weights = out / f"{case.data}-{case.weights}" / "model.safetensors"
         start += ["model.pretrained=false", f"model.weights={weights}"]
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        "run",
-        "-c",
-        recipe,
-        "--run-dir",
-        str(folder / run),
-        *start,
-        *overrides,
-    ]
+    command = [sys.executable, "-m", "trainer", "run", "-c", recipe, "--run-dir", str(folder / run)]
+    command += [*start, *overrides]
     command += [f"data.train.root={folder}", f"data.eval.val.root={folder}", "execution.device=cpu"]
     command += [
         "execution.workers=1",
@@ -83,6 +73,20 @@ def accuracies(report: Any) -> dict[str, float]:
     return {method: round(result["top1"], 2) for method, result in report["accuracy"]["val"].items()}
 
 
+def describe(recipe: str, case: Case) -> dict[str, Any]:
+    """What was run, for the beginning of a line."""
+    return {"recipe": recipe, "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}"}
+
+
+def describe_machine(began: float) -> dict[str, Any]:
+    """How and how long, for its end. began: by time.monotonic()."""
+    return {
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "machine": machine(),
+        "versions": installed_versions(("incv", "torch", "timm", "numpy")),
+    }
+
+
 def run_one(recipe: str, case: Case, rate: float, out: Path, cifar: Path | None) -> dict[str, Any]:
     """Train on a folder with wrong labels, and evaluate on other images with right ones."""
     folder = out / "rates" / f"{recipe}-{case.name}-rate{rate:g}"
@@ -90,16 +94,12 @@ def run_one(recipe: str, case: Case, rate: float, out: Path, cifar: Path | None)
     wrong = write_folder(case, folder, cifar)
     rates = [f"{section}.optimizer.learning_rate={rate}" for section in ("incv", "standard", "coteaching")]
     report = run_recipe(recipe, case, folder, out, rates)
-    return {
-        "recipe": recipe,
-        "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}",
+    measured = {
         "learning_rate": rate,
         "accuracy": accuracies(report),
         "wrong": sum(wrong.values()) / len(wrong),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "machine": machine(),
-        "versions": installed_versions(("incv", "torch", "timm", "numpy")),
     }
+    return describe(recipe, case) | measured | describe_machine(began)
 
 
 def main() -> None:
@@ -109,10 +109,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     wanted = list(product(("image_folder_finetune", "image_folder"), CASES, RATES))
-    with ThreadPoolExecutor(given.jobs) as pool, (given.out / "learning_rates.jsonl").open("a") as file:
-        for line in pool.map(lambda each: run_one(*each, given.out, given.cifar), wanted):
-            print(json.dumps(line), file=file, flush=True)
-            print(json.dumps(line), flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        lines = pool.map(lambda each: run_one(*each, given.out, given.cifar), wanted)
+        publish(lines, given.out.resolve() / "learning_rates.jsonl")
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ def record_runs(
     return record(name, median(values), reference, runs=len(values), spread=spread, **said)
 
 
-def publish(lines: Iterable[dict[str, Any]], append_to: str | None = None) -> None:
-    """Print each line; with `append_to` ("packing.jsonl") also keep it in results/."""
+def publish(lines: Iterable[dict[str, Any]], append_to: str | Path | None = None) -> None:
+    """Print each line; with `append_to` ("packing.jsonl", or an absolute path) also keep it, in results/."""
     for line in lines:
         text = json.dumps(line)
         print(text, flush=True)

@@ -18,10 +18,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from audits import Case
-from learning_rates import accuracies, run_recipe, write_folder
-from record import machine
-
-from trainer.records.manifest import installed_versions
+from learning_rates import accuracies, describe, describe_machine, run_recipe, write_folder
+from record import publish
 
 RECIPE = "image_folder_finetune"
 _SIZES = {"shapes": (4, 80), "cifar": (10, 80)}
@@ -34,22 +32,21 @@ def run_case(case: Case, out: Path, cifar: Path | None) -> dict[str, Any]:
     folder = out / "selected" / case.name
     began = time.monotonic()
     wrong = write_folder(case, folder, cifar)
-    accuracy = {}
-    for number, rule in enumerate(RULES):
-        methods = "methods=[standard, standard_incv, coteaching_incv]" if number == 0 else "methods=[coteaching_incv]"
-        shared = [] if number == 0 else ["--incv-from", str(folder / RULES[0])]
-        report = run_recipe(
-            RECIPE, case, folder, out, [methods, f"coteaching.noise_of_selected={rule}", *shared], rule
-        )
-        trained = accuracies(report)
+    first = folder / RULES[0]
+    accuracy: dict[str, float] = {}
+    for rule in RULES:
+        keys = [f"coteaching.noise_of_selected={rule}"]
+        if accuracy:
+            keys += ["methods=[coteaching_incv]", "--incv-from", str(first)]
+        else:
+            keys += ["methods=[standard, standard_incv, coteaching_incv]"]
+        trained = accuracies(run_recipe(RECIPE, case, folder, out, keys, rule))
         accuracy[f"coteaching_incv, {rule}"] = trained.pop("coteaching_incv")
         accuracy |= trained
-    noise = json.loads((folder / RULES[0] / "incv.json").read_text())["noise"]
-    review = pq.read_table(folder / RULES[0] / "labels_review.parquet", columns=["key", "state"]).to_pylist()
+    noise = json.loads((first / "incv.json").read_text())["noise"]
+    review = pq.read_table(first / "labels_review.parquet", columns=["key", "state"]).to_pylist()
     selected = [wrong[row["key"].removeprefix("train/")] for row in review if row["state"] == "selected"]
-    return {
-        "recipe": RECIPE,
-        "data": f"{case.data}-{case.classes}x{case.each}-wrong{case.wrong:g}",
+    measured = {
         "seed": case.seed,
         "wrong": round(sum(wrong.values()) / len(wrong), 4),
         "noise": {name: round(noise[name], 4) for name in ESTIMATES},
@@ -57,10 +54,8 @@ def run_case(case: Case, out: Path, cifar: Path | None) -> dict[str, Any]:
         "wrong_of_selected": round(sum(selected) / len(selected), 4),
         "noise_of_selected": {rule: round(noise[f"{rule}_of_selected"], 4) for rule in RULES},
         "accuracy": accuracy,
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "machine": machine(),
-        "versions": installed_versions(("incv", "torch", "timm", "numpy")),
     }
+    return describe(RECIPE, case) | measured | describe_machine(began)
 
 
 def main() -> None:
@@ -76,10 +71,9 @@ def main() -> None:
         Case(given.data, classes, each, wrong, "good", 1.0, 6000 + seed)
         for wrong, seed in product((0.2, 0.4), range(given.seeds))
     ]
-    with ThreadPoolExecutor(given.jobs) as pool, (given.out / "selected_noise.jsonl").open("a") as file:
-        for line in pool.map(lambda case: run_case(case, given.out, given.cifar), cases):
-            print(json.dumps(line), file=file, flush=True)
-            print(json.dumps(line), flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        lines = pool.map(lambda case: run_case(case, given.out, given.cifar), cases)
+        publish(lines, given.out.resolve() / "selected_noise.jsonl")
 
 
 if __name__ == "__main__":
