@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -33,8 +34,9 @@ from trainer.config.schema import Recipe
 from trainer.distributed.devices import count_visible_gpus
 from trainer.distributed.process_group import join_world
 from trainer.distributed.stop import StopRequest
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
-from trainer.loading.sample_order import TrainingPlan, build_windows, derive_stream
+from trainer.loading.sample_order import build_windows, derive_stream
 from trainer.methods.networks import build_module, seed_rng
 from trainer.methods.precision import image_type
 from trainer.methods.predict import predict
@@ -102,10 +104,12 @@ class JudgedTask(StandardTask):
         self._first_judged, self._judge = first_judged, judge
         self.accuracies: list[float] = []
 
-    def end_epoch(self, epoch: int) -> None:
-        super().end_epoch(epoch)
-        if epoch >= self._first_judged:
-            self.accuracies.append(self._judge(self.module))
+    def after_epoch(self, epoch: int) -> list[Callable[[], None]]:
+        judging = [self._judge_network] if epoch >= self._first_judged else []
+        return [*super().after_epoch(epoch), *judging]
+
+    def _judge_network(self) -> None:
+        self.accuracies.append(self._judge(self.module))
 
 
 class Bench:
@@ -146,7 +150,7 @@ class Bench:
         """As the stage `standard` of a run does it."""
         recipe, (images, test), world = self._plan.recipe_of(way, seed), self._opened[way], self._world
         assert recipe.standard is not None
-        plan = TrainingPlan(
+        plan = StaticPlan(
             stream=derive_stream(recipe.seed, "standard"),
             selected=images.ids,
             batch=recipe.batch.rows,
@@ -159,20 +163,22 @@ class Bench:
         ctx = surroundings(root, world, execution)
         said = f"{self._plan.ways[way].said}, seed {seed}"
 
+        count = partial(count_hits, labels=torch.from_numpy(test.labels).to(world.device))
+
         def judge(network: torch.nn.Module) -> float:
-            counted = predict([network], test, test.ids, recipe.precision, ctx, f"{said}: test", count_hits)
+            counted = predict([network], test, test.ids, recipe.precision, ctx, f"{said}: test", count)
             accuracy: float = counted["networks"][0]["top1"] / counted["count"]
             print(f"{said}: test accuracy {accuracy:.2%}", file=sys.stderr, flush=True)
             return accuracy
 
         seed_rng(plan.stream, world.rank)
         module = build_module(recipe, "standard", 1, images.classes)
-        setting = build_task_settings(recipe, recipe.standard, plan, world)
-        task = JudgedTask(module, setting, plan.epochs - JUDGED, judge)
         noisy = _with_noisy_labels(images, recipe)
+        setting = build_task_settings(recipe, recipe.standard, plan, torch.from_numpy(noisy.labels), world)
+        task = JudgedTask(module, setting, plan.epochs - JUDGED, judge)
         training = TrainingJob(said, root / "standard")
         yield from iterate_training(
-            training, task, plan, lambda first: noisy.training_batches(plan, first, world), ctx
+            training, task, lambda plans, first: noisy.training_batches(plan.schedule, plans, first, world), ctx
         )
         return Outcome(_last_loss(training.folder / "metrics.jsonl", plan), tuple(task.accuracies))
 
@@ -186,7 +192,7 @@ def _with_noisy_labels(images: ImageSet, recipe: Recipe) -> ImageSet:
     return replace(images, labels=dense)
 
 
-def _last_loss(metrics: Path, plan: TrainingPlan) -> float:
+def _last_loss(metrics: Path, plan: StaticPlan) -> float:
     line = json.loads(metrics.read_text().splitlines()[-1])
     assert line["step"] == plan.total_steps
     loss: float = line["loss"]

@@ -13,7 +13,6 @@ the same with cuDNN's.
 """
 
 import argparse
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -27,11 +26,11 @@ from typing import Any
 import torch
 from our_steps import (
     ADAM,
-    STEPS_PER_EPOCH,
     Bench,
     Repeated,
     cifar_bench,
     image_set,
+    labelled,
     resident_batches,
     setting,
     surroundings,
@@ -44,11 +43,12 @@ from timing import Extent, extent, rates, synchronise
 from trainer.acceleration.compile import compile_blocks
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.batch import Batch
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.sample_order import derive_stream
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.standard import StandardTask
-from trainer.methods.task import BaseTask
+from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.twin import TwinModel
 from trainer.training.interleave import STEPS_PER_TURN, interleave
 from trainer.training.loop import TrainingJob, iterate_training
@@ -80,11 +80,11 @@ def _in(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
 def one_alone(bench: Bench, batches: Sequence[Batch]) -> Callable[[], None]:
     torch.manual_seed(0)
     step = PlainStep(network(bench.reference_network, bench.classes, bench.device), adam)
-    turns = itertools.cycle(batches)
+    turns = labelled(bench, batches)
 
     def one() -> None:
-        batch = next(turns)
-        step(batch.images, batch.labels)
+        batch, labels = next(turns)
+        step(batch.images, labels)
 
     return one
 
@@ -105,18 +105,17 @@ class Side:
     name: str
     trainings: int
     networks: int
-    task: Callable[[Bench, int, int], BaseTask]
-    """Called with (bench, seed, steps per epoch)."""
+    task: Callable[[Bench, int, TaskSettings], BaseTask]
+    """Called with (bench, seed, settings)."""
 
 
-def fold_task(bench: Bench, seed: int, steps_per_epoch: int) -> BaseTask:
-    return StandardTask(bench.model(seed), setting(bench, ADAM, steps_per_epoch))
+def fold_task(bench: Bench, seed: int, form: TaskSettings) -> BaseTask:
+    return StandardTask(bench.model(seed), form)
 
 
-def pair_task(bench: Bench, seed: int, steps_per_epoch: int) -> BaseTask:
+def pair_task(bench: Bench, seed: int, form: TaskSettings) -> BaseTask:
     """All rows are kept: the step with the most work, and with the same shape in every epoch."""
     pair = TwinModel(bench.model(2 * seed), bench.model(2 * seed + 1))
-    form = setting(bench, ADAM, steps_per_epoch)
     return CoteachingTask(pair, form, ForgetSchedule(ROWS, 0.0, 10), "eval_first")
 
 
@@ -126,14 +125,13 @@ PAIRS = Side("pairs", 4, 2, pair_task)
 
 def run_of(side: Side, bench: Bench, data: ImageSet, rows: int, seed: int, root: Path) -> Generator[None, None, None]:
     """A training as a run makes it."""
-    plan = TrainingPlan(derive_stream(seed, "benchmark"), data.ids, rows, EPOCHS)
-    task = side.task(bench, seed, plan.steps_per_epoch)
+    plan = StaticPlan(derive_stream(seed, "benchmark"), data.ids, rows, EPOCHS)
+    task = side.task(bench, seed, setting(bench, ADAM, plan, torch.from_numpy(data.labels)))
     ctx = surroundings(root, task.world)
     return iterate_training(
         TrainingJob("standard", root / "standard"),
         task,
-        plan,
-        lambda first: data.training_batches(plan, first, task.world),
+        lambda plans, first: data.training_batches(plan.schedule, plans, first, task.world),
         ctx,
     )
 
@@ -150,7 +148,7 @@ def runs_figure(side: Side, small: bool) -> dict[str, Any]:
             runs = [run_of(side, bench, data, rows, seed, scratch / f"run{seed}") for seed in seeds]
             return interleave(runs, bench.device)
 
-        bare = [side.task(bench, 100 + seed, STEPS_PER_EPOCH) for seed in range(count)]
+        bare = [side.task(bench, 100 + seed, setting(bench, ADAM)) for seed in range(count)]
         with closing(lanes(0, count)) as together, closing(lanes(count, 1)) as alone:
             ways: dict[str, Callable[[], object]] = {
                 "reference": fed_in_turn(bare, resident_batches(bench, rows), bench.device),
@@ -173,7 +171,7 @@ def runs_figure(side: Side, small: bool) -> dict[str, Any]:
 def steps_figure(small: bool) -> dict[str, Any]:
     bench, rows = cifar_bench(small), 8 if small else 128
     batches = resident_batches(bench, rows)
-    tasks = [fold_task(bench, seed, STEPS_PER_EPOCH) for seed in range(TRAININGS + 1)]
+    tasks = [fold_task(bench, seed, setting(bench, ADAM)) for seed in range(TRAININGS + 1)]
     ways = {
         "reference": one_alone(bench, batches),
         "ours": fed_in_turn(tasks[1:], batches, bench.device),
@@ -190,7 +188,7 @@ def steps_figure(small: bool) -> dict[str, Any]:
 
 def narrow_convs_figure(small: bool) -> dict[str, Any]:
     bench, rows = cifar_bench(small), 8 if small else ROWS
-    batches, form = resident_batches(bench, rows), setting(bench, ADAM, STEPS_PER_EPOCH)
+    batches, form = resident_batches(bench, rows), setting(bench, ADAM)
     ours = [StandardTask(bench.model(seed), form) for seed in range(TRAININGS)]
     with_cudnn = [StandardTask(bench.model(seed), replace(form, compile=False)) for seed in range(TRAININGS)]
     if bench.fast:

@@ -36,8 +36,9 @@ from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import World
 from trainer.incv.predictions import collect_predictions
 from trainer.loading.batch import Batch, Batches, BatchRequest
+from trainer.loading.epoch_plan import EpochPlan, StaticPlan
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.sample_order import derive_stream
 from trainer.methods.networks import list_networks
 from trainer.methods.predict import iterate_forward, on_priority_stream
 from trainer.methods.standard import StandardTask
@@ -86,18 +87,18 @@ def opened(bench: Bench, sizes: Sizes, images: Path | None, scratch: Path, threa
 def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -> dict[str, Any]:
     """A subset of whole batches: short epochs would otherwise end with far more half-empty ones than long ones do."""
     ids = np.random.default_rng(0).permutation(data.ids)[: int(SUBSET * len(data.ids)) // sizes.batch * sizes.batch]
-    plan = TrainingPlan(derive_stream(0, "benchmark"), np.sort(ids), sizes.batch, EPOCHS)
-    task = StandardTask(bench.model(0), setting(bench, SGD, plan.steps_per_epoch))
+    plan = StaticPlan(derive_stream(0, "benchmark"), np.sort(ids), sizes.batch, EPOCHS)
+    task = StandardTask(bench.model(0), setting(bench, SGD, plan, torch.from_numpy(data.labels)))
     world = World(0, 1, bench.device, torch.get_num_threads())
     found: dict[str, list[float]] = {"ours": [], "reference": []}
     ctx = surroundings(scratch / "run", world)
     training = TrainingJob("standard", scratch / "run" / "standard")
 
-    def batches_from(first: int) -> Batches:
-        return _timed(data.training_batches(plan, first, world), task, plan, sizes, found)
+    def batches_from(plans: Iterable[EpochPlan], first: int) -> Batches:
+        return _timed(data.training_batches(plan.schedule, plans, first, world), task, plan, sizes, found)
 
     with suppress(_Measured):
-        train(training, task, plan, batches_from, ctx)
+        train(training, task, batches_from, ctx)
     note = (
         f"{bench.said}; {len(ids):,} of {len(data.ids):,} samples, shuffled, {sizes.steps} steps a run of the "
         "trainer's loop, no checkpoint due in them; reference: the same step, alone, on one batch again and again"
@@ -106,15 +107,13 @@ def training_figure(bench: Bench, sizes: Sizes, data: ImageSet, scratch: Path) -
 
 
 def _timed(
-    batches: Batches, task: StandardTask, plan: TrainingPlan, sizes: Sizes, found: dict[str, list[float]]
+    batches: Batches, task: StandardTask, plan: StaticPlan, sizes: Sizes, found: dict[str, list[float]]
 ) -> Batches:
     """The loader's batches; the loop asks for the next one when it has done all it does in a step."""
     first = next(batches)
-    resident = replace(
-        first, **{name: getattr(first, name).clone() for name in ("ids", "images", "labels", "weights")}
-    )
+    resident = replace(first, **{name: getattr(first, name).clone() for name in ("ids", "images", "weights")})
     yield first
-    at = plan.step(0)
+    at = next(plan.steps())
     rows = sizes.batch * sizes.steps
 
     def again() -> None:
@@ -150,14 +149,14 @@ class _Resident:
 def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet, name: str) -> dict[str, Any]:
     networks = list_networks(StandardTask(bench.model(0), setting(bench, SGD)).module)
     requests, stop = data.predict_requests(data.ids, sizes.predict_batch) * ROUNDS[name], StopRequest()
-    images = len(data.ids) * ROUNDS[name]
+    images, labels = len(data.ids) * ROUNDS[name], torch.from_numpy(data.labels).to(bench.device)
     resident = _Resident(next(iter(data.loader.batches(requests[:1]))))
 
     def whole_pass() -> None:
         clear_graph_cache()  # most networks are asked once: they have nothing of an earlier pass
         passes = iterate_forward(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
         with on_priority_stream(bench.device):
-            assert len(collect_predictions(passes, 0, 1).sample_id) == images
+            assert len(collect_predictions(passes, labels, 0, 1).sample_id) == images
 
     def decoding() -> None:
         for batch in data.loader.batches(requests):

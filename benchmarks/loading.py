@@ -27,9 +27,10 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import Loader
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import training_requests
-from trainer.loading.sample_order import Ids, TrainingPlan, derive_stream
+from trainer.loading.sample_order import Ids, derive_stream
 
 GEOMETRY = Geometry(SIZE, RESIZE, 0, True, "zero")
 SUBSET, EPOCHS = 0.3, 3
@@ -64,12 +65,11 @@ def _parsed() -> argparse.Namespace:
 
 def _ours(loader: Loader, index: SampleIndex, ids: Ids, batch: int) -> Pass:
     """Training batches of `ids`, the ends of epochs inside; every pass is another training."""
-    labels = index.label.astype(np.int64)
     passes = itertools.count()
 
     def training() -> Iterator[int]:
-        plan = TrainingPlan(derive_stream(next(passes), "benchmark"), ids, batch, EPOCHS)
-        requests = training_requests(plan, index, labels, GEOMETRY)
+        plan = StaticPlan(derive_stream(next(passes), "benchmark"), ids, batch, EPOCHS)
+        requests = training_requests(plan.schedule, plan.plans(), index, GEOMETRY)
         for step, given in zip(plan.steps(), loader.batches(requests), strict=True):
             assert len(given.images)
             yield len(step.selected)

@@ -1,7 +1,7 @@
 """The trainer's steps for the benchmarks: tasks built as in a run, fed with batches on the device."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +15,8 @@ from trainer.distributed.devices import count_visible_gpus, prepare_gpu
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch, BatchRequest
+from trainer.loading.epoch_plan import StaticPlan, StepIds
 from trainer.loading.image_set import ImageSet, open_image_set
-from trainer.loading.sample_order import StepIds
 from trainer.methods.task import TaskSettings
 from trainer.models.factory import create_model
 from trainer.records.heartbeat import Heartbeat
@@ -25,6 +25,8 @@ from trainer.records.run_directory import RunDirectory
 from trainer.training.loop import RunContext
 
 STEPS_PER_EPOCH = 1000
+EPOCHS = 100
+_MOST_IDS = 2**20
 FIRST_EPOCH = 10
 """n(e) has its final value from here on, and the learning rate no longer warms up."""
 _RESIDENT = 4  # batches in turn: a step that kept its input from the last call would be found out
@@ -80,9 +82,25 @@ SGD = OptimizerConfig(kind="sgd", learning_rate=0.01, momentum=0.9, weight_decay
 ADAM = OptimizerConfig(kind="adam", learning_rate=1e-3)
 
 
-def setting(bench: Bench, optimizer: OptimizerConfig, steps_per_epoch: int = STEPS_PER_EPOCH) -> TaskSettings:
+def setting(
+    bench: Bench, optimizer: OptimizerConfig, plan: StaticPlan | None = None, labels: torch.Tensor | None = None
+) -> TaskSettings:
+    """plan, labels: of real images; by default, those of `resident_batches`."""
     world = World(0, 1, bench.device, torch.get_num_threads())
-    return TaskSettings(optimizer, steps_per_epoch, world, "bf16", exact=False, graphs=bench.fast, compile=bench.fast)
+    if plan is None or labels is None:
+        plan = StaticPlan(0, np.arange(STEPS_PER_EPOCH), 1, EPOCHS)
+        labels = made_up_labels(bench)
+    return TaskSettings(
+        optimizer,
+        plan.schedule,
+        labels,
+        world,
+        plan.plan_epoch,
+        "bf16",
+        exact=False,
+        graphs=bench.fast,
+        compile=bench.fast,
+    )
 
 
 def image_set(bench: Bench, index: SampleIndex, image: ImageConfig, execution: ExecutionConfig) -> ImageSet:
@@ -105,25 +123,33 @@ def resident_batches(bench: Bench, rows: int, count: int = _RESIDENT) -> list[Ba
     batches = []
     for number in range(count):
         images = torch.randn(rows, 3, bench.pixels, bench.pixels, generator=random)
-        labels = torch.randint(bench.classes, (rows,), generator=random)
         ids = np.arange(number * rows, (number + 1) * rows)
         batches.append(
             Batch(
                 ids=torch.from_numpy(ids).to(bench.device),
                 images=images.to(bench.device, torch.bfloat16, memory_format=torch.channels_last),
-                labels=labels.to(bench.device),
                 weights=torch.ones(rows, device=bench.device),
                 request=BatchRequest(
                     ids=ids,
                     boxes=np.tile(np.array([0, 0, bench.pixels, bench.pixels], np.int32), (rows, 1)),
                     flips=np.zeros(rows, bool),
-                    labels=labels.numpy(),
                     rows=rows,
                     fill_with_images=True,
                 ),
             )
         )
     return batches
+
+
+def made_up_labels(bench: Bench) -> torch.Tensor:
+    """Of the ids of `resident_batches`: int64 [ids]."""
+    return torch.randint(bench.classes, (_MOST_IDS,), generator=torch.Generator().manual_seed(0))
+
+
+def labelled(bench: Bench, batches: Sequence[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """Yield `resident_batches` with the labels of their rows, again and again."""
+    labels = made_up_labels(bench).to(bench.device)
+    return itertools.cycle([(batch, labels[batch.ids]) for batch in batches])
 
 
 class Repeated:
@@ -138,7 +164,7 @@ class Repeated:
     def __call__(self) -> None:
         batch, selected, candidates = next(self._turns)
         step = next(self._numbers)
-        self._task.step(batch, StepIds(step, step // STEPS_PER_EPOCH, selected, candidates))
+        self._task.step(batch, StepIds(step, step // STEPS_PER_EPOCH, (selected, candidates)))
 
 
 def _split(batch: Batch, candidates: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,6 @@ Ours is the trainer's own task, compiled and captured as in a run. The reference
 
 import argparse
 import gc
-import itertools
 import resource
 import sys
 import time
@@ -18,7 +17,7 @@ from statistics import median
 from typing import Any, Literal
 
 import torch
-from our_steps import SGD, Bench, Repeated, resident_batches, setting, webvision_bench
+from our_steps import SGD, Bench, Repeated, labelled, resident_batches, setting, webvision_bench
 from record import publish, record_runs
 from step_references import OneForwardCoteaching, PlainStep, RankedCoteaching, network
 from timing import Extent, extent, rates
@@ -70,11 +69,11 @@ def ported_coteaching(
 ) -> Callable[[], None]:
     torch.manual_seed(0)
     step = way(*(network(bench.reference_network, bench.classes, bench.device) for _ in range(2)))
-    turns = itertools.cycle(batches)
+    turns = labelled(bench, batches)
 
     def one() -> None:
-        batch = next(turns)
-        step(batch.images, batch.labels, rows.keep)
+        batch, labels = next(turns)
+        step(batch.images, labels, rows.keep)
 
     return one
 
@@ -82,11 +81,11 @@ def ported_coteaching(
 def ported_single(bench: Bench, batches: list[Batch]) -> Callable[[], None]:
     torch.manual_seed(0)
     step = PlainStep(network(bench.reference_network, bench.classes, bench.device))
-    turns = itertools.cycle(batches)
+    turns = labelled(bench, batches)
 
     def one() -> None:
-        batch = next(turns)
-        step(batch.images, batch.labels)
+        batch, labels = next(turns)
+        step(batch.images, labels)
 
     return one
 

@@ -9,8 +9,9 @@ from tests.support.fast_steps import (
     CLASSES,
     KINDS,
     OPTIMIZERS,
-    PER_EPOCH,
     ROWS,
+    SCHEDULE,
+    TARGETS,
     batch_at,
     furthest,
     position,
@@ -57,7 +58,7 @@ class Looking(nn.Module):
 
 
 def looking_task(kind, dropout=0.0, **form):
-    setting = TaskSettings(OPTIMIZERS["sgd"], PER_EPOCH, WORLD, **form)
+    setting = TaskSettings(OPTIMIZERS["sgd"], SCHEDULE, TARGETS, WORLD, **form)
     if kind == "standard":
         return StandardTask(Looking(1, dropout), setting)
     pair = TwinModel(Looking(1, dropout), Looking(2, dropout))

@@ -13,14 +13,15 @@ from safetensors.torch import load, save
 
 from tests.support.digits_bench import Bench, network_of, same
 from tests.support.prediction_rows import rows
+from tests.support.toy_networks import TARGETS, schedule_of
 from trainer.config.schema import OptimizerConfig, Recipe
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv.folds import FoldTask
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.batch import Batch, BatchRequest, Loader
+from trainer.loading.epoch_plan import StepIds
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import StepIds
 from trainer.methods.task import TaskSettings
 from trainer.models.factory import create_model
 from trainer.training.checkpoint import TrainState
@@ -209,7 +210,11 @@ class ScriptedJudge:
 
 def fold_task(judge: Callable[[torch.nn.Module], Predictions] | None) -> FoldTask:
     optimizer = OptimizerConfig(kind="adam", learning_rate=0.01)
-    return FoldTask(create_model("digits_cnn", 10, seed=5), TaskSettings(optimizer, 1, SINGLE_PROCESS), judge)
+    return FoldTask(
+        create_model("digits_cnn", 10, seed=5),
+        TaskSettings(optimizer, schedule_of(1), TARGETS, SINGLE_PROCESS),
+        judge,
+    )
 
 
 def train_epochs(task: FoldTask, epochs: Iterable[int]) -> None:
@@ -217,13 +222,13 @@ def train_epochs(task: FoldTask, epochs: Iterable[int]) -> None:
     for epoch in epochs:
         generator = torch.Generator().manual_seed(epoch)
         images = torch.randn(8, 3, 8, 8, generator=generator)
-        labels = torch.randint(0, 10, (8,), generator=generator)
-        task.step(Batch(torch.arange(8), images, labels, torch.ones(8)), step_at(epoch))
-        task.end_epoch(epoch)
+        task.step(Batch(torch.arange(8), images, torch.ones(8)), step_at(epoch))
+        for work in task.after_epoch(epoch):
+            work()
 
 
 def step_at(epoch: int) -> StepIds:
-    return StepIds(epoch, epoch, np.arange(8), np.empty(0, np.int64))
+    return StepIds(epoch, epoch, (np.arange(8),))
 
 
 @settings(max_examples=10, deadline=None)

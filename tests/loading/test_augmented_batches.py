@@ -17,6 +17,7 @@ from tests.loading.test_loaders import (
     plan_of,
 )
 from tests.support.packed_pictures import noise
+from tests.support.requests import requests_of_plan
 from trainer.config.augmentation import ColorJitterConfig, RandAugmentConfig, RandomResizedCropConfig
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import World
@@ -25,7 +26,6 @@ from trainer.loading.augment import Geometry
 from trainer.loading.image_set import choose_loader, open_image_set
 from trainer.loading.operations import NO_AUGMENTATION, Augmentation
 from trainer.loading.pixels import apply_operations, crop
-from trainer.loading.requests import training_requests
 
 GPU = torch.device("cuda")
 RESIZED = RandomResizedCropConfig(scale=(0.3, 1.0))
@@ -34,7 +34,7 @@ OPERATIONS = {"rand_augment": RandAugmentConfig(operations=2), "color_jitter": C
 
 def requests_of(index, geometry, augmentation):
     plan = plan_of(index.usable_ids())
-    return list(training_requests(plan, index, labels_of(index), geometry, augmentation=augmentation))
+    return list(requests_of_plan(plan, index, geometry, augmentation=augmentation))
 
 
 def test_operations_follow_the_crop(equal_index):
@@ -56,7 +56,8 @@ def augmented_set(index, loader="cpu", workers=2, **image):
 
 def batches_of(index, rank=0, world=1, **options):
     data = augmented_set(index, **options)
-    batches = list(data.training_batches(plan_of(index.usable_ids()), 0, World(rank, world, CPU, 1)))
+    plan = plan_of(index.usable_ids())
+    batches = list(data.training_batches(plan.schedule, plan.plans(), 0, World(rank, world, CPU, 1)))
     data.close()
     return batches
 

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.loading.test_augmented_batches import rows_by_sample
-from tests.loading.test_loaders import LOADS, cpu_batches, geometry_of, labels_of, plan_of
+from tests.loading.test_loaders import LOADS, cpu_batches, geometry_of, plan_of
+from tests.loading.test_mixed_batches import mixed
+from tests.support.requests import requests_of_plan
 from trainer.config.schema import ImageConfig
 from trainer.loading.augment import draw_holes
-from trainer.loading.requests import predict_requests, training_requests
+from trainer.loading.epoch_plan import Mixing
+from trainer.loading.requests import predict_requests
 
 PLAIN = geometry_of()
 CUT = replace(PLAIN, cutout=5)
@@ -21,8 +24,8 @@ many_ids = st.lists(st.integers(0, 10**9), min_size=1, max_size=50, unique=True)
 
 
 def requests_of(index, geometry, rank=0, world=1, mixup=0.0):
-    plan = replace(plan_of(index.usable_ids()), mixup=mixup)
-    return list(training_requests(plan, index, labels_of(index), geometry, 0, rank, world))
+    plan = replace(plan_of(index.usable_ids()), mixing=Mixing(mixup) if mixup else None)
+    return list(requests_of_plan(plan, index, geometry, rank=rank, world=world))
 
 
 @settings(deadline=None)
@@ -66,7 +69,7 @@ def test_the_pixels_of_the_hole_are_the_mean_and_no_others_change(equal_index, l
 def test_each_of_two_mixed_images_has_its_own_hole(equal_index):
     requests = requests_of(equal_index, CUT, mixup=0.5)
     cut = cpu_batches(equal_index, CUT, requests_of(equal_index, CUT))
-    for request, batch, unmixed in zip(requests, cpu_batches(equal_index, CUT, requests), cut, strict=True):
+    for request, batch, unmixed in zip(requests, mixed(cpu_batches(equal_index, CUT, requests)), cut, strict=True):
         for row in range(len(request.ids)):
             share = request.mix.shares[row]
             expected = share * unmixed.images[row] + (1 - share) * unmixed.images[request.mix.partners[row]]
@@ -83,7 +86,7 @@ def test_the_number_of_ranks_changes_no_pixel(equal_index):
 
 
 def test_predict_passes_have_no_holes(equal_index):
-    for request in predict_requests(equal_index.usable_ids(), 8, equal_index, labels_of(equal_index), CUT):
+    for request in predict_requests(equal_index.usable_ids(), 8, equal_index, CUT):
         assert request.holes is None
 
 

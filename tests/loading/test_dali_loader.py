@@ -16,14 +16,16 @@ from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
 from shards.sources.source import RawSample
 from tests.support.packed_pictures import Pictures, equal_pictures, packed, with_damage
+from tests.support.requests import requests_of_plan
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.loading.augment import Geometry
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import open_image_set
 from trainer.loading.pixels import Normalise
-from trainer.loading.requests import predict_requests, training_requests
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.requests import predict_requests
+from trainer.loading.sample_order import derive_stream
 
 CPU = torch.device("cpu")
 GRAY_LEVELS = Normalise((0.0,) * 3, (1 / 255,) * 3, CPU)
@@ -50,10 +52,10 @@ def photographs(tmp_path_factory) -> SampleIndex:
 
 
 def requests_of(index, geometry, batch=8, epochs=2, candidates_from=1):
-    ids, labels = index.usable_ids(), index.label.astype(np.int64)
-    plan = TrainingPlan(derive_stream(3, "standard"), ids[:20], batch, epochs, ids[20:], candidates_from)
-    training = list(training_requests(plan, index, labels, geometry))
-    return training + list(predict_requests(ids, batch, index, labels, geometry))
+    ids = index.usable_ids()
+    plan = StaticPlan(derive_stream(3, "standard"), ids[:20], batch, epochs, ids[20:], candidates_from)
+    training = list(requests_of_plan(plan, index, geometry))
+    return training + list(predict_requests(ids, batch, index, geometry))
 
 
 def both_on(device, index, geometry, requests, scales=True):
@@ -86,7 +88,7 @@ def test_pixels_differ_from_the_cpu_loaders_by_less_than_is_visible(photographs,
     cpu, dali = both(photographs, geometry, requests_of(photographs, geometry), geometry.resize is not None)
     assert len(cpu) == len(dali)
     for ours, theirs in zip(cpu, dali, strict=True):
-        for field in ("ids", "labels", "weights"):
+        for field in ("ids", "weights"):
             assert torch.equal(getattr(ours, field), getattr(theirs, field))
         difference = (ours.images - theirs.images).abs()
         assert difference.mean() < mean
@@ -127,7 +129,7 @@ def test_an_image_that_dali_cannot_decode_costs_no_step(photographs, tmp_path, i
     cpu, dali = both(broken, geometry, requests)
     assert len(dali) == len(requests)
     for ours, theirs in zip(cpu, dali, strict=True):
-        for field in ("ids", "labels", "weights"):
+        for field in ("ids", "weights"):
             assert torch.equal(getattr(ours, field), getattr(theirs, field))
         assert ours.unreadable == theirs.unreadable
         assert (ours.images - theirs.images).abs().mean() < 0.3
@@ -146,16 +148,22 @@ def test_steps_that_grow_get_a_larger_pipeline(photographs):
 
 def test_the_recipe_chooses_dali(photographs):
     execution = ExecutionConfig(loader="dali")
-    labels = photographs.label.astype(np.int64)
     data = open_image_set(
-        photographs, photographs.usable_ids(), labels, ImageConfig(size=75, resize=100), execution, CPU
+        photographs,
+        photographs.usable_ids(),
+        photographs.label.astype(np.int64),
+        ImageConfig(size=75, resize=100),
+        execution,
+        CPU,
     )
     assert isinstance(data.loader, DaliLoader)
     assert len(list(data.loader.batches(data.predict_requests(data.ids, 16)))) == 2
     data.close()
     padded = ImageConfig(size=64, pad=4, fill="edge")
     with pytest.raises(ConfigError, match=r"dali.*image\.fill: edge"):
-        open_image_set(photographs, photographs.usable_ids(), labels, padded, execution, CPU)
+        open_image_set(
+            photographs, photographs.usable_ids(), photographs.label.astype(np.int64), padded, execution, CPU
+        )
 
 
 def test_an_error_of_the_feed_reaches_the_consumer(photographs):
@@ -186,9 +194,8 @@ def test_small_images_are_scaled_in_predict_passes_too(tmp_path):
 
 def test_a_rank_without_rows_does_not_fall_back_to_slow_decoding(photographs, capfd):
     geometry = Geometry(75, 100, 0, True, "zero")
-    plan = TrainingPlan(1, photographs.usable_ids(), 9, 2)  # 30 = 9 + 9 + 9 + 3: rank 0 of 8 has none of the 3
-    labels = photographs.label.astype(np.int64)
-    requests = list(training_requests(plan, photographs, labels, geometry, 0, 0, 8))
+    plan = StaticPlan(1, photographs.usable_ids(), 9, 2)  # 30 = 9 + 9 + 9 + 3: rank 0 of 8 has none of the 3
+    requests = list(requests_of_plan(plan, photographs, geometry, world=8))
     assert any(len(request.ids) > request.rows for request in requests)
     _, dali = both(photographs, geometry, requests)
     assert len(dali) == len(requests)

@@ -13,17 +13,19 @@ from shards.errors import ConfigError, DataError
 from shards.image_check import decode_rgb
 from tests.support import RECIPES
 from tests.support.packed_pictures import noise, with_damage
+from tests.support.requests import requests_of_plan
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import World
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import BatchRequest
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import limit_ids, open_image_set
 from trainer.loading.pixels import Normalise
-from trainer.loading.requests import predict_requests, training_requests
+from trainer.loading.requests import predict_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.sample_order import derive_stream
 from trainer.run.preflight import preflight_evaluation
 from trainer.run.recipe import load_recipe
 
@@ -42,17 +44,15 @@ def labels_of(index):
 
 
 def plan_of(ids, batch=8, epochs=2, candidates=NONE):
-    return TrainingPlan(derive_stream(0, "standard"), ids, batch, epochs, candidates, candidates_from=1)
+    return StaticPlan(derive_stream(0, "standard"), ids, batch, epochs, candidates, candidates_from=1)
 
 
 def training_of(index, geometry, ids, rank=0, world=1, candidates=NONE):
-    return list(
-        training_requests(plan_of(ids, candidates=candidates), index, labels_of(index), geometry, 0, rank, world)
-    )
+    return list(requests_of_plan(plan_of(ids, candidates=candidates), index, geometry, rank=rank, world=world))
 
 
 def predicting_of(index, geometry, ids, batch=8):
-    return list(predict_requests(ids, batch, index, labels_of(index), geometry))
+    return list(predict_requests(ids, batch, index, geometry))
 
 
 def resident_batches(index, geometry, requests, ids=None):
@@ -89,15 +89,12 @@ LOADS = [resident_batches, cpu_batches, dali_batches]
 def assert_same(batches, others):
     assert len(batches) == len(others)
     for batch, other in zip(batches, others, strict=True):
-        for field in ("ids", "images", "labels", "weights"):
+        for field in ("ids", "images", "weights"):
             ours, theirs = getattr(batch, field), getattr(other, field)
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours, theirs), field
         assert batch.unreadable == other.unreadable
-        assert (batch.mixed is None) == (other.mixed is None)
-        if batch.mixed is not None:
-            assert torch.equal(batch.mixed.partners, other.mixed.partners)
-            assert torch.equal(batch.mixed.shares, other.mixed.shares)
+        assert all(torch.equal(*pair) for pair in zip(batch.tensors(), other.tensors(), strict=True))
 
 
 def unreadable_in(batches):
@@ -132,7 +129,6 @@ def test_all_loaders_give_the_same_bits(equal_index, fill, pad, flip):
         assert batch.images.dtype == torch.float32
         assert batch.ids.tolist() == request.ids.tolist() + [-1] * (request.rows - n)
         assert batch.weights.tolist() == [1.0] * n + [0.0] * (request.rows - n)
-        assert batch.labels[:n].tolist() == equal_index.label[request.ids].tolist()
         for row, sample in enumerate(request.ids):
             expected = shown(noise(int(sample), 12, 10), request.boxes[row], request.flips[row], fill)
             np.testing.assert_allclose(batch.images[row].numpy(), expected, atol=1e-5)
@@ -244,7 +240,6 @@ def test_training_shows_a_readable_image_in_its_place(damaged, equal_index):
             sources = [row] if row in readable else readable
             matches = [other for other in sources if torch.equal(batch.images[row], undamaged.images[other])]
             assert matches
-            assert batch.labels[row] == request.labels[matches[0]]
             assert batch.weights[row] == (row in readable)
     per_epoch = len(requests) // 2
     for epoch in (0, 1):
@@ -259,7 +254,6 @@ def test_a_batch_of_damaged_images_alone_still_comes(damaged, load, training):
         ids=np.array([3, 17]),
         boxes=np.array([[0, 0, 8, 8]] * 2, np.int32),
         flips=np.zeros(2, bool),
-        labels=np.zeros(2, np.int64),
         rows=4,
         fill_with_images=training,
     )
@@ -375,7 +369,7 @@ def test_an_image_set_trains_the_same_through_either_loader(equal_index):
     plan, world = plan_of(equal_index.usable_ids()), World(0, 1, CPU, 1)
     sets = [image_set(equal_index, loader) for loader in ("auto", "cpu")]
     assert [type(data.loader) for data in sets] == [ResidentLoader, CpuLoader]
-    resident, cpu = (list(data.training_batches(plan, 3, world)) for data in sets)
+    resident, cpu = (list(data.training_batches(plan.schedule, plan.plans(3), 3, world)) for data in sets)
     assert len(resident) == plan.total_steps - 3
     assert_same(resident, cpu)
     assert sets[0].classes == 3

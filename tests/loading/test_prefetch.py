@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def numbered(number: int) -> Batch:
     whole = torch.full((2,), number)
-    return Batch(ids=whole, images=torch.full((2, 3, 4, 4), float(number)), labels=whole, weights=torch.ones(2))
+    return Batch(ids=whole, images=torch.full((2, 3, 4, 4), float(number)), weights=torch.ones(2))
 
 
 def numbers_of(batches):

@@ -24,11 +24,10 @@ def numbered(number: int) -> Batch:
     batch = Batch(
         ids=torch.empty(ROWS, dtype=torch.int64, device=GPU),
         images=torch.empty(shape, device=GPU),
-        labels=torch.empty(ROWS, dtype=torch.int64, device=GPU),
         weights=torch.empty(ROWS, device=GPU),
     )
     torch.cuda._sleep(SHORT)  # whoever does not wait for the making stream reads what was there before
-    for tensor in (batch.ids, batch.images, batch.labels, batch.weights):
+    for tensor in (batch.ids, batch.images, batch.weights):
         tensor.fill_(number)
     return batch
 
@@ -49,7 +48,7 @@ def all_numbers() -> Generator[Batch, None, None]:
 
 def extremes(batch: Batch) -> torch.Tensor:
     """Smallest and largest number of each tensor: float32 [8]."""
-    tensors = (batch.ids, batch.images, batch.labels, batch.weights)
+    tensors = (batch.ids, batch.images, batch.weights)
     return torch.stack([bound.float() for tensor in tensors for bound in torch.aminmax(tensor)])
 
 

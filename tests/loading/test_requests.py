@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.requests import requests_of_plan
 from trainer.loading.augment import Geometry, training_boxes
-from trainer.loading.requests import predict_requests, training_requests
-from trainer.loading.sample_order import TrainingPlan, Windows, derive_stream
+from trainer.loading.epoch_plan import StaticPlan
+from trainer.loading.requests import predict_requests
+from trainer.loading.sample_order import Windows, derive_stream
 
 GEOMETRY = Geometry(size=8, resize=None, pad=2, flip=True, fill="zero")
 INDEX = SimpleNamespace(
@@ -17,11 +19,10 @@ INDEX = SimpleNamespace(
     height=np.random.default_rng(1).integers(8, 20, 200).astype(np.int32),
     shard=np.arange(200, dtype=np.int32) % 3,
 )
-LABELS = np.arange(200, dtype=np.int64) * 7 % 10
 
 
 def requests_of(plan, first=0, rank=0, world=1):
-    return list(training_requests(plan, INDEX, LABELS, GEOMETRY, first, rank, world))
+    return list(requests_of_plan(plan, INDEX, GEOMETRY, first, rank, world))
 
 
 @st.composite
@@ -29,7 +30,7 @@ def plans(draw):
     """Any subset S of the index, any C beside it, in either order."""
     scattered = draw(st.permutations(range(200)))[: draw(st.integers(1, 90))]
     selected = draw(st.integers(1, len(scattered)))
-    return TrainingPlan(
+    return StaticPlan(
         derive_stream(draw(st.integers(0, 9)), "x"),
         np.array(scattered[:selected]),
         draw(st.integers(1, 20)),
@@ -41,9 +42,9 @@ def plans(draw):
 
 
 def own_rows(requests):
-    """What the ranks of a step really learn from: id, crop box, flip and label, rank after rank."""
+    """What the ranks of a step really learn from: id, crop box and flip, rank after rank."""
     return [
-        (int(sample), tuple(request.boxes[row].tolist()), bool(request.flips[row]), int(request.labels[row]))
+        (int(sample), tuple(request.boxes[row].tolist()), bool(request.flips[row]))
         for request in requests
         for row, sample in enumerate(request.ids[: request.real_rows])
     ]
@@ -62,7 +63,7 @@ def test_the_ranks_together_ask_for_what_one_rank_would(plan, world, data):
         own = own_rows(parts)
         assert sorted(own) == sorted(own_rows([whole]))
         for part in ("selected", "candidates"):
-            listed = getattr(plan.step(first + number), part).tolist()
+            listed = getattr(next(plan.steps(first + number)), part).tolist()
             assert [row[0] for row in own if row[0] in set(listed)] == listed
         assert len({request.rows for request in parts}) == 1
         for request in parts:
@@ -85,7 +86,7 @@ def test_the_ranks_of_an_epoch_ask_for_the_subset_once(plan, world):
 
 
 def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():
-    plan = TrainingPlan(derive_stream(0, "x"), np.arange(60), 16, 3, np.arange(100, 130))
+    plan = StaticPlan(derive_stream(0, "x"), np.arange(60), 16, 3, np.arange(100, 130))
     requests = requests_of(plan)
     for number, request in enumerate(requests):
         widths, heights = INDEX.width[request.ids], INDEX.height[request.ids]
@@ -97,7 +98,7 @@ def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():
 
 
 def test_rows_of_the_selected_come_first_and_the_shape_is_fixed_within_an_epoch():
-    plan = TrainingPlan(derive_stream(0, "x"), np.arange(21), 8, 2, np.arange(100, 120), candidates_from=1)
+    plan = StaticPlan(derive_stream(0, "x"), np.arange(21), 8, 2, np.arange(100, 120), candidates_from=1)
     requests = requests_of(plan)
     assert [(len(request.ids), request.rows) for request in requests] == [
         (8, 8),
@@ -113,28 +114,27 @@ def test_rows_of_the_selected_come_first_and_the_shape_is_fixed_within_an_epoch(
 
 
 def test_a_rank_without_a_row_shows_the_steps_rows():
-    plan = TrainingPlan(derive_stream(0, "x"), np.arange(6), 4, 1, np.empty(0, np.int64))
+    plan = StaticPlan(derive_stream(0, "x"), np.arange(6), 4, 1, np.empty(0, np.int64))
     whole, empty = requests_of(plan)[1], requests_of(plan, rank=0, world=4)[1]
     assert whole.ids.tolist() == empty.ids.tolist()  # two ids, dealt to ranks 1 and 3
     assert (whole.real_rows, empty.real_rows) == (2, 0)
 
 
 def test_a_restart_asks_for_the_same():
-    plan = TrainingPlan(derive_stream(0, "x"), np.arange(50), 8, 3, np.arange(100, 120), candidates_from=1)
+    plan = StaticPlan(derive_stream(0, "x"), np.arange(50), 8, 3, np.arange(100, 120), candidates_from=1)
     for whole, resumed in zip(requests_of(plan)[9:], requests_of(plan, first=9), strict=True):
-        for field in ("ids", "boxes", "flips", "labels"):
+        for field in ("ids", "boxes", "flips"):
             np.testing.assert_array_equal(getattr(whole, field), getattr(resumed, field))
 
 
 @pytest.mark.parametrize(("count", "batch", "rows"), [(23, 8, 8), (24, 8, 8), (5, 8, 5), (0, 8, None)])
 def test_a_predict_pass_asks_for_each_id_once_in_storage_order(count, batch, rows):
     ids = np.arange(0, 2 * count, 2)
-    requests = list(predict_requests(ids, batch, INDEX, LABELS, GEOMETRY))
+    requests = list(predict_requests(ids, batch, INDEX, GEOMETRY))
     stored = sorted(ids.tolist(), key=lambda sample: (INDEX.shard[sample], sample))
     assert [sample for request in requests for sample in request.ids] == stored
     assert all(request.rows == rows and not request.fill_with_images for request in requests)
     assert all(request.real_rows == len(request.ids) for request in requests)
     for request in requests:
         assert not request.flips.any()
-        np.testing.assert_array_equal(request.labels, LABELS[request.ids])
         np.testing.assert_array_equal(request.boxes[:, 0], (INDEX.width[request.ids] - 8) // 2)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.sample_order import (
-    TrainingPlan,
     Windows,
     candidate_rows,
     derive_stream,
@@ -159,7 +159,7 @@ def plans(draw):
     scattered = epoch_order(draw(st.integers(0, WORD)), 0, np.arange(selected + candidates)) * 7
     shards = np.arange(7 * (selected + candidates)) // draw(st.integers(1, 200))
     windows = st.builds(Windows, st.just(shards), st.integers(1, 8))
-    return TrainingPlan(
+    return StaticPlan(
         stream=draw(st.integers(0, WORD)),
         selected=scattered[:selected],
         batch=draw(st.integers(1, 30)),
@@ -192,7 +192,7 @@ def test_an_epoch_deals_each_selected_id_once_and_each_candidate_at_most_once(pl
         assert set(drawn) <= set(plan.candidates.tolist())
         share = min(Fraction(1, 2), Fraction(candidates, selected)) if epoch >= plan.candidates_from else 0
         assert [len(step.candidates) for step in own] == [int(len(step.selected) * share) for step in own]
-        assert all(len(step.selected) + len(step.candidates) <= sum(plan.rows_at(epoch)) for step in own)
+        assert all(len(step.selected) + len(step.candidates) <= plan.schedule.rows for step in own)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**7), st.integers(0, 10**7))
@@ -203,18 +203,18 @@ def test_candidate_rows_is_an_exact_floor(rows, selected, candidates):
 
 
 def test_the_last_smaller_step_draws_by_its_own_size():
-    plan = TrainingPlan(1, np.arange(21), 8, 1, np.arange(100, 107))
+    plan = StaticPlan(1, np.arange(21), 8, 1, np.arange(100, 107))
     assert [(len(step.selected), len(step.candidates)) for step in plan.steps()] == [(8, 2), (8, 2), (5, 1)]
 
 
 def test_candidates_are_drawn_afresh_in_each_epoch():
-    plan = TrainingPlan(1, np.arange(40), 8, 2, np.arange(100, 120))
-    first, second = (np.concatenate([plan.step(k).candidates for k in range(e * 5, e * 5 + 5)]) for e in (0, 1))
+    plan = StaticPlan(1, np.arange(40), 8, 2, np.arange(100, 120))
+    first, second = (plan.plan_epoch(epoch).parts[1].ids for epoch in (0, 1))
     assert [len(set(drawn.tolist())) for drawn in (first, second)] == [20, 20]
     assert first.tolist() != second.tolist()
-    warm = TrainingPlan(1, np.arange(40), 8, 3, np.arange(100, 120), candidates_from=2)
+    warm = StaticPlan(1, np.arange(40), 8, 3, np.arange(100, 120), candidates_from=2)
     assert [len(step.candidates) for step in warm.steps()] == [0] * 10 + [4] * 5
-    assert [warm.rows_at(epoch) for epoch in range(3)] == [(8, 0), (8, 0), (8, 4)]
+    assert [[part.rows for part in epoch.parts] for epoch in warm.plans()] == [[8], [8], [8, 4]]
 
 
 @given(plans(), st.data())
@@ -223,7 +223,7 @@ def test_a_step_is_the_same_from_wherever_one_starts(plan, data):
     steps = list(plan.steps())
     number = data.draw(st.integers(0, plan.total_steps - 1))
     fresh = replace(plan, selected=plan.selected[::-1].copy())
-    for other in (plan.step(number), next(fresh.steps(number))):
+    for other in (next(plan.steps(number)), next(fresh.steps(number))):
         assert (other.step, other.epoch) == (number, steps[number].epoch)
         assert other.selected.tolist() == steps[number].selected.tolist()
         assert other.candidates.tolist() == steps[number].candidates.tolist()
@@ -231,6 +231,6 @@ def test_a_step_is_the_same_from_wherever_one_starts(plan, data):
 
 
 def test_a_training_without_candidates():
-    plan = TrainingPlan(1, np.arange(10), 4, 2, NONE)
+    plan = StaticPlan(1, np.arange(10), 4, 2, NONE)
     assert [len(step.candidates) for step in plan.steps()] == [0] * 6
-    assert plan.rows_at(1) == (4, 0)
+    assert [len(epoch.parts) for epoch in plan.plans()] == [1, 1]

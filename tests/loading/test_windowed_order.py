@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config.schema import OrderConfig
-from trainer.loading.sample_order import (
-    TrainingPlan,
-    Windows,
-    build_windows,
-    derive_stream,
-    epoch_order,
-    mix64,
-    windowed_order,
-)
+from trainer.loading.epoch_plan import StaticPlan
+from trainer.loading.sample_order import Windows, build_windows, derive_stream, epoch_order, mix64, windowed_order
 
 quick = settings(max_examples=60, deadline=None)
 SHARD = int.from_bytes(hashlib.sha256(b"shard").digest()[:8], "little")
@@ -98,7 +91,7 @@ def plans(draw):
     scattered = draw(st.permutations(range(300)))
     selected = draw(st.integers(1, 120))
     window = draw(st.integers(1, 10))
-    return TrainingPlan(
+    return StaticPlan(
         stream=draw(st.integers(0, 2**64 - 1)),
         selected=np.array(scattered[:selected]),
         batch=draw(st.integers(1, 30)),
@@ -114,7 +107,7 @@ def test_the_ids_of_a_step_are_neighbours_in_the_windowed_order(plan):
     """S and C alike: what a step takes of either is a run of its windowed order."""
     assert plan.windows is not None
     for epoch in range(plan.epochs):
-        steps = [plan.step(epoch * plan.steps_per_epoch + step) for step in range(plan.steps_per_epoch)]
+        steps = [next(plan.steps(epoch * plan.steps_per_epoch + step)) for step in range(plan.steps_per_epoch)]
         for part in ("selected", "candidates"):
             ids = getattr(plan, part)
             order = windowed_order(plan.stream, epoch, ids, plan.windows.shards[ids], plan.windows.window)
@@ -125,7 +118,7 @@ def test_the_ids_of_a_step_are_neighbours_in_the_windowed_order(plan):
 
 def test_a_step_touches_two_windows_at_most_where_windows_hold_a_step():
     shards = np.arange(4000) // 100
-    plan = TrainingPlan(3, np.arange(4000), 128, 1, windows=Windows(shards, 4))
+    plan = StaticPlan(3, np.arange(4000), 128, 1, windows=Windows(shards, 4))
     touched = [len(set(shards[step.selected].tolist())) for step in plan.steps()]
     assert max(touched) <= 8
     assert np.median(touched) == 4  # a shuffled step of 128 would touch nearly all 40
@@ -135,8 +128,8 @@ def test_a_step_touches_two_windows_at_most_where_windows_hold_a_step():
 
 def test_epochs_mix_other_shards_together():
     shards = np.arange(400) // 10
-    plan = TrainingPlan(3, np.arange(400), 40, 4, windows=Windows(shards, 4))
-    firsts = {frozenset(shards[plan.step(epoch * 10).selected].tolist()) for epoch in range(4)}
+    plan = StaticPlan(3, np.arange(400), 40, 4, windows=Windows(shards, 4))
+    firsts = {frozenset(shards[next(plan.steps(epoch * 10)).selected].tolist()) for epoch in range(4)}
     assert len(firsts) == 4
 
 

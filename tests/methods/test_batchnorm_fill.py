@@ -10,8 +10,9 @@ from shards.pack import pack
 from shards.sources import open_source
 from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import open_image_set
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.sample_order import derive_stream
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.models.factory import create_model
@@ -45,10 +46,12 @@ def running_variances(module):
 def test_a_short_last_batch_changes_the_variances_by_less_than_5_percent(digits, seed):
     """One epoch of 22 steps whose last has 3 real rows, held against the same epoch without that step."""
     ids = digits.ids[: 21 * BATCH + LAST]
-    plan = TrainingPlan(derive_stream(seed, "standard"), ids, BATCH, 1, np.empty(0, np.int64))
-    setting = TaskSettings(OptimizerConfig(learning_rate=0.002), plan.steps_per_epoch, SINGLE_PROCESS)
+    plan = StaticPlan(derive_stream(seed, "standard"), ids, BATCH, 1, np.empty(0, np.int64))
+    setting = TaskSettings(
+        OptimizerConfig(learning_rate=0.002), plan.schedule, torch.from_numpy(digits.labels), SINGLE_PROCESS
+    )
     task = StandardTask(create_model("digits_cnn", 10, seed), setting)
-    batches = digits.training_batches(plan, 0, World(0, 1, CPU, 1))
+    batches = digits.training_batches(plan.schedule, plan.plans(), 0, World(0, 1, CPU, 1))
     steps = list(zip(plan.steps(), batches, strict=True))
     for at, batch in steps[:-1]:
         assert batch.weights.all()

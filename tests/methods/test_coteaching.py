@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.toy_networks import (
+    TARGETS,
+    LabelledBatch,
     after_one_step,
     assert_same_network,
     batch_of,
@@ -20,7 +22,6 @@ from tests.support.toy_networks import (
     setting,
     step_at,
 )
-from trainer.loading.batch import Batch
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule, loss_ranks, rows_to_keep
 from trainer.models.twin import TwinModel
 
@@ -160,10 +161,11 @@ def test_rows_of_c_compete_for_places_that_rows_of_s_count(rank):
     a, b, batch = linear(1), linear(2), batch_of(9)
     with torch.no_grad():  # relabel the rows of C as both networks like them best
         liked = (a(batch.images) + b(batch.images)).argmax(1)
-    batch.labels[6:] = liked[6:]
+    batch.targets = TARGETS.clone()
+    batch.targets[6:9] = liked[6:]
     chosen = easiest(losses_of(b, batch.images, batch.labels), 3)
     assert set(chosen) & {6, 7, 8}
-    task = task_of(copy.deepcopy(a), copy.deepcopy(b), rank, batch=6)
+    task = task_of(copy.deepcopy(a), copy.deepcopy(b), rank, batch=6, targets=batch.targets)
     report = task.step(batch, step_at(6, candidates=3, epoch=10))
     assert report["kept"].item() == 3
     assert_same_network(task.module.a, after_one_step(a, batch.images[chosen], batch.labels[chosen]))
@@ -173,7 +175,7 @@ def test_rows_of_c_compete_for_places_that_rows_of_s_count(rank):
 def test_a_short_last_batch_counts_its_real_rows_only(rank):
     """Five real rows in a shape of eight: n(e) is of the five, and fill rows change neither loss nor step."""
     a, b, filled = linear(1), linear(2), batch_of(8, real=5)
-    bare = Batch(filled.ids[:5], filled.images[:5], filled.labels[:5], torch.ones(5))
+    bare = LabelledBatch(filled.ids[:5], filled.images[:5], torch.ones(5))
     reports = []
     for batch in (filled, bare):
         task = task_of(copy.deepcopy(a), copy.deepcopy(b), rank, batch=8, forget_rate=0.4)

@@ -1,4 +1,4 @@
-"""D2L: the pace of a training, a step by hand, the roll-back, and resuming before, at and after the turning point."""
+"""D2L: the history of LIDs, a step by hand, the roll-back, and resuming before, at and after the turning point."""
 
 import copy
 import json
@@ -29,35 +29,35 @@ RULE = TurningRule(epochs=8, initial=1, window=2)
 HALF = Accuracy.of_hits([1], 2)
 
 
-def paced(lids, rule=RULE):
-    pace, paces = LidHistory(), []
+def histories(lids, rule=RULE):
+    history, found = LidHistory(), []
     for lid in lids:
-        pace = pace.after(lid, rule)
-        paces.append(pace)
-    return paces
+        history = history.after(lid, rule)
+        found.append(history)
+    return found
 
 
-def test_the_pace_by_hand():
-    paces = paced(LIDS)
-    assert [pace.turned_after for pace in paces] == [None] * 4 + [5] * 4
-    assert [pace.alpha for pace in paces[:4]] == [1.0] * 4
+def test_the_history_by_hand():
+    found = histories(LIDS)
+    assert [history.turned_after for history in found] == [None] * 4 + [5] * 4
+    assert [history.alpha for history in found[:4]] == [1.0] * 4
     shares = [label_share(LIDS[: 5 + later], 5 + later, 8) for later in range(4)]
-    assert [pace.alpha for pace in paces[4:]] == shares
-    assert paces[-1].ended == 8
-    assert paces[-1].history == LIDS
+    assert [history.alpha for history in found[4:]] == shares
+    assert found[-1].ended == 8
+    assert found[-1].lids == LIDS
 
 
 def test_there_is_no_turn_at_the_end_of_the_training():
-    assert paced((4.0, 4.2, 4.1, 9.0), TurningRule(4, 0, 2))[-1].turned_after is None
-    assert paced((4.0, 4.2, 4.1, 9.0), TurningRule(5, 0, 2))[-1].turned_after == 4
+    assert histories((4.0, 4.2, 4.1, 9.0), TurningRule(4, 0, 2))[-1].turned_after is None
+    assert histories((4.0, 4.2, 4.1, 9.0), TurningRule(5, 0, 2))[-1].turned_after == 4
 
 
 def test_a_missing_estimate_repeats_the_last_one():
-    paces = paced((None, 4.0, None, 4.0, 9.0, None))
-    assert paces[0].history == ()
-    assert paces[2].history == (4.0, 4.0)
-    assert paces[-1].turned_after == 5
-    assert paces[-1].alpha == label_share([4.0, 9.0, 9.0], 6, 8)
+    found = histories((None, 4.0, None, 4.0, 9.0, None))
+    assert found[0].lids == ()
+    assert found[2].lids == (4.0, 4.0)
+    assert found[-1].turned_after == 5
+    assert found[-1].alpha == label_share([4.0, 9.0, 9.0], 6, 8)
 
 
 @given(
@@ -66,16 +66,16 @@ def test_a_missing_estimate_repeats_the_last_one():
 @quick
 def test_a_training_turns_once_and_then_trusts_predictions_too(lids, epochs, initial, window):
     rule = TurningRule(epochs, initial, window)
-    paces = paced(lids[:epochs], rule)
-    turns = {pace.turned_after for pace in paces} - {None}
+    found = histories(lids[:epochs], rule)
+    turns = {history.turned_after for history in found} - {None}
     assert len(turns) <= 1
-    for pace in paces:
-        turned = pace.turned_after is not None
-        assert turned == (pace.alpha < 1)
-        assert 0 <= pace.alpha <= 1
+    for history in found:
+        turned = history.turned_after is not None
+        assert turned == (history.alpha < 1)
+        assert 0 <= history.alpha <= 1
         if turned:
-            assert initial + window <= pace.turned_after <= pace.ended
-            assert pace.turned_after < epochs
+            assert initial + window <= history.turned_after <= history.ended
+            assert history.turned_after < epochs
 
 
 class Lids:
@@ -93,14 +93,15 @@ class Lids:
 
 
 def task_of(lids=None, build=linear, seed=1, rule=RULE, **form):
-    return D2lTask(build(seed), setting(steps_per_epoch=2, **form), rule, lids or Lids(*LIDS))
+    return D2lTask(build(seed), setting(steps_per_epoch=2, epochs=8, **form), rule, lids or Lids(*LIDS))
 
 
 def trained(task, epochs):
     for epoch in epochs:
         for step in (2 * epoch, 2 * epoch + 1):
             task.step(batch_of(8, seed=step), step_at(8, epoch=epoch, step=step))
-        task.end_epoch(epoch)
+        for work in task.after_epoch(epoch):
+            work()
 
 
 def test_a_step_learns_from_labels_and_predictions_by_hand():
@@ -122,7 +123,7 @@ def test_a_step_learns_from_labels_and_predictions_by_hand():
 
 def _with_alpha(task, alpha):
     state = copy.deepcopy(task.state())
-    state.values["pace"] |= {"ended": 5, "history": [3.0], "turned_after": 5, "alpha": alpha}
+    state.values["lid_history"] |= {"ended": 5, "lids": [3.0], "turned_after": 5, "alpha": alpha}
     return state
 
 
@@ -142,7 +143,7 @@ def test_the_training_goes_back_to_the_weights_of_the_epoch_before(form):
     before = copy.deepcopy(task.state().tensors)
     addresses = {name: tensor.data_ptr() for name, tensor in task.module.state_dict().items()}
     trained(task, range(4, 5))
-    assert task.pace.turned_after == 5
+    assert task.history.turned_after == 5
     after = task.state().tensors
     restored = [name for name in before if name.startswith(("model.", "ema."))]
     assert any(name.startswith("ema.") for name in restored) == bool(form)
@@ -194,7 +195,8 @@ def test_a_task_goes_on_from_its_state_bit_for_bit(stop, ema):
     second = task_of(seed=7, **form)
     second.load(saved(first))
     second.step(batch_of(8, seed=2 * stop + 1), step_at(8, epoch=stop, step=2 * stop + 1))
-    second.end_epoch(stop)
+    for work in second.after_epoch(stop):
+        work()
     trained(second, range(stop + 1, 8))
     assert_same_state(second, calm)
 
@@ -208,18 +210,19 @@ def test_a_stop_inside_the_measurement_changes_nothing(stop):
         trained(first, range(8))
     second = task_of(build=normed, seed=7)
     second.load(saved(first))
-    second.end_epoch(stop)
+    for work in second.after_epoch(stop):
+        work()
     trained(second, range(stop + 1, 8))
     assert_same_state(second, calm)
 
 
 def evaluated(task, measure):
-    return EvaluatedTask(task, EvaluationConfig(every=1), 8, measure)
+    return EvaluatedTask(task, EvaluationConfig(every=1), measure)
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5])
 def test_a_stop_inside_an_evaluation_does_not_measure_twice(stop):
-    """The loop then repeats the end of the epoch."""
+    """The loop then goes on with the evaluation."""
     calm, first, second = (task_of(Lids(*LIDS), build=normed, seed=seed) for seed in (1, 1, 7))
     trained(evaluated(calm, lambda networks: {"test": HALF}), range(8))
     left = [{"test": HALF}] * stop
@@ -233,7 +236,7 @@ def test_a_stop_inside_an_evaluation_does_not_measure_twice(stop):
         trained(evaluated(first, measure), range(8))
     again = evaluated(second, lambda networks: {"test": HALF})
     again.load(saved(first))
-    again.end_epoch(stop)
+    again.after_epoch(stop)[-1]()
     assert second._measure.asked == []
     assert again.epoch_metrics.keys() == {"lid", "alpha", "accuracy.test"}
     trained(again, range(stop + 1, 8))

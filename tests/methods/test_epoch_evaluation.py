@@ -62,12 +62,13 @@ class Told:
 def trained(task: EvaluatedTask, epochs: range) -> None:
     for epoch in epochs:
         task.step(batch_of(8, seed=epoch), step_at(8, step=epoch))
-        task.end_epoch(epoch)
+        for work in task.after_epoch(epoch):
+            work()
 
 
 def task_of(measure: Told, epochs: int = 9, seed: int = 1, **keys: object) -> EvaluatedTask:
     config = EvaluationConfig(**{"every": 1, "choose_on": "val", **keys})  # type: ignore[arg-type]
-    return EvaluatedTask(StandardTask(normed(seed), setting(ema_decay=0.5)), config, epochs, measure)
+    return EvaluatedTask(StandardTask(normed(seed), setting(ema_decay=0.5, epochs=epochs)), config, measure)
 
 
 def test_the_weights_of_the_best_epoch_are_kept_beside_the_last() -> None:
@@ -94,7 +95,7 @@ def test_evaluations_come_every_few_epochs_and_after_the_last() -> None:
 def test_the_accuracy_of_each_network_of_a_pair_is_recorded() -> None:
     accuracies = {"val": Accuracy.of_hits([4, 7], 20), "test": Accuracy.of_hits([0, 0], 0)}
     config = EvaluationConfig(every=1, choose_on="val")
-    task = EvaluatedTask(StandardTask(normed(1), setting()), config, 2, lambda networks: accuracies)
+    task = EvaluatedTask(StandardTask(normed(1), setting(epochs=2)), config, lambda networks: accuracies)
     trained(task, range(1))
     assert task.epoch_metrics == {
         "accuracy.val": 0.275,

@@ -25,7 +25,7 @@ from tests.support.toy_networks import (
 )
 from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS
-from trainer.loading.sample_order import TrainingPlan
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.methods import forward_correction
 from trainer.methods.forward_correction import ForwardCorrectionTask, forward_losses
 from trainer.methods.pass_rows import PassRows
@@ -128,7 +128,7 @@ class Inputs(SimpleNamespace):
             config=SimpleNamespace(percentile=97.0),
             trained_networks=lambda name: [f"network of {name}"],
             asked=[],
-            plan=lambda samples: TrainingPlan(0, samples, 8, 1),
+            plan=lambda samples: StaticPlan(0, samples, 8, 1),
             module=lambda: linear(1),
             settings=lambda plan: setting(),
         )

@@ -13,6 +13,7 @@ from shards.errors import ConfigError
 from tests.support import RECIPES
 from tests.support.toy_networks import (
     RATE,
+    LabelledBatch,
     assert_same_network,
     batch_of,
     descend,
@@ -183,7 +184,7 @@ def test_rows_are_dropped_by_their_id_and_epoch_alone():
     losses = []
     for order in (torch.arange(ROWS), torch.arange(ROWS).flip(0)):
         task, batch = task_of(), batch_of(ROWS)
-        shuffled = Batch(batch.ids[order], batch.images[order], batch.labels[order], batch.weights[order])
+        shuffled = LabelledBatch(batch.ids[order], batch.images[order], batch.weights[order])
         losses.append(task.step(shuffled, step_at(ROWS, epoch=3)))
     torch.testing.assert_close(losses[0], losses[1])
     batch = batch_of(ROWS)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_the_rows_of_a_batchnorm_group(batch, world, micro, rows):
 
 
 def double(batch: Batch) -> Batch:
-    return Batch(batch.ids, batch.images.double(), batch.labels, batch.weights)
+    return replace(batch, images=batch.images.double())
 
 
 class Watched(nn.Module):

@@ -18,10 +18,10 @@ from tests.support.toy_networks import (
     setting,
     step_at,
 )
-from trainer.loading.batch import MixedLabels
+from trainer.loading.batch import BatchMix
 from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.standard import StandardTask
-from trainer.methods.targets import agreement, mix_labels
+from trainer.methods.targets import agreement, mix_pairs
 
 shares_of = st.lists(st.floats(0, 1, width=32), min_size=8, max_size=8)
 labels_of = st.lists(st.integers(0, CLASSES - 1), min_size=8, max_size=8)
@@ -30,15 +30,21 @@ labels_of = st.lists(st.integers(0, CLASSES - 1), min_size=8, max_size=8)
 def mixed_batch(rows=8, real=None, seed=0):
     batch = batch_of(rows, real, seed)
     generator = torch.Generator().manual_seed(seed + 1)
-    partners = torch.randint(CLASSES, (rows,), generator=generator)
-    return replace(batch, mixed=MixedLabels(partners, torch.rand(rows, generator=generator)))
+    partners = torch.randint(rows if real is None else real, (rows,), generator=generator)
+    return replace(batch, mix=BatchMix(partners, torch.rand(rows, generator=generator)))
+
+
+def mixed_images(batch):
+    share = batch.mix.shares[:, None, None, None]
+    return share * batch.images + (1 - share) * batch.images[batch.mix.partners]
 
 
 def mixed_losses(network, batch, rows):
     """The two losses of each row, written out."""
-    share = batch.mixed.shares[:rows]
-    own = losses_of(network, batch.images[:rows], batch.labels[:rows])
-    other = losses_of(network, batch.images[:rows], batch.mixed.partners[:rows])
+    share, partners = batch.mix.shares[:rows], batch.mix.partners[:rows]
+    images = mixed_images(batch)[:rows]
+    own = losses_of(network, images, batch.labels[:rows])
+    other = losses_of(network, images, batch.labels[partners])
     return share * own + (1 - share) * other
 
 
@@ -53,17 +59,17 @@ def test_a_step_is_the_gradient_of_the_mean_of_both_losses(micro):
     descend(trained)
     assert_same_network(task.module, trained)
     torch.testing.assert_close(values["loss"], expected.detach())
-    predicted = network(batch.images[:5]).argmax(1)
-    share = batch.mixed.shares[:5]
-    right = share * (predicted == batch.labels[:5]) + (1 - share) * (predicted == batch.mixed.partners[:5])
+    predicted = network(mixed_images(batch)[:5]).argmax(1)
+    share, partners = batch.mix.shares[:5], batch.labels[batch.mix.partners[:5]]
+    right = share * (predicted == batch.labels[:5]) + (1 - share) * (predicted == partners)
     torch.testing.assert_close(values["train_accuracy"], right.mean())
 
 
 def test_shares_of_1_train_as_without_mixup():
     network, batch = linear(1), mixed_batch(8)
-    whole = replace(batch, mixed=MixedLabels(batch.mixed.partners, torch.ones(8)))
+    whole = replace(batch, mix=BatchMix(batch.mix.partners, torch.ones(8)))
     tasks = [StandardTask(copy.deepcopy(network), setting()) for _ in range(2)]
-    for task, rows in zip(tasks, (whole, replace(batch, mixed=None)), strict=True):
+    for task, rows in zip(tasks, (whole, replace(batch, mix=None)), strict=True):
         task.step(rows, step_at(8))
     assert_same_network(tasks[0].module, tasks[1].module)
 
@@ -72,7 +78,7 @@ def test_shares_of_1_train_as_without_mixup():
 @settings(max_examples=60, deadline=None)
 def test_targets_are_probabilities_of_the_two_labels(labels, partners, shares):
     given_labels, other, share = torch.tensor(labels), torch.tensor(partners), torch.tensor(shares)
-    targets = mix_labels(given_labels, other, share, CLASSES)
+    targets = mix_pairs(given_labels, other, share, CLASSES)
     assert targets.shape == (8, CLASSES)
     torch.testing.assert_close(targets.sum(1), torch.ones(8))
     rows = torch.arange(8)

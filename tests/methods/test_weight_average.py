@@ -149,7 +149,8 @@ def test_a_fold_judges_and_predicts_with_the_average(best: bool) -> None:
     averages = []
     for epoch in range(3):
         task.step(batch_of(8, seed=epoch), step_at(8, step=epoch))
-        task.end_epoch(epoch)
+        for work in task.after_epoch(epoch):
+            work()
         with task.averaged_weights():
             averages.append(copy.deepcopy(task.module))
     for shown, average in zip(judge.shown, averages, strict=False):

@@ -22,7 +22,7 @@ from trainer.distributed.stop import Stopped
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv import rounds
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import TrainingPlan
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.records import profile_trace
@@ -206,7 +206,7 @@ def test_one_stage_alone_is_measured_too(playground):
 
 # --- what counts as what ------------------------------------------------------------------------------------
 
-ROWS, PLAN = 8, TrainingPlan(stream=5, selected=np.arange(80), batch=8, epochs=1)
+ROWS, PLAN = 8, StaticPlan(stream=5, selected=np.arange(80), batch=8, epochs=1)
 LONG = replace(PLAN, epochs=3)
 
 
@@ -226,10 +226,11 @@ class Napping(nn.Module):
 
 
 def batches_from(first, nap=0.0, plan=PLAN):
+    """Like a loader's, of a plan that was made ahead."""
     for at in plan.steps(first):
         time.sleep(nap)
         ids = torch.from_numpy(at.selected)
-        yield Batch(ids, torch.ones(ROWS, 4), ids % 3, torch.ones(ROWS), step=at)
+        yield Batch(ids, torch.ones(ROWS, 4), torch.ones(ROWS), step=at)
 
 
 class Loop:
@@ -243,9 +244,12 @@ class Loop:
         self._ctx = RunContext(SINGLE_PROCESS, execution, notes, stop, heartbeat, profile=profile)
 
     def arguments(self, name="standard", batch=0.0, **naps):
-        task = StandardTask(Napping(**naps), TaskSettings(OptimizerConfig(), PLAN.steps_per_epoch, SINGLE_PROCESS))
+        task = StandardTask(
+            Napping(**naps),
+            TaskSettings(OptimizerConfig(), self._plan.schedule, torch.arange(80) % 3, SINGLE_PROCESS),
+        )
         training = TrainingJob(name, self._root / "methods" / name)
-        return training, task, self._plan, lambda first: batches_from(first, batch, self._plan), self._ctx
+        return training, task, lambda plans, first: batches_from(first, batch, self._plan), self._ctx
 
     def entries(self, name="standard"):
         return read_json(self._root / "methods" / name / FILE)
@@ -322,16 +326,16 @@ def test_an_entry_a_start_also_of_a_training_that_failed(tmp_path):
     asked = iter(range(100))
     with pytest.raises(Stopped):
         train(*Loop(tmp_path, 0, lambda: "asked to" if next(asked) == 2 else None).arguments())
-    training, task, plan, batches, ctx = Loop(tmp_path, 1).arguments()
+    training, task, batches, ctx = Loop(tmp_path, 1).arguments()
 
-    def broken(first):
-        for number, batch in enumerate(batches(first)):
+    def broken(plans, first):
+        for number, batch in enumerate(batches(plans, first)):
             if number == 3:
                 raise OSError("the disk is gone")
             yield batch
 
     with pytest.raises(OSError, match="the disk is gone"):
-        train(training, task, plan, broken, ctx)
+        train(training, task, broken, ctx)
     last = Loop(tmp_path, 2)
     train(*last.arguments())
     assert [(entry["start"], entry["steps"]) for entry in last.entries()] == [(0, 3), (1, 3), (2, 4)]

@@ -17,8 +17,9 @@ from shards.sample_index import SampleIndex
 from tests.support import RECIPES, processes
 from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
+from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import open_image_set
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.sample_order import derive_stream
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.models.factory import create_model
@@ -155,13 +156,15 @@ def train_as(rank: int, folder: Path, run: Path, answers: multiprocessing.Queue)
     """One of two ranks: an epoch of standard training on its own part of every batch."""
     torch.set_num_threads(1)
     data = image_set(folder)
-    plan = TrainingPlan(derive_stream(0, "standard"), data.ids, 16, 1)
+    plan = StaticPlan(derive_stream(0, "standard"), data.ids, 16, 1)
     task = StandardTask(
-        create_model("digits_cnn", 10, 0), TaskSettings(OptimizerConfig(), plan.steps_per_epoch, SINGLE_PROCESS)
+        create_model("digits_cnn", 10, 0),
+        TaskSettings(OptimizerConfig(), plan.schedule, torch.from_numpy(data.labels), SINGLE_PROCESS),
     )
     watched = UnreadableLog(RunDirectory(run), rank).watch(data, Location("train", "standard", "training"))
     steps, ids = 0, []
-    for at, batch in zip(plan.steps(), watched.training_batches(plan, 0, World(rank, 2, CPU, 1)), strict=True):
+    batches = watched.training_batches(plan.schedule, plan.plans(), 0, World(rank, 2, CPU, 1))
+    for at, batch in zip(plan.steps(), batches, strict=True):
         steps += bool(task.step(batch, at))
         ids += batch.ids[batch.weights > 0].tolist()
     data.close()

@@ -9,8 +9,8 @@ from torch import nn
 
 from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import World
-from trainer.loading.batch import Batch, MixedLabels
-from trainer.loading.sample_order import StepIds
+from trainer.loading.batch import Batch, BatchMix
+from trainer.loading.epoch_plan import Schedule, StepIds
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.decoupling import DecouplingTask
 from trainer.methods.mentornet import MentorNetTask
@@ -28,6 +28,9 @@ MEASURES = {"decoupling": "disagreement", "decoupling_eval_first": "disagreement
 """The baselines, each with a metric that changes with the steps."""
 SAMPLES = 1000 + CANDIDATES
 """The largest sample_id + 1."""
+SCHEDULE = Schedule(7, TOTAL // PER_EPOCH, PER_EPOCH, ROWS, np.arange(SAMPLES))
+TARGETS = torch.randint(CLASSES, (SAMPLES,), generator=torch.Generator().manual_seed(5))
+"""The label of each sample."""
 OPTIMIZERS = {
     "adam": OptimizerConfig(learning_rate=1e-3, milestones=((4, 3e-4),), warmup_epochs=1, weight_decay=1e-3),
     "adamw": OptimizerConfig(
@@ -43,7 +46,7 @@ def task_of(
     kind: str, world: World, optimizer: str = "sgd", classifier_only: bool = False, **form: object
 ) -> BaseTask:
     """form: of TaskSettings (graphs, compile, precision, micro)."""
-    setting = TaskSettings(OPTIMIZERS[optimizer], PER_EPOCH, world, **form, total_steps=TOTAL)
+    setting = TaskSettings(OPTIMIZERS[optimizer], SCHEDULE, TARGETS, world, **form)
     networks = [create_model("cifar_resnet20", CLASSES, seed) for seed in (1, 2)]
     if classifier_only:
         for network in networks:
@@ -59,7 +62,8 @@ def build_task(kind: str, a: nn.Module, b: nn.Module, setting: TaskSettings) -> 
         compare: Compare = "eval_first" if kind.endswith("eval_first") else "one_pass"
         return DecouplingTask(TwinModel(a, b), setting, compare)
     if kind == "mentornet":  # half as long: the steps that are tested reach all phases
-        return MentorNetTask(a, replace(setting, total_steps=TOTAL // 2), 0.5, stream=7, samples=SAMPLES)
+        setting = replace(setting, schedule=replace(SCHEDULE, epochs=SCHEDULE.epochs // 2))
+        return MentorNetTask(a, setting, 0.5, stream=7, samples=SAMPLES)
     rank: Rank = "one_pass" if kind == "one_pass" else "eval_first"
     return CoteachingTask(TwinModel(a, b), setting, ForgetSchedule(ROWS, 0.5, 6), rank)
 
@@ -69,11 +73,11 @@ def position(step: int) -> StepIds:
     epoch = step // PER_EPOCH
     selected = ROWS - 9 if step == SHORT else ROWS
     candidates = (CANDIDATES if step != SHORT else CANDIDATES // 2) if epoch >= 5 else 0
-    return StepIds(step, epoch, np.arange(selected), np.arange(1000, 1000 + candidates))
+    return StepIds(step, epoch, (np.arange(selected), np.arange(1000, 1000 + candidates)))
 
 
 def batch_at(step: int, device: torch.device, dtype: torch.dtype = torch.float32, mixed: bool = False) -> Batch:
-    """mixed: whether the rows have the labels of mixup."""
+    """mixed: whether the rows are mixed with the next (mixup)."""
     at = position(step)
     shape = ROWS + (CANDIDATES if at.epoch >= 5 else 0)
     real = len(at.selected) + len(at.candidates)
@@ -88,11 +92,11 @@ def batch_at(step: int, device: torch.device, dtype: torch.dtype = torch.float32
         weights.zero_()
     if step == POISONED:
         images[3, 0, 5, 5] = torch.nan
-    labels = torch.randint(CLASSES, (shape,), generator=generator)
     images = images.to(device, dtype).contiguous(memory_format=torch.channels_last)
-    batch = Batch(ids.to(device), images, labels.to(device), weights.to(device))
+    batch = Batch(ids.to(device), images, weights.to(device))
     if mixed:
-        batch.mixed = MixedLabels(batch.labels.roll(-1), torch.rand(shape, generator=generator).to(device))
+        partners = torch.arange(shape, device=device).roll(-1)
+        batch.mix = BatchMix(partners, torch.rand(shape, generator=generator).to(device))
     return batch
 
 

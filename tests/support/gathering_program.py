@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shards.errors import DataError
+from tests.support.toy_networks import TARGETS, schedule_of
 from trainer.config.schema import ExecutionConfig, OptimizerConfig
 from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.watchdog import WorldError
@@ -135,7 +136,9 @@ def _lists(tensor: torch.Tensor | None) -> Any:
 def task_in(world: World) -> StandardTask:
     """Its network has BatchNorm, whose statistics are of two types."""
     network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(20).double())
-    return StandardTask(network, TaskSettings(OptimizerConfig(kind="sgd", learning_rate=0.1), 5, world))
+    return StandardTask(
+        network, TaskSettings(OptimizerConfig(kind="sgd", learning_rate=0.1), schedule_of(5), TARGETS, world)
+    )
 
 
 def statistics_of(task: StandardTask) -> dict[str, list[float]]:

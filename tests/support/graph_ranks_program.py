@@ -12,12 +12,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.support.fast_steps import CANDIDATES, CLASSES, OPTIMIZERS, PER_EPOCH, ROWS, batch_at, build_task, position
+from tests.support.fast_steps import (
+    CANDIDATES,
+    CLASSES,
+    OPTIMIZERS,
+    ROWS,
+    SCHEDULE,
+    TARGETS,
+    batch_at,
+    build_task,
+    position,
+)
 from trainer.config.schema import ExecutionConfig
 from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, slice_for_rank
+from trainer.loading.epoch_plan import StepIds
+from trainer.loading.sample_order import slice_for_rank
 from trainer.methods.task import BaseTask, TaskSettings
 
 STEPS = range(10, 30)
@@ -42,7 +53,7 @@ class Network(nn.Module):
 
 
 def task_of(kind: str, world: World, graphs: bool) -> BaseTask:
-    setting = TaskSettings(OPTIMIZERS["sgd"], PER_EPOCH, world, graphs=graphs, require_graphs=graphs)
+    setting = TaskSettings(OPTIMIZERS["sgd"], SCHEDULE, TARGETS, world, graphs=graphs, require_graphs=graphs)
     return build_task(kind, Network(1), Network(2), setting)
 
 
@@ -58,7 +69,6 @@ def share_of(batch: Batch, at: StepIds, world: World) -> Batch:
     return Batch(
         ids=torch.where(real, batch.ids[shown], -1),
         images=batch.images[shown].contiguous(memory_format=torch.channels_last),
-        labels=batch.labels[shown],
         weights=batch.weights[shown] * real,
     )
 

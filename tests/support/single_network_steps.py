@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.support.fast_steps import CLASSES, OPTIMIZERS, PER_EPOCH, TOTAL, Story, told
+from tests.support.fast_steps import CLASSES, OPTIMIZERS, PER_EPOCH, SCHEDULE, TARGETS, Story, told
 from trainer.distributed.world import World
 from trainer.methods.d2l import D2lTask, TurningRule
 from trainer.methods.forward_correction import ForwardCorrectionTask
@@ -20,7 +20,7 @@ LIDS = (5.0, 4.0, 4.2, 4.1, 9.0, 6.0, 7.0, 6.0, 5.0, 6.0)
 
 def task_of(kind: str, world: World, optimizer: str = "sgd", **form: object) -> StandardTask:
     """form: of TaskSettings (graphs, compile, precision, micro)."""
-    setting = TaskSettings(OPTIMIZERS[optimizer], PER_EPOCH, world, **form, total_steps=TOTAL)
+    setting = TaskSettings(OPTIMIZERS[optimizer], SCHEDULE, TARGETS, world, **form)
     network = create_model("cifar_resnet20", CLASSES, 1) if world.device.type == "cuda" else _small_network()
     if kind == "forward_correction":
         matrix = normalise_rows(np.random.default_rng(0).random((CLASSES, CLASSES)) + 4 * np.eye(CLASSES))
@@ -41,7 +41,8 @@ def told_by_epochs(task: StandardTask, epochs: range, dtype: torch.dtype = torch
     story = Story()
     for epoch in epochs:
         part = told(task, range(epoch * PER_EPOCH, (epoch + 1) * PER_EPOCH), dtype)
-        task.end_epoch(epoch)
+        for work in task.after_epoch(epoch):
+            work()
         story.values += part.values
     state = task.state()
     story.state = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}

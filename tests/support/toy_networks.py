@@ -1,6 +1,7 @@
 """Networks small enough to check by hand, and batches of numbers for them."""
 
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,31 @@ from torch import nn
 from trainer.config.schema import OptimizerConfig, Precision
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds
+from trainer.loading.epoch_plan import Schedule, StepIds
 from trainer.methods.task import TaskSettings
 
 CPU = torch.device("cpu")
 RATE = 0.1
 SGD = OptimizerConfig(kind="sgd", momentum=0.0, learning_rate=RATE)
 CLASSES = 4
+TARGETS = torch.randint(CLASSES, (2000,), generator=torch.Generator().manual_seed(5))
+"""The label of each sample."""
+
+
+@dataclass
+class LabelledBatch(Batch):
+    """A batch of a test that knows the labels of its rows."""
+
+    targets: torch.Tensor = field(default_factory=lambda: TARGETS)
+    """By sample_id."""
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.targets[self.ids.clamp(min=0)]
+
+
+def schedule_of(steps_per_epoch: int, epochs: int = 20) -> Schedule:
+    return Schedule(7, epochs, steps_per_epoch, 8, np.arange(len(TARGETS)))
 
 
 def setting(
@@ -24,10 +43,13 @@ def setting(
     precision: Precision = "fp32",
     micro: int | None = None,
     steps_per_epoch: int = 5,
+    epochs: int = 20,
+    targets: torch.Tensor = TARGETS,
     **form: Any,
 ) -> TaskSettings:
     """One process on the CPU. form: other fields of TaskSettings."""
-    return TaskSettings(optimizer, steps_per_epoch, SINGLE_PROCESS, precision, micro, **form)
+    schedule = schedule_of(steps_per_epoch, epochs)
+    return TaskSettings(optimizer, schedule, targets, SINGLE_PROCESS, precision=precision, micro=micro, **form)
 
 
 def linear(seed: int) -> nn.Module:
@@ -44,19 +66,18 @@ def normed(seed: int) -> nn.Module:
     return network
 
 
-def batch_of(rows: int, real: int | None = None, seed: int = 0) -> Batch:
+def batch_of(rows: int, real: int | None = None, seed: int = 0) -> LabelledBatch:
     generator = torch.Generator().manual_seed(seed)
     real = rows if real is None else real
-    return Batch(
+    return LabelledBatch(
         ids=torch.where(torch.arange(rows) < real, torch.arange(rows), -1),
         images=torch.randn(rows, 3, 2, 2, generator=generator),
-        labels=torch.randint(CLASSES, (rows,), generator=generator),
         weights=(torch.arange(rows) < real).float(),
     )
 
 
 def step_at(selected: int, candidates: int = 0, epoch: int = 0, step: int = 0) -> StepIds:
-    return StepIds(step, epoch, np.arange(selected), np.arange(1000, 1000 + candidates))
+    return StepIds(step, epoch, (np.arange(selected), np.arange(1000, 1000 + candidates)))
 
 
 def losses_of(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.toy_networks import TARGETS, schedule_of
 from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds
+from trainer.loading.epoch_plan import StepIds
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.training.interleave import interleave, run_to_end
@@ -44,11 +45,9 @@ class Dropping(nn.Module):
 def batch_at(seed: int, step: int) -> Batch:
     generator = torch.Generator().manual_seed(1000 * seed + step)
     images = torch.randn(ROWS, 3, 32, 32, generator=generator)
-    labels = torch.randint(CLASSES, (ROWS,), generator=generator)
     return Batch(
         ids=torch.arange(ROWS, device=GPU),
         images=images.to(GPU, memory_format=torch.channels_last),
-        labels=labels.to(GPU),
         weights=torch.ones(ROWS, device=GPU),
     )
 
@@ -56,11 +55,11 @@ def batch_at(seed: int, step: int) -> Batch:
 def training(seed, steps, dropout, graphs=True):
     """Its losses, what it would draw next, and its weights and moments."""
     torch.manual_seed(seed)
-    setting = TaskSettings(ADAM, PER_EPOCH, WORLD, graphs=graphs, require_graphs=graphs)
+    setting = TaskSettings(ADAM, schedule_of(PER_EPOCH), TARGETS, WORLD, graphs=graphs, require_graphs=graphs)
     task = StandardTask(Dropping(seed, dropout), setting)
     losses = []
     for step in range(steps):
-        at = StepIds(step, step // PER_EPOCH, np.arange(ROWS), np.arange(0))
+        at = StepIds(step, step // PER_EPOCH, (np.arange(ROWS),))
         losses.append(task.step(batch_at(seed, step), at)["loss"].clone())  # read at the end: nobody waits
         yield
     state = {name: tensor.detach().cpu().clone() for name, tensor in task.state().tensors.items()}
@@ -105,11 +104,14 @@ class DroppingLate(nn.Module):
 
 def late_training(seed):
     torch.manual_seed(seed)
-    task = StandardTask(DroppingLate(seed), TaskSettings(ADAM, PER_EPOCH, WORLD, graphs=True, require_graphs=True))
+    task = StandardTask(
+        DroppingLate(seed),
+        TaskSettings(ADAM, schedule_of(PER_EPOCH), TARGETS, WORLD, graphs=True, require_graphs=True),
+    )
     losses = []
     batches = [batch_at(seed, step) for step in range(4)]
     for step, batch in enumerate(batches):
-        losses.append(task.step(batch, StepIds(step, 0, np.arange(ROWS), np.arange(0)))["loss"].clone())
+        losses.append(task.step(batch, StepIds(step, 0, (np.arange(ROWS),)))["loss"].clone())
         yield
     return torch.stack(losses).tolist()
 

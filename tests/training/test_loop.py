@@ -19,7 +19,8 @@ from trainer.config.schema import ExecutionConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import TrainingPlan, derive_stream
+from trainer.loading.epoch_plan import StaticPlan
+from trainer.loading.sample_order import derive_stream
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.records.heartbeat import Heartbeat
@@ -30,7 +31,7 @@ from trainer.training.loop import RunContext, TrainingJob, checkpoint_interval, 
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, CPU, 1)
-PLAN = TrainingPlan(derive_stream(0, "toy"), np.arange(30), 7, 5, np.empty(0, np.int64))  # 5 epochs of 5 steps
+PLAN = StaticPlan(derive_stream(0, "toy"), np.arange(30), 7, 5, np.empty(0, np.int64))  # 5 epochs of 5 steps
 TOTAL = 25
 EXECUTION = ExecutionConfig(log_every=3, checkpoint_every=4)
 DATA = torch.randn(30, 3, 2, 2, generator=torch.Generator().manual_seed(1))
@@ -53,6 +54,7 @@ class ToyTask:
     """One number that remembers every id it has seen and every random number it has drawn."""
 
     has_ended, epoch_metrics = False, MappingProxyType({})
+    schedule, plans_ahead = PLAN.schedule, True
 
     def __init__(self, on_step=lambda at: None):
         self.learning_rate, self.chosen = 0.5, None
@@ -73,8 +75,14 @@ class ToyTask:
         self.learning_rate = 0.5 / (1 + at.step)
         return {"loss": self.value, "drawn": torch.rand(())}
 
-    def end_epoch(self, epoch):
-        self.epochs.append(epoch)
+    def plan_epoch(self, epoch):
+        return PLAN.plan_epoch(epoch)
+
+    def prepare_epoch(self, epoch):
+        pass
+
+    def after_epoch(self, epoch):
+        return [lambda: self.epochs.append(epoch)]
 
     def state(self):
         return TrainState({"value": self.value}, {"epochs": self.epochs})
@@ -93,13 +101,15 @@ def network_task(on_step=lambda at: None):
             on_step(at)
             return super().step(batch, at)
 
-    return Watched(network, TaskSettings(OptimizerConfig(learning_rate=0.01, milestones=((2, 0.001),)), 5, WORLD))
+    optimizer = OptimizerConfig(learning_rate=0.01, milestones=((2, 0.001),))
+    return Watched(network, TaskSettings(optimizer, PLAN.schedule, torch.arange(30) % 3, WORLD, PLAN.plan_epoch))
 
 
-def batches_from(first):
-    for at in PLAN.steps(first):
-        ids = torch.from_numpy(at.selected)
-        yield Batch(ids, DATA[ids], ids % 3, torch.ones(len(ids)), step=at)
+def batches_from(plans, first):
+    for plan in plans:
+        for at in plan.steps(PLAN.schedule, first):
+            ids = torch.from_numpy(at.selected)
+            yield Batch(ids, DATA[ids], torch.ones(len(ids)), step=at)
 
 
 def run(folder, task, stop_at=None, execution=EXECUTION, batches=batches_from):
@@ -118,7 +128,7 @@ def run(folder, task, stop_at=None, execution=EXECUTION, batches=batches_from):
     stop = SimpleNamespace(reason=reason, wait_for_reason=reason)
     ctx = RunContext(WORLD, execution, notes, stop, Heartbeat(None, 0, 1, "alone"))
     try:
-        train(TrainingJob("toy", folder), task, PLAN, batches, ctx)
+        train(TrainingJob("toy", folder), task, batches, ctx)
     finally:
         manifest.end("here")
     return manifest.start
@@ -267,12 +277,12 @@ def test_a_stop_during_the_last_step_is_an_end(tmp_path, uninterrupted):
 
 
 def test_a_loader_that_ends_early_is_an_error(tmp_path):
-    def too_few(first):
-        for number, batch in enumerate(batches_from(first)):
+    def too_few(plans, first):
+        for number, batch in enumerate(batches_from(plans, first)):
             if number < 20:
                 yield batch
 
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(AssertionError, match="too few"):
         run(tmp_path, ToyTask(), batches=too_few)
 
 
@@ -281,9 +291,9 @@ def test_batches_are_closed_however_a_training_ends(end, tmp_path):
     """Threads and decoders stand behind them, and the error that ended it may live for long."""
     closed = []
 
-    def watched(first):
+    def watched(plans, first):
         try:
-            yield from batches_from(first)
+            yield from batches_from(plans, first)
         finally:
             closed.append(end)
 

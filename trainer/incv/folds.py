@@ -1,6 +1,7 @@
 """Train one fold on S and all parts of C but one; its network then predicts the held-out part."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,12 +34,14 @@ class FoldTask(StandardTask):
         self.best_epoch = -1
         self._best: dict[str, torch.Tensor] = {}
 
-    def end_epoch(self, epoch: int) -> None:
-        super().end_epoch(epoch)
-        if self._predict is None:
-            return
+    def after_epoch(self, epoch: int) -> list[Callable[[], None]]:
+        judging = [] if self._predict is None else [partial(self._judge, self._predict, epoch)]
+        return [*super().after_epoch(epoch), *judging]
+
+    def _judge(self, predict: Callable[[nn.Module], Predictions], epoch: int) -> None:
+        """Predict the held-out part, and keep the weights if it agrees better than after any epoch before."""
         with self.averaged_weights():
-            agreement = self._predict(self.module).agreement()
+            agreement = predict(self.module).agreement()
             if agreement > self.best_agreement:  # among ties, keep the earliest epoch
                 self.best_agreement, self.best_epoch = agreement, epoch
                 self._best = {name: t.clone() for name, t in module_state(self.module, BEST).items()}

@@ -106,12 +106,16 @@ def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Prediction
     return whole
 
 
-def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold: int, top_k: int) -> Predictions:
+def collect_predictions(
+    passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor, fold: int, top_k: int
+) -> Predictions:
     """Convert a predict pass of one network into rows; unreadable and non-finite rows are marked, not dropped.
+
+    labels: the given ones, int64 [samples], indexed by sample_id, on the device of the batches.
 
     Rows stay on the device until the pass ends, so there is no host-device sync between batches.
     """
-    parts = [_measure_rows(batch, logits, top_k) for batch, (logits,) in passes]
+    parts = [_measure_rows(batch, labels[batch.ids.clamp(min=0)], logits, top_k) for batch, (logits,) in passes]
     if not parts:
         return EMPTY_PREDICTIONS
     columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
@@ -121,13 +125,13 @@ def collect_predictions(passes: Iterable[tuple[Batch, list[torch.Tensor]]], fold
     return Predictions(fold=np.full(len(order), fold, np.int8), **rows)
 
 
-def _measure_rows(batch: Batch, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
+def _measure_rows(batch: Batch, labels: torch.Tensor, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
     """Compute the prediction columns of one batch, including its fill rows, on the batch's device."""
     log_p = torch.log_softmax(logits, dim=1)
-    given = log_p.gather(1, batch.labels[:, None])[:, 0]
+    given = log_p.gather(1, labels[:, None])[:, 0]
     highest, likeliest = log_p.topk(min(max(top_k, 2), log_p.shape[1]), dim=1)
     runner_up = min(1, likeliest.shape[1] - 1)
-    agrees = (likeliest[:, :top_k] == batch.labels[:, None]).any(dim=1)
+    agrees = (likeliest[:, :top_k] == labels[:, None]).any(dim=1)
     finite = torch.isfinite(log_p).all(dim=1)
     status = torch.where(finite, int(Status.OK), int(Status.NON_FINITE))
     status = torch.where(batch.weights > 0, status, int(Status.UNREADABLE))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from shards.durable import write_json
@@ -24,8 +25,9 @@ from trainer.incv.noise_estimates import (
 from trainer.incv.predictions import Predictions, collect_predictions, join_predictions, merge_predictions
 from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.loading.epoch_plan import Mixing, StaticPlan
 from trainer.loading.image_set import ImageSet
-from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
+from trainer.loading.sample_order import Ids, build_windows, derive_stream
 from trainer.methods.networks import build_network, seed_rng
 from trainer.methods.predict import Passes, predict
 from trainer.methods.task_settings import build_task_settings
@@ -210,13 +212,13 @@ class Incv:
     def _train_fold(self, fold: "Fold", ctx: RunContext) -> Steps[nn.Module]:
         recipe, world, folds = self._recipe, ctx.world, self._config.trained_folds
         config = fit_section(self._config, count_steps(len(fold.trained_on), recipe.batch.rows))
-        plan = TrainingPlan(
+        plan = StaticPlan(
             stream=derive_stream(recipe.seed, "incv", fold.round, fold.number),
             selected=np.sort(fold.trained_on),
             batch=recipe.batch.rows,
             epochs=config.epochs,
             windows=build_windows(recipe.order, self._data.index.shard),
-            mixup=self._config.mixup.alpha,
+            mixing=Mixing(config.mixup.alpha) if config.mixup.alpha else None,
         )
         training = TrainingJob(
             "incv",
@@ -231,16 +233,19 @@ class Incv:
         seed = initial_seed(recipe.seed, self._config, fold.round, fold.number)
         task = FoldTask(
             build_network(recipe, self._data.classes, seed, self._weights),
-            build_task_settings(recipe, config, plan, world, steps=max(plan.total_steps, self._first_round_steps())),
+            build_task_settings(
+                recipe,
+                config,
+                plan,
+                torch.from_numpy(self._data.labels),
+                world,
+                steps=max(plan.total_steps, self._first_round_steps()),
+            ),
             predict=(lambda network: self._predict_after_epoch(network, fold, ctx, training)) if fold.best else None,
         )
         data = self._watch_data(fold, "training", recipe.data.max_unreadable)
         yield from iterate_training(
-            training,
-            task,
-            plan,
-            lambda first: data.training_batches(plan, first, world),
-            ctx,
+            training, task, lambda plans, first: data.training_batches(plan.schedule, plans, first, world), ctx
         )
         return task.round_network()
 
@@ -271,9 +276,10 @@ class Incv:
         """Predict each of the samples once, and return the predictions on every rank."""
         data, ids = self._watch_data(fold, "predicting"), np.sort(ids)
         name = f"incv/{fold.round}/{fold.number} predict"
+        labels = torch.from_numpy(data.labels).to(ctx.world.device)
 
         def collect(passes: Passes) -> Predictions:
-            return collect_predictions(passes, fold.number, self._config.agree_top_k)
+            return collect_predictions(passes, labels, fold.number, self._config.agree_top_k)
 
         own = predict([network], data, ids, self._recipe.precision, ctx, name, collect)
         return gather_predictions(ctx.world, own, ids)

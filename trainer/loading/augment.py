@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config.augmentation import RandomResizedCropConfig
-from trainer.loading.sample_order import Ids, draw_uniforms
+from trainer.loading.sample_order import Ids, Views, draw_uniforms
 
 _CROP_ATTEMPTS = 10  # as in torchvision
 _CENTRE = 0.5  # the draw that centres a crop
@@ -51,26 +51,31 @@ def training_boxes(
     ids: Ids,
     widths: npt.NDArray[np.int32],
     heights: npt.NDArray[np.int32],
+    views: Views = 0,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Draw a random crop and flip for each sample in this epoch: boxes int32 [n, 4], flips bool [n]."""
-    flips = (draw_uniforms(stream, epoch, ids, "flip") < 0.5) & geometry.flip
+    """Draw a random crop and flip for each row in this epoch: boxes int32 [n, 4], flips bool [n]."""
+    flips = (draw_uniforms(stream, epoch, ids, "flip", views) < 0.5) & geometry.flip
     if geometry.random_resized_crop is not None:
-        return resized_boxes(geometry.random_resized_crop, stream, epoch, ids, widths, heights), flips
+        return resized_boxes(geometry.random_resized_crop, stream, epoch, ids, widths, heights, views), flips
     side = geometry.side(widths, heights, geometry.pad)
-    left = _draw_offset(draw_uniforms(stream, epoch, ids, "left"), widths + 2 * geometry.pad - side) - geometry.pad
-    top = _draw_offset(draw_uniforms(stream, epoch, ids, "top"), heights + 2 * geometry.pad - side) - geometry.pad
+    across, down = (draw_uniforms(stream, epoch, ids, what, views) for what in ("left", "top"))
+    left = _draw_offset(across, widths + 2 * geometry.pad - side) - geometry.pad
+    top = _draw_offset(down, heights + 2 * geometry.pad - side) - geometry.pad
     return np.stack([left, top, side, side], axis=1).astype(np.int32), flips
 
 
-def draw_holes(geometry: Geometry, stream: int, epoch: int, ids: Ids) -> npt.NDArray[np.int32] | None:
-    """Draw the square to blank out in the crop of each sample in this epoch; None without `cutout`.
+def draw_holes(
+    geometry: Geometry, stream: int, epoch: int, ids: Ids, views: Views = 0
+) -> npt.NDArray[np.int32] | None:
+    """Draw the square to blank out in the crop of each row in this epoch; None without `cutout`.
 
     int32 [n, 4]: left, top, right and bottom in pixels of the crop. Its centre is any pixel, so it may extend beyond
     the crop.
     """
     if not geometry.cutout:
         return None
-    centre = [(draw_uniforms(stream, epoch, ids, f"cutout {axis}") * geometry.size).astype(np.int32) for axis in "xy"]
+    drawn = (draw_uniforms(stream, epoch, ids, f"cutout {axis}", views) for axis in "xy")
+    centre = [(each * geometry.size).astype(np.int32) for each in drawn]
     left, top = (each - geometry.cutout // 2 for each in centre)
     return np.stack([left, top, left + geometry.cutout, top + geometry.cutout], axis=1)
 
@@ -82,6 +87,7 @@ def resized_boxes(
     ids: Ids,
     widths: npt.NDArray[np.int32],
     heights: npt.NDArray[np.int32],
+    views: Views = 0,
 ) -> npt.NDArray[np.int32]:
     """Draw boxes of random area and aspect ratio inside the images, as torchvision's RandomResizedCrop: int32 [n, 4].
 
@@ -92,15 +98,15 @@ def resized_boxes(
     lowest, highest = math.log(config.ratio[0]), math.log(config.ratio[1])
     found = np.zeros(len(ids), bool)
     for attempt in range(_CROP_ATTEMPTS):
-        share = _between(*config.scale, draw_uniforms(stream, epoch, ids, f"area {attempt}"))
-        aspect = np.exp(_between(lowest, highest, draw_uniforms(stream, epoch, ids, f"aspect {attempt}")))
+        share = _between(*config.scale, draw_uniforms(stream, epoch, ids, f"area {attempt}", views))
+        aspect = np.exp(_between(lowest, highest, draw_uniforms(stream, epoch, ids, f"aspect {attempt}", views)))
         wide = np.rint(np.sqrt(area * share * aspect)).astype(np.int64)
         high = np.rint(np.sqrt(area * share / aspect)).astype(np.int64)
         fits = ~found & (wide > 0) & (wide <= widths) & (high > 0) & (high <= heights)
         width, height = np.where(fits, wide, width), np.where(fits, high, height)
         found |= fits
-    left = np.where(found, draw_uniforms(stream, epoch, ids, "left"), _CENTRE)
-    top = np.where(found, draw_uniforms(stream, epoch, ids, "top"), _CENTRE)
+    left = np.where(found, draw_uniforms(stream, epoch, ids, "left", views), _CENTRE)
+    top = np.where(found, draw_uniforms(stream, epoch, ids, "top", views), _CENTRE)
     left, top = _draw_offset(left, widths - width), _draw_offset(top, heights - height)
     return np.stack([left, top, width, height], axis=1).astype(np.int32)
 

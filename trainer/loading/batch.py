@@ -3,16 +3,17 @@
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.loading.epoch_plan import StepIds
 from trainer.loading.mixup import RowMix
 from trainer.loading.operations import Operations
-from trainer.loading.sample_order import Ids, StepIds
+from trainer.loading.sample_order import Ids
 from trainer.loading.transfer import copy_to_device
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -28,8 +29,6 @@ class BatchRequest:
     """[n, 4]: left, top, width, height in pixels of the stored image; a box may extend into the padding."""
     flips: npt.NDArray[np.bool_]
     """[n]: flip horizontally after the crop."""
-    labels: npt.NDArray[np.int64]
-    """[n]"""
     rows: int
     """Fixed number of rows of the batch; rows beyond n are fill rows with weight 0."""
     fill_with_images: bool
@@ -51,25 +50,26 @@ class BatchRequest:
 
 
 @dataclass(frozen=True)
-class MixedLabels:
-    """The second labels of the rows of a batch with mixup, on the device."""
+class BatchMix:
+    """How a Task mixes the rows of a batch, on the device."""
 
     partners: torch.Tensor
-    """int64 [rows]"""
+    """int64 [rows]: the batch's row, or guest row, with which each row is mixed."""
     shares: torch.Tensor
-    """float32 [rows], the share of the row's own label; the rest is that of its partner's."""
+    """float32 [rows]: the share of the row itself; the rest is its partner's."""
+    boxes: torch.Tensor | None = None
+    """int64 [rows, 4]: left, top, right and bottom of what each row shows of its partner with CutMix; None with
+    mixup."""
 
 
 @dataclass
 class Batch:
-    """One rank's rows of a step, on the device."""
+    """One rank's rows of a step, on the device; its Task knows their targets."""
 
     ids: torch.Tensor
-    """int64 [rows], -1 in fill rows"""
+    """int64 [rows + guests], -1 in fill rows. Guest rows are only there to be mixed with; most batches have none."""
     images: torch.Tensor
-    """[rows, 3, size, size], normalised; float32 or the autocast dtype"""
-    labels: torch.Tensor
-    """int64 [rows]"""
+    """[rows + guests, 3, size, size], normalised; float32 or the autocast dtype"""
     weights: torch.Tensor
     """float32 [rows], 1 for real rows, 0 for fill rows and unreadable rows"""
     request: BatchRequest | None = None
@@ -78,12 +78,12 @@ class Batch:
     """sample_ids that could not be decoded"""
     step: StepIds | None = None
     """The ids of the training step over all ranks; None in predict passes."""
-    mixed: MixedLabels | None = None
-    """None without mixup."""
+    mix: BatchMix | None = None
+    """None if rows are not mixed."""
 
     def tensors(self) -> list[torch.Tensor]:
-        mixed = [] if self.mixed is None else [self.mixed.partners, self.mixed.shares]
-        return [self.ids, self.images, self.labels, self.weights, *mixed]
+        of_mix = [] if self.mix is None else [self.mix.partners, self.mix.shares, self.mix.boxes]
+        return [tensor for tensor in (self.ids, self.images, self.weights, *of_mix) if tensor is not None]
 
 
 Batches = Generator[Batch, None, None]
@@ -124,35 +124,58 @@ def assemble_batches(
     """
     starts = np.cumsum([0, *(len(request.ids) for request in requests)])
     own_failed = [failed[(failed >= a) & (failed < b)] - a for a, b in pairwise(starts)] if len(failed) else None
-    sources, ids, weights, unreadable = [], [], [], []
+    sources, ids, weights, unreadable, mixes = [], [], [], [], []
     for number, request in enumerate(requests):
         lost = _NO_ROWS if own_failed is None else own_failed[number]
-        sources.append(starts[number] + _shown_rows(request, lost))
+        source = _shown_rows(request, lost)
         own_ids, own_weights = _ids_and_weights(request, lost)
+        if request.mix is not None:
+            guests, mix = _place_partners(request.mix, source, lost)
+            source, own_ids = np.concatenate([source, guests]), np.concatenate([own_ids, request.ids[guests]])
+            mixes.append(mix)
+        sources.append(starts[number] + source)
         ids.append(own_ids)
         weights.append(own_weights)
         unreadable.append([int(sample) for sample in request.ids[lost[lost < request.real_rows]]])
     source, weight = np.concatenate(sources), np.concatenate(weights)
-    labels = np.concatenate([request.labels for request in requests])
     if requests[0].holes is not None:
         show = partial(_show_with_holes, show, np.concatenate([request.holes for request in requests]))
     images = show(source)
-    mixed: list[MixedLabels | None] = [None] * len(requests)
-    rows = [request.rows for request in requests]
-    if requests[0].mix is not None:
-        images, shared = _mix(_join_mixes(requests, starts), labels, failed, source, images, show)
-        parts = zip(shared.partners.split(rows), shared.shares.split(rows), strict=True)
-        mixed = [MixedLabels(partners, shares) for partners, shares in parts]
     if not requests[0].fill_with_images and not weight.all():
         images[copy_to_device(images.device, np.flatnonzero(weight == 0))[0]] = 0
-    there = copy_to_device(device, np.concatenate(ids), labels[source], weight)
-    tensors = zip(*(tensor.split(rows) for tensor in (there[0], images, there[1], there[2])), strict=True)
+    columns = [np.concatenate(each) for each in zip(*mixes, strict=True)]
+    copied = copy_to_device(device, np.concatenate(ids), weight, *columns)
+    rows, shown = [len(each) for each in weights], [len(each) for each in sources]
+    mixed = zip(*(tensor.split(rows) for tensor in copied[2:]), strict=True) if mixes else repeat(None)
+    tensors = zip(copied[0].split(shown), images.split(shown), copied[1].split(rows), strict=True)
     return [
-        Batch(own_ids, own_images, own_labels, own_weights, request, lost, request.step, mix)
-        for (own_ids, own_images, own_labels, own_weights), request, lost, mix in zip(
-            tensors, requests, unreadable, mixed, strict=True
-        )
+        Batch(*own, request, lost, request.step, None if mix is None else BatchMix(*mix))
+        for own, request, lost, mix in zip(tensors, requests, unreadable, mixed, strict=False)
     ]
+
+
+def _place_partners(
+    mix: RowMix, source: npt.NDArray[np.int64], failed: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.generic]]]:
+    """Return the request rows that the guest rows show, and of each batch row: its partner's batch row, its share
+    and, with CutMix, its box. A row whose partner is unreadable stays as it is.
+
+    source: the request row that each batch row shows; failed: request rows that could not be decoded.
+    """
+    partners, shares = mix.partners[source], mix.shares[source]
+    places = np.full(len(mix.partners), -1)
+    places[source[::-1]] = np.arange(len(source))[::-1]
+    missing = np.setdiff1d(partners[places[partners] < 0], failed)[: mix.guests]
+    places[missing] = len(source) + np.arange(len(missing))
+    lost = np.isin(partners, failed) | (places[partners] < 0)
+    guests = np.concatenate([missing, np.zeros(mix.guests - len(missing), np.int64)])
+    of_rows: list[npt.NDArray[np.generic]] = [
+        np.where(lost, np.arange(len(source)), places[partners]),
+        np.where(lost, np.float32(1), shares),
+    ]
+    if mix.boxes is not None:
+        of_rows.append(np.where(lost[:, None], 0, mix.boxes[source]).astype(np.int64))
+    return guests, of_rows
 
 
 def _show_with_holes(
@@ -179,34 +202,6 @@ def _ids_and_weights(
     weights = (ids >= 0).astype(np.float32)
     weights[failed[failed < real]] = 0
     return ids, weights
-
-
-def _join_mixes(requests: Sequence[BatchRequest], starts: npt.NDArray[np.int64]) -> RowMix:
-    """Join the mixes of consecutive requests. starts: the first row of each request, counted through all of them."""
-    mixes = [request.mix for request in requests if request.mix is not None]
-    partners = [start + mix.partners for start, mix in zip(starts, mixes, strict=False)]
-    return RowMix(np.concatenate(partners), np.concatenate([mix.shares for mix in mixes]))
-
-
-def _mix(
-    mix: RowMix,
-    labels: npt.NDArray[np.int64],
-    failed: npt.NDArray[np.int64],
-    source: npt.NDArray[np.int64],
-    images: torch.Tensor,
-    show: Callable[[npt.NDArray[np.int64]], torch.Tensor],
-) -> tuple[torch.Tensor, MixedLabels]:
-    """Mix the images with those of their partners, in float32; a row whose partner is unreadable stays as it is.
-
-    labels: of the request rows; source: the request row that each batch row shows; images: those of `source`.
-    """
-    lost = np.isin(mix.partners[source], failed)
-    partners = np.where(lost, source, mix.partners[source])
-    shares = np.where(lost, np.float32(1), mix.shares[source])
-    share, partner_labels = copy_to_device(images.device, shares, labels[partners])
-    weight = share[:, None, None, None]
-    mixed = images.float() * weight + show(partners).float() * (1 - weight)
-    return mixed.to(images.dtype), MixedLabels(partner_labels, share)
 
 
 def select_rows(images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """`ImageSet`: the samples and labels of one packed split, with the loader that reads them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -14,11 +15,12 @@ from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batches, BatchRequest, Loader
 from trainer.loading.cpu_loader import CpuLoader
+from trainer.loading.epoch_plan import EpochPlan, Schedule
 from trainer.loading.operations import NO_AUGMENTATION, Augmentation
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
-from trainer.loading.sample_order import Ids, TrainingPlan, mix64
+from trainer.loading.sample_order import Ids, mix64
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,17 @@ class ImageSet:
         """Whether the decoded images stay on the device."""
         return isinstance(self.loader, ResidentLoader)
 
-    def training_batches(self, plan: TrainingPlan, first_step: int, world: World) -> Batches:
+    def training_batches(
+        self, schedule: Schedule, plans: Iterable[EpochPlan], first_step: int, world: World
+    ) -> Batches:
+        """Yield a batch for each step of the plans, from `first_step` of the job on."""
         requests = training_requests(
-            plan, self.index, self.labels, self.geometry, first_step, world.rank, world.size, self.augmentation
+            schedule, plans, self.index, self.geometry, first_step, world.rank, world.size, self.augmentation
         )
         return self.loader.batches(requests)
 
     def predict_requests(self, ids: Ids, batch: int, world: World = SINGLE_PROCESS) -> list[BatchRequest]:
-        return list(predict_requests(ids, batch, self.index, self.labels, self.geometry, world.rank, world.size))
+        return list(predict_requests(ids, batch, self.index, self.geometry, world.rank, world.size))
 
     def close(self) -> None:
         self.loader.close()

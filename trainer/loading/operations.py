@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 
 from trainer.config.augmentation import ColorJitterConfig, RandAugmentConfig
-from trainer.loading.sample_order import Ids, draw_uniforms
+from trainer.loading.sample_order import Ids, Views, draw_uniforms
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Augmentation:
     rand_augment: RandAugmentConfig = field(default_factory=RandAugmentConfig)
     color_jitter: ColorJitterConfig = field(default_factory=ColorJitterConfig)
 
-    def draw(self, stream: int, epoch: int, ids: Ids) -> list[Operations]:
+    def draw(self, stream: int, epoch: int, ids: Ids, views: Views = 0) -> list[Operations]:
         """Draw the operations of each sample in this epoch, RandAugment's first; [] if none are set."""
         drawn = []
         if self.rand_augment.operations:
-            drawn.append(draw_rand_augment(self.rand_augment, stream, epoch, ids))
+            drawn.append(draw_rand_augment(self.rand_augment, stream, epoch, ids, views))
         if self.color_jitter.is_on:
-            drawn.append(draw_jitter(self.color_jitter, stream, epoch, ids))
+            drawn.append(draw_jitter(self.color_jitter, stream, epoch, ids, views))
         return [tuple(chain(*parts)) for parts in zip(*drawn, strict=True)]
 
 
 NO_AUGMENTATION = Augmentation()
 
 
-def draw_jitter(config: ColorJitterConfig, stream: int, epoch: int, ids: Ids) -> list[Operations]:
+def draw_jitter(config: ColorJitterConfig, stream: int, epoch: int, ids: Ids, views: Views = 0) -> list[Operations]:
     """Draw the strength of each property that `config` sets, and the order of these operations."""
     limits = {
         "brightness": (max(0.0, 1.0 - config.brightness), 1.0 + config.brightness),
@@ -53,10 +53,11 @@ def draw_jitter(config: ColorJitterConfig, stream: int, epoch: int, ids: Ids) ->
     }
     names = [name for name in limits if getattr(config, name) > 0]
     drawn = [
-        limits[name][0] + draw_uniforms(stream, epoch, ids, f"jitter {name}") * (limits[name][1] - limits[name][0])
+        limits[name][0]
+        + draw_uniforms(stream, epoch, ids, f"jitter {name}", views) * (limits[name][1] - limits[name][0])
         for name in names
     ]
-    places = [draw_uniforms(stream, epoch, ids, f"place of {name}") for name in names]
+    places = [draw_uniforms(stream, epoch, ids, f"place of {name}", views) for name in names]
     order = np.argsort(places, axis=0, kind="stable")
     return [
         tuple(Operation(names[which], float(drawn[which][row])) for which in order[:, row]) for row in range(len(ids))
@@ -80,12 +81,14 @@ _DISPLACEMENTS = {
 }
 
 
-def draw_rand_augment(config: RandAugmentConfig, stream: int, epoch: int, ids: Ids) -> list[Operations]:
+def draw_rand_augment(
+    config: RandAugmentConfig, stream: int, epoch: int, ids: Ids, views: Views = 0
+) -> list[Operations]:
     """Draw `config.operations` operations per sample, with replacement and a random sign."""
     drawn: list[Operations] = [()] * len(ids)
     for number in range(config.operations):
-        which = (draw_uniforms(stream, epoch, ids, f"operation {number}") * len(RAND_AUGMENT)).astype(int)
-        negative = draw_uniforms(stream, epoch, ids, f"sign {number}") < 0.5
+        which = (draw_uniforms(stream, epoch, ids, f"operation {number}", views) * len(RAND_AUGMENT)).astype(int)
+        negative = draw_uniforms(stream, epoch, ids, f"sign {number}", views) < 0.5
         for row in range(len(ids)):
             operation = rand_augment_operation(RAND_AUGMENT[which[row]], config.magnitude, bool(negative[row]))
             drawn[row] += (operation,)

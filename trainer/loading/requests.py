@@ -1,7 +1,8 @@
-"""Build one rank's `BatchRequest`s from a plan: boxes, flips, operations, mixup, labels and fill rows."""
+"""Build one rank's `BatchRequest`s from epoch plans: boxes, flips, operations, mixtures and fill rows."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby, islice
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -9,77 +10,139 @@ import numpy.typing as npt
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry, centre_boxes, draw_holes, training_boxes
 from trainer.loading.batch import BatchRequest
-from trainer.loading.mixup import RowMix, mix_for_rank
-from trainer.loading.operations import NO_AUGMENTATION, Augmentation
-from trainer.loading.sample_order import Ids, StepIds, TrainingPlan, slice_for_rank
+from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
+from trainer.loading.mixup import RowMix, draw_mix, partner_rows
+from trainer.loading.operations import NO_AUGMENTATION, Augmentation, Operations
+from trainer.loading.sample_order import Ids, slice_for_rank
 
 _ROWS_AT_ONCE = 8192
 """Rows for which crops and flips are drawn in one call: a call for each step would cost as much as a small step."""
+_LOOKS = ("train", "weak", "centre")
 
 
 def training_requests(
-    plan: TrainingPlan,
+    schedule: Schedule,
+    plans: Iterable[EpochPlan],
     index: SampleIndex,
-    labels: npt.NDArray[np.int64],
     geometry: Geometry,
     first_step: int = 0,
     rank: int = 0,
     world: int = 1,
     augmentation: Augmentation = NO_AUGMENTATION,
 ) -> Iterator[BatchRequest]:
-    """Yield one request per step from `first_step` on, with rows of S first, then rows of C, then fill rows.
+    """Yield one request per step of the plans from `first_step` on.
 
-    labels: int64 [samples], indexed by sample_id. With mixup, partners on other ranks follow the rows of C.
+    A rank's rows are, for each part of the plan and each of its looks, its slice of the ids; then the partners that
+    are other ranks' rows.
     """
-    for steps in _group_steps(plan, first_step, world):
-        epoch = steps[0].epoch
-        rows = sum(-(-part // world) for part in plan.rows_at(epoch))
-        shown = [_rows_of_rank(plan, step, rank, world) for step in steps]
-        ids = np.concatenate([own for own, _, _ in shown])
-        boxes, flips = training_boxes(geometry, plan.stream, epoch, ids, index.width[ids], index.height[ids])
-        holes = draw_holes(geometry, plan.stream, epoch, ids)
-        given, end = labels[ids], 0
-        for step, (own, real, mix) in zip(steps, shown, strict=True):
-            part = slice(end, end := end + len(own))
-            yield BatchRequest(
-                ids=own,
-                boxes=boxes[part],
-                flips=flips[part],
-                labels=given[part],
-                rows=rows,
-                fill_with_images=True,
-                real=real,
-                step=step,
-                operations=augmentation.draw(plan.stream, epoch, own),
-                mix=mix,
-                holes=None if holes is None else holes[part],
-            )
-
-
-def _group_steps(plan: TrainingPlan, first_step: int, world: int) -> Iterator[list[StepIds]]:
-    """Yield the steps in groups of one epoch each, of about _ROWS_AT_ONCE rows of a rank."""
-    most = max(1, _ROWS_AT_ONCE * world // plan.batch)
-    for _, steps in groupby(plan.steps(first_step), lambda step: step.epoch):
+    most = max(1, _ROWS_AT_ONCE * world // schedule.rows)
+    for plan in plans:
+        rows = sum(-(-part.rows // world) * len(part.looks) for part in plan.parts)
+        steps = plan.steps(schedule, first_step)
         while group := list(islice(steps, most)):
-            yield group
+            shown = [_rows_of_rank(schedule, plan, step, rank, world, geometry.size) for step in group]
+            joined = _join(shown)
+            draws = _draw(geometry, augmentation, schedule.stream, plan.epoch, joined, index)
+            end = 0
+            for step, own in zip(group, shown, strict=True):
+                part = slice(end, end := end + len(own.ids))
+                yield BatchRequest(
+                    ids=own.ids,
+                    boxes=draws.boxes[part],
+                    flips=draws.flips[part],
+                    rows=rows,
+                    fill_with_images=True,
+                    real=own.real,
+                    step=step,
+                    operations=draws.operations[part],
+                    mix=own.mix,
+                    holes=None if draws.holes is None else draws.holes[part],
+                )
 
 
-def _rows_of_rank(plan: TrainingPlan, step: StepIds, rank: int, world: int) -> tuple[Ids, int, RowMix | None]:
-    """Return the ids that a rank shows in a step, how many of them are its own samples, and how to mix them."""
-    own = np.concatenate([slice_for_rank(step.selected, rank, world), slice_for_rank(step.candidates, rank, world)])
-    # A rank without samples in this step still needs real images for BatchNorm; they get weight 0.
-    ids = own if len(own) else np.concatenate([step.selected, step.candidates])
-    if plan.mixup == 0:
-        return ids, len(own), None
-    ids, mix = mix_for_rank(ids, step, plan.stream, plan.mixup, rank, world)
-    return ids, len(own), mix
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What a rank shows in a step, or in several."""
+
+    ids: Ids
+    views: npt.NDArray[np.int64]
+    looks: npt.NDArray[np.int8]
+    """Index into _LOOKS."""
+    real: int = 0
+    """How many of the rows are the rank's own samples."""
+    mix: RowMix | None = None
+
+
+def _join(rows: list[_Rows]) -> _Rows:
+    ids, views, looks = zip(*((each.ids, each.views, each.looks) for each in rows), strict=True)
+    return _Rows(np.concatenate(ids), np.concatenate(views), np.concatenate(looks))
+
+
+def _rows_of_rank(schedule: Schedule, plan: EpochPlan, step: StepIds, rank: int, world: int, size: int) -> _Rows:
+    """Return a rank's rows of a step. A rank without any still needs real images for BatchNorm: it shows those of all
+    ranks, with weight 0."""
+    position = step.step % schedule.steps_per_epoch
+    ids, views, looks, own, starts = [], [], [], [], [0]
+    for part, of_step in zip(plan.parts, step.parts, strict=True):
+        for number, look in enumerate(part.looks):
+            ids.append(of_step)
+            views.append(np.broadcast_to(part.views(position, number), of_step.shape))
+            looks.append(np.full(of_step.shape, _LOOKS.index(look), np.int8))
+            own.append(slice_for_rank(np.arange(len(of_step)), rank, world) + starts[-1])
+            starts.append(starts[-1] + len(of_step))
+    every = _Rows(np.concatenate(ids), np.concatenate(views), np.concatenate(looks))
+    rows = np.concatenate(own)
+    real = len(rows)
+    if not real:
+        rows = np.arange(starts[-1])
+    if plan.mixing is None:
+        return _Rows(every.ids[rows], every.views[rows], every.looks[rows], real)
+    partners = partner_rows(np.array(starts))[rows]
+    missing = np.setdiff1d(partners, rows)
+    shown = np.concatenate([rows, missing[np.argsort(every.ids[missing], kind="stable")]])
+    places = np.empty(starts[-1], np.int64)
+    places[shown] = np.arange(len(shown))
+    shares, boxes = draw_mix(plan.mixing, schedule.stream, plan.epoch, every.ids[rows], every.views[rows], size)
+    alone = len(shown) - len(rows)
+    mix = RowMix(
+        np.concatenate([places[partners], np.arange(len(rows), len(shown))]),
+        np.concatenate([shares, np.ones(alone)]).astype(np.float32),
+        guests=len(starts) - 1 if world > 1 else 0,
+        boxes=None if boxes is None else np.concatenate([boxes, np.zeros((alone, 4), np.int32)]),
+    )
+    return _Rows(every.ids[shown], every.views[shown], every.looks[shown], real, mix)
+
+
+@dataclass(frozen=True, eq=False)
+class _Draws:
+    boxes: npt.NDArray[np.int32]
+    flips: npt.NDArray[np.bool_]
+    holes: npt.NDArray[np.int32] | None
+    operations: list[Operations]
+
+
+def _draw(
+    geometry: Geometry, augmentation: Augmentation, stream: int, epoch: int, rows: _Rows, index: SampleIndex
+) -> _Draws:
+    """Draw what each row shows. Weak looks have neither holes nor operations, and centred ones no flip."""
+    ids, widths, heights = rows.ids, index.width[rows.ids], index.height[rows.ids]
+    views = rows.views if rows.views.any() else 0
+    boxes, flips = training_boxes(geometry, stream, epoch, ids, widths, heights, views)
+    holes = draw_holes(geometry, stream, epoch, ids, views)
+    operations = augmentation.draw(stream, epoch, ids, views)
+    weak, centred = np.flatnonzero(rows.looks), np.flatnonzero(rows.looks == _LOOKS.index("centre"))
+    boxes[centred], flips[centred] = centre_boxes(geometry, widths[centred], heights[centred]), False
+    if holes is not None:
+        holes[weak] = 0
+    for row in weak if operations else ():
+        operations[row] = ()
+    return _Draws(boxes, flips, holes, operations)
 
 
 def predict_requests(
     ids: Ids,
     batch: int,
     index: SampleIndex,
-    labels: npt.NDArray[np.int64],
     geometry: Geometry,
     rank: int = 0,
     world: int = 1,
@@ -96,7 +159,6 @@ def predict_requests(
             ids=part,
             boxes=centre_boxes(geometry, index.width[part], index.height[part]),
             flips=np.zeros(len(part), bool),
-            labels=labels[part],
             rows=min(batch, len(ids)),
             fill_with_images=False,
         )

@@ -4,8 +4,7 @@ Randomness comes from `mix64`, not from a library's generator, which may change 
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from trainer.config.schema import OrderConfig
 
 Ids = npt.NDArray[np.int64]
+Views = int | npt.NDArray[np.int64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -64,12 +64,22 @@ def derive_stream(seed: int, stage: str, round_: int = 0, fold: int = 0) -> int:
     return int(mix64(seed, _word(stage), round_, fold))
 
 
-def draw_uniforms(stream: int, epoch: int, ids: Ids, what: str) -> npt.NDArray[np.float64]:
-    """Draw one uniform number in [0, 1) per sample: float64 [len(ids)].
+def draw_uniforms(stream: int, epoch: int, ids: Ids, what: str, views: Views = 0) -> npt.NDArray[np.float64]:
+    """Draw one uniform number in [0, 1) per row: float64 [len(ids)].
 
-    what: name of the purpose; draws for different purposes are independent.
+    Args:
+        what: Name of the purpose; draws for different purposes are independent.
+        views: View of each row, or of all: a sample that is shown twice in an epoch is drawn anew for each view.
     """
-    return (mix64(stream, epoch, _word(what), ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    if not isinstance(views, int):
+        hashes = mix64(stream, epoch, _word(what), ids)
+        again = np.flatnonzero(views)
+        hashes[again] = mix64(stream, epoch, views[again], _word(what), ids[again])
+    elif views:
+        hashes = mix64(stream, epoch, views, _word(what), ids)
+    else:
+        hashes = mix64(stream, epoch, _word(what), ids)
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def epoch_order(stream: int, epoch: int, ids: Ids) -> Ids:
@@ -125,16 +135,6 @@ def candidate_rows(selected_rows: int, selected: int, candidates: int) -> int:
     return selected_rows * candidates // selected
 
 
-@dataclass(frozen=True)
-class StepIds:
-    """The sample ids of one training step, over all ranks."""
-
-    step: int
-    epoch: int
-    selected: Ids
-    candidates: Ids
-
-
 @dataclass(frozen=True, eq=False)
 class Windows:
     """Parameters of windowed shuffling, for storage on which random access over all shards is slow."""
@@ -148,57 +148,3 @@ class Windows:
 def build_windows(order: OrderConfig, shards: npt.NDArray[np.integer]) -> Windows | None:
     """Return the recipe's windows, or None for a full shuffle. shards: shard of each sample, indexed by sample_id."""
     return Windows(shards, order.window) if order.kind == "windowed" else None
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingPlan:
-    """All steps of one training job; an epoch visits each id of S once and each id of C at most once."""
-
-    stream: int
-    selected: Ids
-    batch: int
-    epochs: int
-    candidates: Ids = field(default_factory=lambda: np.empty(0, np.int64))
-    candidates_from: int = 0
-    """First epoch that samples from C (after the warm-up E0 of Algorithm 3)."""
-    windows: Windows | None = None
-    """Windowed shuffling; None: every epoch is a full shuffle."""
-    mixup: float = 0.0
-    """Images are mixed with shares from Beta(mixup, mixup); 0: not mixed."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.selected) // self.batch)
-
-    @property
-    def total_steps(self) -> int:
-        return self.steps_per_epoch * self.epochs
-
-    def rows_at(self, epoch: int) -> tuple[int, int]:
-        """Return the rows of S and of C in a full step of that epoch; fill rows pad its batches to this shape."""
-        if epoch < self.candidates_from:
-            return self.batch, 0
-        return self.batch, candidate_rows(self.batch, len(self.selected), len(self.candidates))
-
-    def step(self, step: int) -> StepIds:
-        """Return the ids of one step. For consecutive steps, iterate `steps`, which sorts each epoch only once."""
-        return next(self.steps(step))
-
-    def steps(self, first: int = 0) -> Iterator[StepIds]:
-        """Yield the ids of all steps from `first` on."""
-        for epoch in range(first // self.steps_per_epoch, self.epochs):
-            selected = self._order(self.selected, epoch)
-            _, full = self.rows_at(epoch)
-            candidates = self._order(self.candidates, epoch) if full else self.candidates[:0]
-            start = epoch * self.steps_per_epoch
-            for position in range(max(first - start, 0), self.steps_per_epoch):
-                of_s = selected[position * self.batch : (position + 1) * self.batch]
-                # All earlier steps of the epoch were full, so each took `full` ids of C.
-                count = candidate_rows(len(of_s), len(self.selected), len(self.candidates)) if full else 0
-                of_c = candidates[position * full : position * full + count]
-                yield StepIds(start + position, epoch, of_s, of_c)
-
-    def _order(self, ids: Ids, epoch: int) -> Ids:
-        if self.windows is None:
-            return epoch_order(self.stream, epoch, ids)
-        return windowed_order(self.stream, epoch, ids, self.windows.shards[ids], self.windows.window)

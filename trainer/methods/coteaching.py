@@ -14,7 +14,8 @@ from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds, TrainingPlan, slice_for_rank
+from trainer.loading.epoch_plan import StaticPlan, StepIds
+from trainer.loading.sample_order import slice_for_rank
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
@@ -180,10 +181,11 @@ class CoteachingTask(PairTask):
         """Run a step with `rank: one_pass`: select rows by the losses of the training forward."""
         set_train_mode(self.module)
         logits_a, logits_b = self.forward(inputs["images"])
-        losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
+        labels = self.labels_of(inputs)
+        losses_a, losses_b = (sample_losses(logits, labels) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         if self.smoothing:  # the ranking has no smoothing: it compares how well the given labels are explained
-            smoothed = (target_losses(logits, inputs["labels"], self.smoothing) for logits in (logits_a, logits_b))
+            smoothed = (target_losses(logits, labels, self.smoothing) for logits in (logits_a, logits_b))
             losses_a, losses_b = smoothed
         # Algorithm 3, lines 7 and 8: f1 trains on the small-loss rows of f2, and vice versa.
         share_a, share_b = (losses_a * choice.of_b).sum(), (losses_b * choice.of_a).sum()
@@ -191,26 +193,28 @@ class CoteachingTask(PairTask):
         share = (share_a + share_b) / kept
         self.backward(share)
         shares = torch.stack([share, share_a / kept, share_b / kept]).detach()
-        return choice, shares, count_agreeing(logits_a, logits_b, inputs["labels"], inputs["weights"])
+        return choice, shares, count_agreeing(logits_a, logits_b, labels, inputs["weights"])
 
     def _eval_first(self, inputs: Inputs, rows: int) -> _Learned:
         """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
         logits_a, logits_b = self.eval_logits(inputs["images"])
-        losses_a, losses_b = (sample_losses(logits, inputs["labels"]) for logits in (logits_a, logits_b))
+        labels = self.labels_of(inputs)
+        losses_a, losses_b = (sample_losses(logits, labels) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         shares = self.learn_rows(inputs, choice.rows_b, choice.rows_a, rows, choice.kept.clamp(min=1))
-        return choice, shares, count_agreeing(logits_a, logits_b, inputs["labels"], inputs["weights"])
+        return choice, shares, count_agreeing(logits_a, logits_b, labels, inputs["weights"])
 
 
 def build_pair(
-    inputs: MethodInputs, plan: TrainingPlan, forget_rate: float, rank: Rank, ramp_epochs: int
+    inputs: MethodInputs, plan: StaticPlan, forget_rate: float, rank: Rank, ramp_epochs: int
 ) -> MethodTraining:
     """Build the Co-teaching task for `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
     module = inputs.module()
     assert isinstance(module, TwinModel)
     schedule = ForgetSchedule(plan.batch, forget_rate, ramp_epochs)
     task = CoteachingTask(module, inputs.settings(plan), schedule, rank)
-    return MethodTraining(task, plan, {"forget_rate": forget_rate, "warmup_epochs": plan.candidates_from})
+    sizes = {"selected": len(plan.selected), "candidates": len(plan.candidates)}
+    return MethodTraining(task, sizes | {"forget_rate": forget_rate, "warmup_epochs": plan.candidates_from})
 
 
 def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | None) -> float:

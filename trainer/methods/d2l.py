@@ -11,14 +11,15 @@ from torch import nn
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import Ids, StepIds, derive_stream, slice_for_rank
+from trainer.loading.epoch_plan import StepIds
+from trainer.loading.sample_order import Ids, derive_stream, slice_for_rank
 from trainer.methods.dimensionality import draw_batches, is_turning_point, label_share, mean_lid
 from trainer.methods.losses import target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
 from trainer.methods.pass_rows import collect_rows, gather_rows
 from trainer.methods.sections import D2lConfig
 from trainer.methods.standard import StandardTask
-from trainer.methods.targets import mix_labels
+from trainer.methods.targets import mix_pairs
 from trainer.methods.task import TaskSettings
 from trainer.models.features import PenultimateFeatures
 from trainer.training.checkpoint import TrainState, load_module, module_state
@@ -49,8 +50,8 @@ class LidHistory:
     """What is known after an epoch, and decides about the targets of the next."""
 
     ended: int = 0
-    """Epochs whose end has been dealt with."""
-    history: tuple[float, ...] = ()
+    """Finished epochs."""
+    lids: tuple[float, ...] = ()
     """The LID after each epoch."""
     turned_after: int | None = None
     """Number of finished epochs at the turning point; None before it."""
@@ -58,15 +59,16 @@ class LidHistory:
     """Share of the given label in the targets."""
 
     def after(self, lid: float | None, rule: TurningRule) -> "LidHistory":
-        """Return the pace after one more epoch. lid: None if there is no estimate; then the last one is repeated."""
+        """Return the history after one more epoch. lid: None if there is no estimate, so that the last one is
+        repeated."""
         ended = self.ended + 1
-        newest = self.history[-1:] if lid is None else (lid,)
-        history, turned_after = (*self.history, *newest), self.turned_after
+        newest = self.lids[-1:] if lid is None else (lid,)
+        lids, turned_after = (*self.lids, *newest), self.turned_after
         # At the end of the training there is no epoch left that could follow a turn.
         if turned_after is None and ended < rule.epochs:
-            turned_after = ended if is_turning_point(history, ended, rule.initial, rule.window) else None
-        alpha = 1.0 if turned_after is None else label_share(history, ended, rule.epochs)
-        return LidHistory(ended, history, turned_after, alpha)
+            turned_after = ended if is_turning_point(lids, ended, rule.initial, rule.window) else None
+        alpha = 1.0 if turned_after is None else label_share(lids, ended, rule.epochs)
+        return LidHistory(ended, lids, turned_after, alpha)
 
 
 class D2lTask(StandardTask):
@@ -76,7 +78,7 @@ class D2lTask(StandardTask):
         super().__init__(module, setting)
         self._rule, self._measure = rule, measure
         self._features = PenultimateFeatures(self.module)
-        self.pace = LidHistory()
+        self.history = LidHistory()
         self._alpha = torch.ones((), device=self.device)
         self._previous: dict[str, torch.Tensor] = {}
 
@@ -86,32 +88,31 @@ class D2lTask(StandardTask):
 
     def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         predicted = logits.detach().argmax(dim=1)
-        mixed = mix_labels(targets, predicted, inputs["alpha"].expand(len(targets)), logits.shape[1])
+        mixed = mix_pairs(targets, predicted, inputs["alpha"].expand(len(targets)), logits.shape[1])
         return target_losses(logits, mixed, self.smoothing)
 
-    def end_epoch(self, epoch: int) -> None:
+    def after_epoch(self, epoch: int) -> list[Callable[[], None]]:
+        return [*super().after_epoch(epoch), partial(self._follow_lid, epoch)]
+
+    def _follow_lid(self, epoch: int) -> None:
         """Measure the LID; at the turning point, return to the weights at the end of the epoch before."""
-        super().end_epoch(epoch)
-        if epoch < self.pace.ended:  # repeated, because a stop interrupted what followed in the first attempt
-            return
-        before, self.pace = self.pace, self.pace.after(self._measure(self._features, epoch), self._rule)
-        turns = before.turned_after is None and self.pace.turned_after is not None
+        before, self.history = self.history, self.history.after(self._measure(self._features, epoch), self._rule)
+        turns = before.turned_after is None and self.history.turned_after is not None
         if turns:
             _log.info("d2l: the LID rises after epoch %d: back to the weights of the epoch before", epoch + 1)
             self._restore_previous()
-        self._apply_pace()
+        self._apply_history()
         self._previous = self._copy_weights() if self._may_turn_next() else {}
 
     def _may_turn_next(self) -> bool:
-        following = self.pace.ended + 1
+        following = self.history.ended + 1
         rule = self._rule
-        return self.pace.turned_after is None and rule.initial + rule.window <= following < rule.epochs
+        return self.history.turned_after is None and rule.initial + rule.window <= following < rule.epochs
 
-    def _apply_pace(self) -> None:
-        pace = self.pace
-        self._alpha.fill_(pace.alpha)
-        if pace.history:
-            self.epoch_metrics = {"lid": round(pace.history[-1], 6), "alpha": round(pace.alpha, 6)}
+    def _apply_history(self) -> None:
+        self._alpha.fill_(self.history.alpha)
+        if self.history.lids:
+            self.epoch_metrics = {"lid": round(self.history.lids[-1], 6), "alpha": round(self.history.alpha, 6)}
 
     def _copy_weights(self) -> dict[str, torch.Tensor]:
         """Copy weights and BatchNorm statistics, which are equal on all ranks after an epoch, and their average."""
@@ -131,16 +132,16 @@ class D2lTask(StandardTask):
     def state(self) -> TrainState:
         state = super().state()
         state.tensors.update(self._previous)
-        state.values["pace"] = asdict(self.pace)
+        state.values["lid_history"] = asdict(self.history)
         return state
 
     def load(self, state: TrainState) -> None:
         super().load(state)
         prefixes = (_PREVIOUS, _PREVIOUS_AVERAGE)
         self._previous = {n: t.to(self.device) for n, t in state.tensors.items() if n.startswith(prefixes)}
-        pace = state.values["pace"]
-        self.pace = LidHistory(**{**pace, "history": tuple(pace["history"])})
-        self._apply_pace()
+        saved = state.values["lid_history"]
+        self.history = LidHistory(**{**saved, "lids": tuple(saved["lids"])})
+        self._apply_history()
 
 
 def measure_lid(inputs: MethodInputs, features: nn.Module, epoch: int) -> float | None:
@@ -169,7 +170,7 @@ def _build(inputs: MethodInputs) -> MethodTraining:
     plan, config = inputs.plan(inputs.samples), inputs.fit_config(inputs.samples)
     rule = TurningRule(plan.epochs, initial_epochs(config), config.window)
     task = D2lTask(inputs.module(), inputs.settings(plan), rule, partial(measure_lid, inputs))
-    return MethodTraining(task, plan, {"initial_epochs": rule.initial})
+    return MethodTraining(task, {"initial_epochs": rule.initial})
 
 
 METHOD = Method(

@@ -73,9 +73,9 @@ class DecouplingTask(PairTask):
         set_train_mode(self.module)
         every = inputs["weights"]
         shares, agreed, differ = every.new_zeros(3), every.new_zeros(2), every.new_zeros(())
-        parts = self.parts(len(every))
+        given, parts = self.labels_of(inputs), self.parts(len(every))
         for part in parts:
-            labels, weights, last = inputs["labels"][part], every[part], part is parts[-1]
+            labels, weights, last = given[part], every[part], part is parts[-1]
             logits_a, logits_b = self.forward(inputs["images"][part], last=last)
             learnt = find_disagreements(logits_a, logits_b, weights)
             losses_a, losses_b = (target_losses(logits, labels, self.smoothing) for logits in (logits_a, logits_b))
@@ -98,7 +98,7 @@ class DecouplingTask(PairTask):
         # NaN if an output for a real row is not finite, even if it is not among the rows that are learnt from.
         finite = torch.isfinite(logits_a).all(dim=1) & torch.isfinite(logits_b).all(dim=1)
         poison = torch.zeros_like(weights).masked_fill(~finite & (weights > 0), torch.nan).sum()
-        agreed = count_agreeing(logits_a, logits_b, inputs["labels"], weights)
+        agreed = count_agreeing(logits_a, logits_b, self.labels_of(inputs), weights)
         return shares + poison, agreed, learnt.sum()
 
 
@@ -107,7 +107,7 @@ def _build(inputs: MethodInputs) -> MethodTraining:
     module = inputs.module()
     assert isinstance(module, TwinModel)
     plan = inputs.plan(inputs.samples)
-    return MethodTraining(DecouplingTask(module, inputs.settings(plan), config.compare), plan)
+    return MethodTraining(DecouplingTask(module, inputs.settings(plan), config.compare))
 
 
 METHOD = Method(

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from trainer.config.schema import EvaluationConfig
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds
+from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.methods.networks import BEST, list_networks
 from trainer.methods.task import BaseTask
 from trainer.training.checkpoint import TrainState, module_state
@@ -53,12 +54,19 @@ class BestEpoch:
 class EvaluatedTask:
     """A Task that evaluates its networks (their average, with `ema`) at the end of every few epochs."""
 
-    def __init__(self, task: BaseTask, config: EvaluationConfig, epochs: int, measure: Measure) -> None:
-        """epochs: of the training; the last one is always evaluated."""
-        self._task, self._config, self._epochs, self._measure = task, config, epochs, measure
+    def __init__(self, task: BaseTask, config: EvaluationConfig, measure: Measure) -> None:
+        self._task, self._config, self._measure = task, config, measure
         self.best = BestEpoch()
         self._weights: dict[str, torch.Tensor] = {}
-        self.epoch_metrics: dict[str, float] = {}
+        self._measured: dict[str, float] = {}
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._task.schedule
+
+    @property
+    def plans_ahead(self) -> bool:
+        return self._task.plans_ahead
 
     @property
     def learning_rate(self) -> float:
@@ -75,17 +83,29 @@ class EvaluatedTask:
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
         return self._task.step(batch, at)
 
+    def plan_epoch(self, epoch: int) -> EpochPlan:
+        return self._task.plan_epoch(epoch)
+
+    def prepare_epoch(self, epoch: int) -> None:
+        self._task.prepare_epoch(epoch)
+
     def require_finite(self, wait: bool = True) -> None:
         self._task.require_finite(wait)
 
     def close(self) -> None:
         self._task.close()
 
-    def end_epoch(self, epoch: int) -> None:
-        self._task.end_epoch(epoch)
-        self.epoch_metrics = dict(self._task.epoch_metrics)
-        if (epoch + 1) % self._config.every and epoch + 1 < self._epochs:
-            return
+    @property
+    def epoch_metrics(self) -> Mapping[str, float]:
+        return {**self._task.epoch_metrics, **self._measured}
+
+    def after_epoch(self, epoch: int) -> list[Callable[[], None]]:
+        self._measured = {}
+        last = epoch + 1 == self._task.schedule.epochs  # always evaluated
+        evaluation = [] if (epoch + 1) % self._config.every and not last else [partial(self._evaluate, epoch)]
+        return [*self._task.after_epoch(epoch), *evaluation]
+
+    def _evaluate(self, epoch: int) -> None:
         module = self._task.module
         with self._task.averaged_weights():
             accuracies = self._measure(list_networks(module))
@@ -93,7 +113,7 @@ class EvaluatedTask:
                 self.best = self.best.after(epoch, accuracies[self._config.choose_on].mean)
                 if self.best.epoch == epoch:
                     self._weights = {name: tensor.clone() for name, tensor in module_state(module, BEST).items()}
-        self.epoch_metrics |= _name_metrics(accuracies)
+        self._measured = _name_metrics(accuracies)
 
     def state(self) -> TrainState:
         state = self._task.state()

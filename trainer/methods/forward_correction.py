@@ -63,7 +63,7 @@ def _build(inputs: MethodInputs) -> MethodTraining:
     transition, plan = _find_transition(inputs), inputs.plan(inputs.samples)
     task = ForwardCorrectionTask(inputs.module(), inputs.settings(plan), transition.matrix)
     facts = {"transition": transition.matrix.tolist(), "anchors": transition.anchors.tolist()}
-    return MethodTraining(task, plan, facts)
+    return MethodTraining(task, facts)
 
 
 def _validate(recipe: Recipe) -> None:

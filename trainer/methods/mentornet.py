@@ -26,12 +26,13 @@ from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import Ids, StepIds, draw_uniforms
+from trainer.loading.epoch_plan import StepIds
+from trainer.loading.sample_order import Ids, draw_uniforms
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import MentorNetConfig
-from trainer.methods.targets import agreement
+from trainer.methods.targets import agreement, look_up
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
@@ -109,11 +110,11 @@ class MentorNetTask(BaseTask):
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         inputs, fixed = super().inputs(batch, at)
         self._draw(at.epoch)
-        return {**inputs, "ids": batch.ids, **self._curriculum_at(at.step)}, fixed
+        return {**inputs, **self._curriculum_at(at.step)}, fixed
 
     def _curriculum_at(self, step: int) -> Inputs:
         """Return what the curriculum sets for a step; the same tensors as long as nothing changes."""
-        phase, rate = phase_at(step, self._total_steps), dropout_rate(step, self._total_steps)
+        phase, rate = phase_at(step, self.schedule.total_steps), dropout_rate(step, self.schedule.total_steps)
         if (phase, rate) not in self._curriculum:
             self._curriculum[phase, rate] = {
                 "phase": torch.full((), int(phase), device=self.device),
@@ -132,7 +133,7 @@ class MentorNetTask(BaseTask):
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         self.begin_step()
         set_train_mode(self.module)
-        labels, weights = inputs["labels"], inputs["weights"]
+        labels, weights = look_up(self.targets, inputs["ids"]), inputs["weights"]
         logits = self.forward(inputs["images"])
         assert isinstance(logits, torch.Tensor)
         losses = sample_losses(logits, labels)
@@ -198,7 +199,7 @@ def _build(inputs: MethodInputs) -> MethodTraining:
     share = inputs.config.loss_percentile
     samples = int(inputs.samples.max()) + 1
     task = MentorNetTask(inputs.module(), inputs.settings(plan), share, plan.stream, samples)
-    return MethodTraining(task, plan, {"loss_percentile": share})
+    return MethodTraining(task, {"loss_percentile": share})
 
 
 METHOD = Method("mentornet", "MentorNet", MentorNetConfig, _build, validate_rows=_validate_rows)

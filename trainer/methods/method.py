@@ -7,12 +7,14 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
 from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
 from trainer.distributed.world import World
-from trainer.loading.sample_order import Ids, TrainingPlan, build_windows, derive_stream
+from trainer.loading.epoch_plan import Mixing, Schedule, StaticPlan
+from trainer.loading.sample_order import Ids, build_windows, derive_stream
 from trainer.methods.networks import build_module
 from trainer.methods.predict import Passes
 from trainer.methods.task import BaseTask, TaskSettings
@@ -65,6 +67,8 @@ class MethodInputs:
     classes: int
     samples: Ids
     """All samples of the run."""
+    labels: npt.NDArray[np.int64]
+    """The given label of each sample, indexed by sample_id."""
     shards: npt.NDArray[np.integer]
     """The shard of each sample, indexed by sample_id."""
     world: World
@@ -87,15 +91,15 @@ class MethodInputs:
         """Return `config` with its epochs raised to give a training on `selected` at least `min_steps` steps."""
         return fit_section(self.config, count_steps(len(selected), self.recipe.batch.rows))
 
-    def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> TrainingPlan:
+    def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> StaticPlan:
         """Build a plan of `fit_config`'s epochs over `selected`; `candidates` join at epoch `candidates_from`."""
-        plan = TrainingPlan(
+        plan = StaticPlan(
             stream=derive_stream(self.recipe.seed, self.name),
             selected=selected,
             batch=self.recipe.batch.rows,
             epochs=self.fit_config(selected).epochs,
             windows=build_windows(self.recipe.order, self.shards),
-            mixup=self.config.mixup.alpha,
+            mixing=Mixing(self.config.mixup.alpha) if self.config.mixup.alpha else None,
         )
         if candidates is None:
             return plan
@@ -105,20 +109,20 @@ class MethodInputs:
         """Build the method's networks with initial weights: one network, or a TwinModel."""
         return build_module(self.recipe, self.name, self.networks, self.classes, self.weights)
 
-    def settings(self, plan: TrainingPlan) -> TaskSettings:
-        """Build the training and execution settings for `plan` from the recipe."""
-        section = self.fit_config(plan.selected)
-        return build_task_settings(self.recipe, section, plan, self.world, allow_accelerate=True)
+    def settings(self, plan: StaticPlan | Schedule) -> TaskSettings:
+        """Build the training and execution settings for `plan`, or for a Task that plans each epoch of a schedule."""
+        section = self.fit_config(plan.selected if isinstance(plan, StaticPlan) else plan.samples)
+        labels = torch.from_numpy(self.labels)
+        return build_task_settings(self.recipe, section, plan, labels, self.world, allow_accelerate=True)
 
 
 @dataclass(frozen=True, eq=False)
 class MethodTraining:
-    """A method's task and plan, ready to train."""
+    """A method's task, ready to train."""
 
     task: BaseTask
-    plan: TrainingPlan
     facts: dict[str, Any] = field(default_factory=dict)
-    """Entries of `training.json`, besides the sizes of the plan or instead of them."""
+    """Entries of `training.json`, besides those of the schedule or instead of them."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import torch
 from trainer.acceleration.cuda_graphs import Inputs
 from trainer.methods.losses import target_losses
 from trainer.methods.precision import autocast
+from trainer.methods.targets import look_up
 from trainer.methods.task import BaseTask
 from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
@@ -15,6 +16,10 @@ class PairTask(BaseTask):
     """Trains a TwinModel."""
 
     module: TwinModel
+
+    def labels_of(self, inputs: Inputs) -> torch.Tensor:
+        """Return the given labels of a step's rows: int64 [rows]."""
+        return look_up(self.targets, inputs["ids"])
 
     def eval_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the logits of both networks for every row, in eval mode: [rows, classes] each."""
@@ -34,7 +39,7 @@ class PairTask(BaseTask):
         rows: fixed number of rows of the forward. Fewer rows are repeated up to it with weight 0, so that the padding
         affects only BatchNorm.
         """
-        images, labels = inputs["images"], inputs["labels"]
+        images, labels = inputs["images"], self.labels_of(inputs)
         (for_a, real_a), (for_b, real_b) = (_repeat_rows(each, rows) for each in (for_a, for_b))
         shares = torch.zeros(3, device=self.device)
         set_train_mode(self.module)

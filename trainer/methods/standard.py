@@ -7,7 +7,7 @@ from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, S
 from trainer.methods.losses import generalised_losses, target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining
 from trainer.methods.sections import StandardConfig
-from trainer.methods.targets import agreement, build_targets
+from trainer.methods.targets import agreement, look_up, mix_images, mix_targets
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
@@ -23,7 +23,7 @@ class StandardTask(BaseTask):
     def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return the loss of each row of a micro-batch, which other methods replace by their own: [rows].
 
-        targets: as `build_targets` returns them; inputs: of the whole step.
+        targets: labels, int64 [rows], or probabilities, float [rows, classes]; inputs: of the whole step.
         """
         if self._gce_q is not None:
             return generalised_losses(logits, targets, self._gce_q, self.smoothing)
@@ -36,12 +36,13 @@ class StandardTask(BaseTask):
         self.begin_step()
         set_train_mode(self.module)
         loss, agreed = torch.zeros_like(count), torch.zeros_like(count)
+        images, known = mix_images(inputs), look_up(self.targets, inputs["ids"])
         parts = self.parts(len(inputs["weights"]))
         for part in parts:
             weights, last = inputs["weights"][part], part is parts[-1]
-            logits = self.forward(inputs["images"][part], last=last)
+            logits = self.forward(images[part], last=last)
             assert isinstance(logits, torch.Tensor)
-            targets = build_targets(inputs, part, logits.shape[1])
+            targets = mix_targets(inputs, known, part, logits.shape[1])
             share = (self.row_losses(logits, targets, inputs) * weights).sum() / rows
             agreed += (agreement(logits.detach(), targets) * weights).sum()
             self.backward(share, last)
@@ -58,7 +59,7 @@ class StandardTask(BaseTask):
 
 def build(inputs: MethodInputs) -> MethodTraining:
     plan = inputs.plan(inputs.samples)
-    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), plan)
+    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)))
 
 
 METHOD = Method("standard", "Standard training", StandardConfig, build, supports_mixup=True, is_reference=True)

@@ -19,7 +19,7 @@ def _build(inputs: MethodInputs) -> MethodTraining:
             plan = inputs.plan(np.union1d(inputs.selected, inputs.candidates))
     dealt = 0 if inputs.config.candidates == "none" else len(inputs.candidates)
     sizes = {"selected": len(inputs.selected), "candidates": dealt}
-    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), plan, sizes)
+    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)), sizes)
 
 
 def _passes(config: StandardIncvConfig, sizes: ExpectedSizes) -> list[Epochs]:

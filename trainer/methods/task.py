@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from trainer.config.schema import OptimizerConfig, Precision
 from trainer.distributed.flat_tensors import flatten_bytes
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds
+from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import list_networks, to_device
@@ -57,8 +57,12 @@ class TaskSettings:
     """Optimiser and execution settings of a training job."""
 
     optimizer: OptimizerConfig
-    steps_per_epoch: int
+    schedule: Schedule
+    targets: torch.Tensor
+    """Of each sample, by sample_id: labels, int64 [samples], or probabilities, float [samples, classes]."""
     world: World
+    plan_epoch: Callable[[int], EpochPlan] | None = None
+    """Plans any epoch ahead of the training; None if the Task itself plans each epoch after the one before."""
     precision: Precision = "fp32"
     micro: int | None = None
     """Maximum rows of a micro-batch, that is, of one forward with gradients; None: the whole batch."""
@@ -74,8 +78,6 @@ class TaskSettings:
     """Whether to raise an error if a step cannot be captured, instead of running it eagerly."""
     compile: bool = False
     """Whether to compile the networks' blocks with torch.compile."""
-    total_steps: int = 0
-    """Steps of the whole training job, for schedules that depend on its length."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes; the loss of a step applies it."""
     gce_q: float | None = None
@@ -105,8 +107,10 @@ class BaseTask(ABC):
             self._side_stream = ExclusiveStream(self.device)
             self.module.side_stream = self._side_stream.stream
         self._micro, self.smoothing = setting.micro, setting.label_smoothing
-        self._schedule = setting.optimizer
-        self._steps_per_epoch, self._total_steps = setting.steps_per_epoch, setting.total_steps
+        self.schedule, self._planner = setting.schedule, setting.plan_epoch
+        # Captured CUDA graphs refer to the targets, so they are only ever changed in place.
+        self.targets = setting.targets.to(self.device)
+        self._optimizer = setting.optimizer
         optimizer = make_optimizer(
             self.module,
             setting.optimizer.kind,
@@ -138,11 +142,36 @@ class BaseTask(ABC):
         self._engine_rate: float | None = None
         self._last: tuple[torch.Tensor, Values] | None = None
 
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether any epoch can be planned ahead of the training. Not if a method replaces `plan_epoch` by its own,
+        which may read what the epochs before have found."""
+        return type(self).plan_epoch is BaseTask.plan_epoch
+
+    def plan_epoch(self, epoch: int) -> EpochPlan:
+        """Return what the epoch's steps show: the same on all ranks, from `schedule.stream`, `epoch` and the state in
+        checkpoints alone. A resume in mid-epoch plans the epoch again."""
+        assert self._planner is not None, f"{type(self).__name__} has no plan and must define plan_epoch"
+        return self._planner(epoch)
+
+    def prepare_epoch(self, epoch: int) -> None:  # noqa: B027 - most methods have nothing to prepare
+        """Change what `plan_epoch` and the steps of this epoch read, such as `targets`; all ranks call it.
+
+        It is called once for each epoch, after the end of the epoch before. It may run passes, which a stop
+        interrupts; it then runs again from the beginning, so it must change its state after its passes only.
+        """
+
+    def after_epoch(self, epoch: int) -> list[Callable[[], None]]:
+        """Return what to do at the end of an epoch, in order. Each is done once, even if a stop comes between them;
+        one that a stop interrupts in a pass runs again, so it must change its state after its pass only."""
+        return [self._average_statistics]
+
     def inputs(self, batch: Batch, at: StepIds) -> tuple[Inputs, StaticSizes]:
         """Return a step's input tensors, on the device with fixed shapes, and the static sizes of its computation."""
-        inputs = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-        if batch.mixed is not None:
-            inputs |= {"partners": batch.mixed.partners, "shares": batch.mixed.shares}
+        inputs = {"ids": batch.ids, "images": batch.images, "weights": batch.weights}
+        if batch.mix is not None:
+            inputs |= {"partners": batch.mix.partners, "shares": batch.mix.shares}
+            inputs |= {} if batch.mix.boxes is None else {"boxes": batch.mix.boxes}
         return inputs, ()
 
     @abstractmethod
@@ -151,7 +180,9 @@ class BaseTask(ABC):
 
     def step(self, batch: Batch, at: StepIds) -> Values:
         """Run one step and return its scalars, which the next step overwrites."""
-        self.learning_rate = scheduled_rate(at.step, self._steps_per_epoch, self._total_steps, self._schedule)
+        self.learning_rate = scheduled_rate(
+            at.step, self.schedule.steps_per_epoch, self.schedule.total_steps, self._optimizer
+        )
         if self.learning_rate != self._engine_rate:
             self._engine.set_rate(self.learning_rate)
             self._engine_rate = self.learning_rate
@@ -232,8 +263,8 @@ class BaseTask(ABC):
         """
         if self._scaler.is_enabled():
             self._scaler.unscale_(self._engine.optimizer)
-        if self._schedule.clip is not None:
-            self._engine.clip(self._schedule.clip, list_networks(self.module))
+        if self._optimizer.clip is not None:
+            self._engine.clip(self._optimizer.clip, list_networks(self.module))
         has_loss = torch.isfinite(loss.detach())
         finite = self._engine.gradients_finite() & has_loss
         real = counted & self._for_real
@@ -276,7 +307,7 @@ class BaseTask(ABC):
         """Raise if training has diverged. wait: for the device; otherwise this may notice it in a later call."""
         self._guard.require_finite(wait)
 
-    def end_epoch(self, epoch: int) -> None:
+    def _average_statistics(self) -> None:
         """Average the BatchNorm statistics over the ranks."""
         if self.world.rank_group is not None and self._live:
             torch._foreach_copy_(self._live, self.world.all_reduce_mean(self._live))

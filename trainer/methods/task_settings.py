@@ -1,29 +1,38 @@
 """The settings of a training job, from a recipe: its section, its plan, and where and how it computes."""
 
+import torch
+
 from trainer.acceleration.policy import choose_acceleration
 from trainer.config.schema import LabelTrainingConfig, Recipe, TrainingConfig
 from trainer.distributed.world import World
-from trainer.loading.sample_order import TrainingPlan
+from trainer.loading.epoch_plan import Schedule, StaticPlan
 from trainer.methods.task import TaskSettings
 
 
 def build_task_settings(
     recipe: Recipe,
     section: TrainingConfig,
-    plan: TrainingPlan,
+    plan: StaticPlan | Schedule,
+    targets: torch.Tensor,
     world: World,
     allow_accelerate: bool = False,
     steps: int | None = None,
 ) -> TaskSettings:
-    """Build the settings of a training job that follows `plan` in `world`, from the recipe and a section of it.
+    """Build the settings of a training job in `world`, from the recipe and a section of it.
 
-    steps: for which compilation and CUDA graphs must pay off; None: those of the plan.
+    Args:
+        plan: What all epochs train on, or the schedule of a Task that plans each epoch itself.
+        targets: As in TaskSettings.
+        steps: Steps for which compilation and CUDA graphs must pay off; None: those of the plan.
     """
-    acceleration = choose_acceleration(recipe, steps or plan.total_steps, world, allow_accelerate)
+    schedule, planner = (plan.schedule, plan.plan_epoch) if isinstance(plan, StaticPlan) else (plan, None)
+    acceleration = choose_acceleration(recipe, steps or schedule.total_steps, world, allow_accelerate)
     return TaskSettings(
         section.optimizer,
-        plan.steps_per_epoch,
+        schedule,
+        targets,
         world,
+        planner,
         recipe.precision,
         recipe.batch.micro,
         exact=world.device.type == "cpu" or recipe.execution.deterministic,
@@ -32,7 +41,6 @@ def build_task_settings(
         graphs=acceleration.graphs,
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
-        total_steps=plan.total_steps,
         label_smoothing=section.label_smoothing,
         gce_q=section.gce.q if isinstance(section, LabelTrainingConfig) and section.gce is not None else None,
         ema_decay=section.ema.decay if section.ema is not None else None,

@@ -6,11 +6,13 @@ that are otherwise bitwise identical: `remove_times` leaves them out of a line.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tqdm import tqdm
+
+from trainer.records.profile import Stopwatch
 
 TIMES = ("images_per_s", "data_wait", "left_s", "stage_left_s", "run_left_s")
 """Keys of metrics.jsonl: images of all ranks per second, and the share of the time that the loop waited for batches,
@@ -34,9 +36,16 @@ class Pace:
     """Measures one training job in one start. Its first step, which may compile, is left out."""
 
     def __init__(
-        self, total_steps: int, later: Later = NOTHING_LATER, clock: Callable[[], float] = time.perf_counter
+        self,
+        total_steps: int,
+        later: Later = NOTHING_LATER,
+        watch: Stopwatch | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._total, self._later, self._clock = total_steps, later, clock
+        """watch: is told of the same waits and steps, for --profile."""
+        self._total, self._later, self._watch, self._clock = total_steps, later, watch, clock
+        if watch is not None:
+            watch.begin()
         self._steps = -1  # of this start, without the first
         self._began = clock()
         self._reset()
@@ -46,17 +55,19 @@ class Pace:
 
     def time_waits(self, batches: Iterator[Item]) -> Iterator[Item]:
         """Yield the batches and measure how long each took to arrive."""
+        waiting = iter(batches if self._watch is None else self._watch.time_each(batches))
         while True:
             asked = self._clock()
-            try:
-                batch = next(batches)
-            except StopIteration:
+            batch = next(waiting, None)
+            if batch is None:
                 return
             self._waited += self._clock() - asked
             yield batch
 
     def end_step(self, images: int) -> None:
         """Count a step. images: of all ranks."""
+        if self._watch is not None:
+            self._watch.end_step()
         self._steps += 1
         self._images += images
         if self._steps == 0:
@@ -71,6 +82,12 @@ class Pace:
             yield
         finally:
             self._aside += self._clock() - began
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Leave the time in the block, in which other trainings of this process run, out of the profile."""
+        with nullcontext() if self._watch is None else self._watch.aside():
+            yield
 
     def measure(self, done: int) -> dict[str, float]:
         """Return the times for a line after `done` steps of the job; {} before the second step of this start."""

@@ -96,20 +96,23 @@ class Stopwatch:
         """Mark the end of the phase `done`. The first batch and step, with any compilation, count as warm-up."""
         self._timeline.mark(done if self._steps else "warm_up")
 
-    def request_batch(self) -> None:
-        """Mark the beginning of the wait for a batch."""
-        self._timeline.mark(_NO_PHASE)
-
     def end_step(self) -> None:
         self.mark("step")
         self._steps += 1
         if self._trace is not None:
             self._trace.end_step(self._steps)
 
-    def end_batches(self) -> None:
-        """Stop the trace, because no more steps follow."""
-        if self._trace is not None:
-            self._trace.stop()
+    def time_each(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """Yield the batches and measure the wait for each as `data_wait`; on a GPU, only its idle time counts."""
+        try:
+            self._timeline.mark(_NO_PHASE)
+            for batch in batches:
+                self.mark("data_wait")
+                yield batch
+                self._timeline.mark(_NO_PHASE)
+        finally:  # no more steps follow
+            if self._trace is not None:
+                self._trace.stop()
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
@@ -155,22 +158,6 @@ class Stopwatch:
             "wall_s": round(wall, 6),
             "seconds": {name: round(value, 6) for name, value in seconds.items()},
         }
-
-
-def time_data_wait(batches: Iterator[Item], watch: Stopwatch | None) -> Iterator[Item]:
-    """Yield the batches and measure the wait for each as `data_wait`; on a GPU, only its idle time counts."""
-    return batches if watch is None else _time_each(batches, watch)
-
-
-def _time_each(batches: Iterator[Item], watch: Stopwatch) -> Iterator[Item]:
-    try:
-        watch.request_batch()
-        for batch in batches:
-            watch.mark("data_wait")
-            yield batch
-            watch.request_batch()
-    finally:
-        watch.end_batches()
 
 
 class Profile:

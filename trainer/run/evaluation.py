@@ -20,8 +20,10 @@ def hits(scores: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> torc
     return torch.stack([first[:, 0].sum(), first.any(dim=1).sum()])
 
 
-def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, Any]:
+def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor) -> dict[str, Any]:
     """Count the hits of all networks over a forward pass. An unreadable image counts as wrong.
+
+    labels: int64 [samples], indexed by sample_id, on the device of the batches.
 
     The sums stay on the device until the end, so that there is no host-device sync between batches.
     """
@@ -32,7 +34,7 @@ def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]]) -> dict[str, 
         if len(logits) > 1:
             judges.append(torch.stack([scores.softmax(dim=1) for scores in logits]).mean(dim=0))
         counted = torch.stack([there.sum(), (there & ~real).sum()])
-        counted = torch.cat([counted, *(hits(scores, batch.labels, real) for scores in judges)])
+        counted = torch.cat([counted, *(hits(scores, labels[batch.ids.clamp(min=0)], real) for scores in judges)])
         sums = counted if sums is None else sums + counted
     total, unreadable, *hit = sums.tolist() if sums is not None else (0, 0)
     pairs = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]

@@ -159,21 +159,23 @@ class StageRunner:
     def _train(self, method: Method) -> Steps[None]:
         name, world = method.name, self._ctx.world
         training = method.build(self._method_inputs(method))
-        plan, folder = training.plan, self._run.method(name)
+        schedule, folder = training.task.schedule, self._run.method(name)
+        facts = {"selected": len(schedule.samples), "candidates": 0} | {
+            "steps": schedule.total_steps,
+            "epochs": schedule.epochs,
+        }
+        facts |= training.facts
         if world.is_rank0:
-            sizes = {"selected": len(plan.selected), "candidates": len(plan.candidates)}
-            steps = {"steps": plan.total_steps, "epochs": plan.epochs}
-            facts = sizes | steps | training.facts
             write_json(folder / "training.json", facts)
-        seed_rng(plan.stream, world.rank)
+        seed_rng(schedule.stream, world.rank)
         log = UnreadableLog(self._run, world.rank)
         data = log.watch(self._training_set(), Location("train", name, "training"), self._recipe.data.max_unreadable)
-        images = (len(plan.selected) + sum(plan.rows_at(plan.epochs)[1:]) * plan.steps_per_epoch) * plan.epochs
+        images = schedule.rows * schedule.total_steps
         later = Later(0.0, self._ctx.work_after.get(name, 0.0) / max(images * method.networks, 1))
         job = TrainingJob(name, folder, identity=self._identities[name], later=later)
         with self._evaluated(method, training) as task:
             yield from iterate_training(
-                job, task, plan, lambda first: data.training_batches(plan, first, world), self._ctx
+                job, task, lambda plans, first: data.training_batches(schedule, plans, first, world), self._ctx
             )
             if isinstance(task, EvaluatedTask) and world.is_rank0:
                 write_json(folder / "training.json", facts | {"best": asdict(task.best)})
@@ -200,7 +202,7 @@ class StageRunner:
                     }
                     return found if labels is None else found | self._fit_to_labels(networks, method, labels)
 
-            yield EvaluatedTask(training.task, config, training.plan.epochs, measure)
+            yield EvaluatedTask(training.task, config, measure)
 
     def _method_inputs(self, method: Method) -> MethodInputs:
         recipe, data = self._recipe, self._training_set()
@@ -221,6 +223,7 @@ class StageRunner:
             networks=method.networks,
             classes=data.classes,
             samples=data.ids,
+            labels=data.labels,
             shards=self._data.train.shard,
             world=self._ctx.world,
             folder=self._run.method(method.name),
@@ -281,8 +284,10 @@ class StageRunner:
         ctx = self._ctx
         location = Location(set_name, "evaluate", f"predicting with {method.name}")
         data = UnreadableLog(self._run, ctx.world.rank).watch(data, location)
-        title = f"evaluate {method.name} on {set_name}"
-        own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, count_hits)
+        title, labels = f"evaluate {method.name} on {set_name}", torch.from_numpy(data.labels).to(ctx.world.device)
+        own = predict(
+            networks, data, data.ids, self._recipe.precision, ctx, title, partial(count_hits, labels=labels)
+        )
         return reduce_counts(ctx.world, own, len(networks))
 
     def _labels_by_kind(self) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The training loop: fetch a batch, run a step, log, save a checkpoint, obey stop requests."""
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,13 @@ from trainer.config.schema import ExecutionConfig
 from trainer.distributed.stop import Stopped, StopRequest
 from trainer.distributed.world import World
 from trainer.loading.batch import Batches
-from trainer.loading.sample_order import TrainingPlan, mix64
+from trainer.loading.epoch_plan import EpochPlan, PlanError, require_plan
+from trainer.loading.sample_order import mix64
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import StartLog
 from trainer.records.metrics import MetricsLog
 from trainer.records.pace import NOTHING_LATER, Later, Pace, describe_pace
-from trainer.records.profile import Profile, Stopwatch, time_data_wait
+from trainer.records.profile import Profile, Stopwatch
 from trainer.records.trace import Trace
 from trainer.records.trackers import JobTrackers, TrackerSettings
 from trainer.training.checkpoint import (
@@ -94,73 +95,54 @@ def checkpoint_interval(total_steps: int, checkpoint_every: int) -> int:
     return min(checkpoint_every, max(1, total_steps // _SHARE_AT_STAKE))
 
 
-def train(
-    training: TrainingJob,
-    task: Task,
-    plan: TrainingPlan,
-    batches_from: Callable[[int], Batches],
-    ctx: RunContext,
-) -> None:
-    """Train `task` to the end of the plan, resuming from its newest checkpoint if it has one. All ranks call this."""
-    for _ in iterate_training(training, task, plan, batches_from, ctx):
+BatchesFrom = Callable[[Iterable[EpochPlan], int], Batches]
+"""Returns a batch for each step of these epochs, from the given step of the job on."""
+
+
+def train(training: TrainingJob, task: Task, batches_from: BatchesFrom, ctx: RunContext) -> None:
+    """Train `task` to the end of its schedule, resuming from its newest checkpoint if it has one. All ranks call
+    this."""
+    for _ in iterate_training(training, task, batches_from, ctx):
         pass
 
 
 def iterate_training(
-    training: TrainingJob,
-    task: Task,
-    plan: TrainingPlan,
-    batches_from: Callable[[int], Batches],
-    ctx: RunContext,
+    training: TrainingJob, task: Task, batches_from: BatchesFrom, ctx: RunContext
 ) -> Generator[None, None, None]:
     """Like `train`, but as a generator that yields after every step, so that jobs can be interleaved."""
-    records = _TrainingRecords(training, task, plan, ctx)
-    interval = checkpoint_interval(plan.total_steps, ctx.execution.checkpoint_every)
+    records, total = _TrainingRecords(training, task, ctx), task.schedule.total_steps
+    interval = checkpoint_interval(total, ctx.execution.checkpoint_every)
     stop_consensus = ctx.world.stop_consensus(ctx.stop.reason)
-    watch = ctx.watch(training.name)
+    clock = Pace(total, training.later, ctx.watch(training.name))
     try:
-        if watch is not None:
-            watch.begin()
         first = records.begin()
         with (
-            Progress(training.title or training.name, plan.total_steps, first, "steps") as progress,
-            closing(batches_from(first)) as batches,
+            Progress(training.title or training.name, total, first, "steps") as progress,
+            closing(_open_batches(training, task, batches_from, first, records)) as batches,
         ):
-            pace = Pace(plan.total_steps, training.later)
-            timed = pace.time_waits(time_data_wait(batches, watch))
-            for expected, batch in zip(range(first, plan.total_steps), timed, strict=True):
-                if task.has_ended:  # in an earlier start
-                    break
+            for batch in clock.time_waits(batches):
                 at = batch.step
                 assert at is not None, "a training batch must have its step set"
-                assert at.step == expected, f"the loader returned step {at.step} instead of step {expected}"
-                ctx.heartbeat.update(training.name, at.step, plan.total_steps)
+                ctx.heartbeat.update(training.name, at.step, total)
                 stop_consensus.post()
                 records.metrics.add(task.step(batch, at))
-                if watch is not None:
-                    watch.end_step()
+                clock.end_step(sum(map(len, at.parts)))
+                records.end_step(at.step == first)
                 if ctx.trace is not None:
                     ctx.trace.step(training.name, at.step, batch, task.chosen)
                 done = at.step + 1
-                pace.end_step(len(at.selected) + len(at.candidates))
-                records.count(at.step == first)
-                finished = done == plan.total_steps
-                # Log the first step too: metrics without any checkpoint then prove that progress was lost.
-                due = done == 1 or finished or done % ctx.execution.log_every == 0
-                note = records.log(done, done == 1 or finished, pace.measure(done)) if due else ""
-                progress.advance(1, note)
-                with pace.aside():
-                    if done % plan.steps_per_epoch == 0:
-                        records.end_epoch(done)
-                        finished = finished or task.has_ended
+                progress.advance(1, records.log(done, clock))
+                with clock.aside():
+                    records.cross_border(done)
+                    finished = done == total or task.has_ended
                     if stop_consensus.result() and not finished:
                         records.save(done, wait=True)
                         raise Stopped(training.name, done, ctx.stop.wait_for_reason(), training.title)
                     if finished or done % interval == 0:
                         records.save(done)
-                with nullcontext() if watch is None else watch.aside():
+                with clock.elsewhere():
                     yield
-                if task.has_ended:
+                if finished:
                     break
         records.wait()
     finally:
@@ -168,22 +150,45 @@ def iterate_training(
         task.close()
 
 
+def _open_batches(
+    training: TrainingJob, task: Task, batches_from: BatchesFrom, first: int, records: "_TrainingRecords"
+) -> Batches:
+    """Yield a batch for each step from `first` on.
+
+    If epochs can be planned ahead, loaders prefetch across their borders. Otherwise an epoch is planned when its
+    first batch is asked for, that is, after `prepare_epoch`.
+    """
+    schedule = task.schedule
+    epochs = range(first // schedule.steps_per_epoch, 0 if task.has_ended else schedule.epochs)
+    plans = map(records.plan_epoch, epochs)
+    expected = first
+    for group in [plans] if task.plans_ahead else ([plan] for plan in plans):
+        with closing(batches_from(group, first)) as batches:
+            for batch in batches:
+                found = None if batch.step is None else batch.step.step
+                assert found == expected, f"{training.name}: the loader returned step {found} instead of {expected}"
+                expected += 1
+                yield batch
+    assert task.has_ended or expected == schedule.total_steps, f"{training.name}: the loader returned too few batches"
+
+
 class _TrainingRecords:
     """Checkpoints and metrics of a training job; only rank 0 writes them."""
 
-    def __init__(self, training: TrainingJob, task: Task, plan: TrainingPlan, ctx: RunContext) -> None:
-        self._training, self._task, self._plan, self._ctx = training, task, plan, ctx
+    def __init__(self, training: TrainingJob, task: Task, ctx: RunContext) -> None:
+        self._training, self._task, self._schedule, self._ctx = training, task, task.schedule, ctx
         self._writes = ctx.world.is_rank0
         self._checkpoints = Checkpointer(training.checkpoints)
         self._counter = ctx.start_log.open_counter(training.name) if self._writes else None
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
         self._trackers: JobTrackers | None = None
+        self._plan: str | None = None
 
     def begin(self) -> int:
         """Resume, or save a checkpoint of step 0; start the trackers; return the step to continue from."""
         step = self._resume()
         settings = self._ctx.trackers
-        if self._writes and settings is not None and step < self._plan.total_steps:
+        if self._writes and settings is not None and step < self._schedule.total_steps:
             self._trackers = settings.open(self._training.name, step, self._training.identity)
             self.metrics.on_line = self._trackers.log
         return step
@@ -193,21 +198,23 @@ class _TrainingRecords:
         with self._for_checkpoints():
             resumed = self._load_newest()
         if resumed is None:
+            self.cross_border(0)
             self.save(0, wait=True)
             return 0
-        step, epoch_ended = resumed
+        step, border = resumed
         if self._writes:
             self.metrics.truncate_after(step)
             self._ctx.start_log.record_resume(self._training.stage, self._training.round, self._training.fold, step)
-            if 0 < step < self._plan.total_steps:
+            if 0 < step < self._schedule.total_steps:
                 _log.info("%s: resuming from step %d", self._training.title or self._training.name, step)
-        if not epoch_ended:
-            self.end_epoch(step)
-            self.save(step, wait=True)  # with what the end of the epoch has found, since this may be the last step
+        if border is not None:
+            self.cross_border(step, border)
+            self.save(step, wait=True)  # with what was found between the epochs, since this may be the last step
         return step
 
-    def _load_newest(self) -> tuple[int, bool] | None:
-        """Restore the newest checkpoint, if any; return its step and whether `end_epoch` had run before the save."""
+    def _load_newest(self) -> tuple[int, int | None] | None:
+        """Restore the newest checkpoint, if any; return its step and, if a stop came between two epochs, how much of
+        the work between them is done."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
         step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
@@ -219,7 +226,8 @@ class _TrainingRecords:
         self._task.load(state)
         self._load_random(step, state)
         self.metrics.load(state.values["metrics"], world.device)
-        return int(step), state.values["epoch_ended"]
+        self._plan = state.values["plan"]
+        return int(step), state.values["border"]
 
     def _find_newest(self) -> tuple[int, TrainState] | None:
         newest = find_newest_checkpoint(self._training.checkpoints)
@@ -244,7 +252,7 @@ class _TrainingRecords:
         if "random.cpu" in saved:
             load_random_state(saved, world.device)
         else:
-            torch.manual_seed(int(mix64(self._plan.stream, step, world.rank)))
+            torch.manual_seed(int(mix64(self._schedule.stream, step, world.rank)))
 
     def _refuse_to_start_over(self) -> None:
         if self.metrics.has_lines():
@@ -255,32 +263,76 @@ class _TrainingRecords:
                 f"`--redo {self._training.stage}`"
             )
 
-    def count(self, is_first_step: bool) -> None:
+    def end_step(self, is_first_step: bool) -> None:
         """Count a step; after the first one since the start, set the collectives' timeout to `execution.timeout`."""
         if self._counter is not None:
             self._counter.add()
         if is_first_step:
             self._ctx.world.set_timeout(self._ctx.execution.timeout)
 
-    def log(self, done: int, wait: bool, times: Mapping[str, float]) -> str:
-        """Log the steps since the last line; return a short text. wait: for the device, which is left idle then."""
+    def log(self, done: int, clock: Pace) -> str:
+        """If a line is due, log the steps since the last one; return a short text. The first and the last line wait
+        for the device, which is left idle then."""
+        last = done == self._schedule.total_steps
+        # Log the first step too: metrics without any checkpoint then prove that progress was lost.
+        if done > 1 and not last and done % self._ctx.execution.log_every:
+            return ""
+        wait, times = done == 1 or last, clock.measure(done)
         self._task.require_finite(wait)
-        epoch = round(done / self._plan.steps_per_epoch, 3)
-        last = self.metrics.write(wait, step=done, epoch=epoch, learning_rate=self._task.learning_rate, **times)
-        return f"{describe_pace(times, epoch, self._plan.epochs)}, {last}"
+        epoch = round(done / self._schedule.steps_per_epoch, 3)
+        line = self.metrics.write(wait, step=done, epoch=epoch, learning_rate=self._task.learning_rate, **times)
+        return f"{describe_pace(times, epoch, self._schedule.epochs)}, {line}"
 
-    def end_epoch(self, done: int) -> None:
-        """Run the task's `end_epoch`. If a stop interrupts it, save a checkpoint and let the next start repeat it."""
+    def plan_epoch(self, epoch: int) -> EpochPlan:
+        """Return the Task's plan for an epoch; an error if it breaks its promises, or differs from what the epoch had
+        before a resume."""
+        name = self._training.name
+        plan = self._task.plan_epoch(epoch)
         try:
-            self._task.end_epoch(done // self._plan.steps_per_epoch - 1)
-        except Stopped as stopped:
-            self.save(done, wait=True, epoch_ended=False)
-            raise Stopped(self._training.name, done, stopped.reason, self._training.title) from None
-        if self._task.epoch_metrics:
-            self.metrics.write(step=done, epoch=done // self._plan.steps_per_epoch, **self._task.epoch_metrics)
+            require_plan(plan, self._schedule, epoch)
+        except PlanError as error:
+            raise DataError(f"{name}: {error}") from None
+        if not self._task.plans_ahead:
+            digest, before = plan.digest(), self._plan
+            self._ctx.world.require_equal(digest, f"{name}'s plan of epoch {epoch + 1}")
+            if before is not None and before != digest:
+                raise DataError(
+                    f"{name}: the plan of epoch {epoch + 1} is not the one with which the epoch began before the "
+                    "interruption, because what it is made from has changed since: restore it, or restart the stage "
+                    f"with `--redo {self._training.stage}`"
+                )
+            self._plan = digest
+        return plan
 
-    def save(self, step: int, wait: bool = False, epoch_ended: bool = True) -> None:
-        """Save a checkpoint: all ranks take part in gathering the per-rank state, and rank 0 writes it."""
+    def cross_border(self, done: int, already: int = 0) -> None:
+        """If an epoch ends here, do what is due between it and the next. If a stop interrupts it, save a checkpoint
+        from which the next start goes on.
+
+        Args:
+            already: How many pieces of this work an earlier start has done.
+        """
+        epoch, inside = divmod(done, self._schedule.steps_per_epoch)
+        if inside:
+            return
+        self._plan = None
+        work = list(self._task.after_epoch(epoch - 1)) if done else []
+        if epoch < self._schedule.epochs:
+            work.append(lambda: None if self._task.has_ended else self._task.prepare_epoch(epoch))
+        for number in range(already, len(work)):
+            try:
+                work[number]()
+            except Stopped as stopped:
+                self.save(done, wait=True, border=number)
+                raise Stopped(self._training.name, done, stopped.reason, self._training.title) from None
+        if self._task.epoch_metrics:
+            self.metrics.write(step=done, epoch=epoch, **self._task.epoch_metrics)
+
+    def save(self, step: int, wait: bool = False, border: int | None = None) -> None:
+        """Save a checkpoint: all ranks take part in gathering the per-rank state, and rank 0 writes it.
+
+        Args:
+            border: How much of the work between two epochs is done; None: all of it.
+        """
         world = self._ctx.world
         with self._for_checkpoints():
             state = self._task.state()
@@ -288,7 +340,8 @@ class _TrainingRecords:
                 state.tensors.update(gather_rank_state(world, name, own))
             state.values.update(
                 metrics=self.metrics.state(),
-                epoch_ended=epoch_ended,
+                border=border,
+                plan=self._plan,
                 identity=self._training.identity,
             )
             if self._writes:

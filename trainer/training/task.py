@@ -1,17 +1,25 @@
 """`Task`: the training loop's interface to a training method."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 
 from trainer.loading.batch import Batch
-from trainer.loading.sample_order import StepIds
+from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.training.checkpoint import TrainState
 
 
 class Task(Protocol):
     """The loop's interface to a training method: its networks, loss, optimiser and state."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether `plan_epoch` is a pure function of (stream, epoch), and may be asked ahead of the training."""
+        ...
 
     @property
     def learning_rate(self) -> float:
@@ -26,12 +34,12 @@ class Task(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the training ends before its last epoch; changes in `end_epoch` only, alike on all ranks."""
+        """Whether the training ends before its last epoch; changes in `after_epoch` only, alike on all ranks."""
         ...
 
     @property
     def epoch_metrics(self) -> Mapping[str, float]:
-        """What the last `end_epoch` has measured."""
+        """What was measured after the last epoch, and before the next."""
         ...
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
@@ -42,7 +50,17 @@ class Task(Protocol):
         """Raise if training has diverged. wait: for the device; otherwise this may notice it in a later call."""
         ...
 
-    def end_epoch(self, epoch: int) -> None: ...
+    def plan_epoch(self, epoch: int) -> EpochPlan:
+        """Return what the epoch's steps show: the same on all ranks, and after a resume in mid-epoch."""
+        ...
+
+    def prepare_epoch(self, epoch: int) -> None:
+        """Change what the plan and the steps of this epoch read; once for each epoch, after the epoch before."""
+        ...
+
+    def after_epoch(self, epoch: int) -> list[Callable[[], None]]:
+        """Return what to do at the end of an epoch, in order; each is done once, unless a stop interrupts it."""
+        ...
 
     def close(self) -> None:
         """Release resources at the end of the training job."""

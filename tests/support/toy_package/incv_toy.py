@@ -42,7 +42,7 @@ class ToyTask(BaseTask):
 def build(inputs: MethodInputs) -> MethodTraining:
     plan = inputs.plan(inputs.selected)
     task = ToyTask(inputs.module(), inputs.settings(plan), inputs.config.smoothing)
-    return MethodTraining(task, plan, {"smoothing": inputs.config.smoothing})
+    return MethodTraining(task, {"smoothing": inputs.config.smoothing})
 
 
 METHOD = Method(
