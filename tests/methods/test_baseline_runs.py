@@ -117,7 +117,7 @@ def test_d2l_measures_every_epoch_and_turns_once(run: Path) -> None:
         share = np.exp(-(epoch + 1) / 8 * lids[epoch] / min(lids[: epoch + 1])) if epoch >= TURN else 1.0
         assert line["alpha"] == pytest.approx(share, abs=1e-5)
     saved = read_json(max((run / "methods/d2l/checkpoints").glob("step-*")) / "state.json")["values"]
-    assert saved["pace"]["turned_after"] == TURN + 1
+    assert saved["lid_history"]["turned_after"] == TURN + 1
 
 
 def test_other_keys_of_standard_redo_f_correction(

@@ -122,7 +122,7 @@ def test_the_threshold_is_an_average_that_halves():
 
 
 def task_of(build=linear, share=0.5, samples=ROWS, **form):
-    return MentorNetTask(build(1), setting(**{"total_steps": TOTAL, **form}), share, STREAM, samples)
+    return MentorNetTask(build(1), setting(steps_per_epoch=5, epochs=TOTAL // 5, **form), share, STREAM, samples)
 
 
 def kept_rows(batch: Batch, epoch: int, rate: float) -> list[bool]:

@@ -108,8 +108,9 @@ class BaseTask(ABC):
             self.module.side_stream = self._side_stream.stream
         self._micro, self.smoothing = setting.micro, setting.label_smoothing
         self.schedule, self._planner = setting.schedule, setting.plan_epoch
-        # Captured CUDA graphs refer to the targets, so they are only ever changed in place.
-        self.targets = setting.targets.to(self.device)
+        # Captured CUDA graphs refer to the targets, so they are only ever changed in place. Fill rows look up those
+        # of sample 0, which has label -1 if it is not in the run.
+        self.targets = setting.targets.clamp(min=0).to(self.device)
         self._optimizer = setting.optimizer
         optimizer = make_optimizer(
             self.module,
