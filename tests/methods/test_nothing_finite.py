@@ -22,7 +22,7 @@ def task_of(kind):
         compare = "eval_first" if kind.endswith("eval_first") else "one_pass"
         return DecouplingTask(TwinModel(normed(1), normed(2)), setting(), compare)
     if kind == "mentornet":
-        return MentorNetTask(normed(1), setting(total_steps=100), 0.75, stream=7, samples=8)
+        return MentorNetTask(normed(1), setting(), 0.75, stream=7, samples=8)
     return CoteachingTask(TwinModel(normed(1), normed(2)), setting(), ForgetSchedule(8, 0.5, 10), kind)
 
 
