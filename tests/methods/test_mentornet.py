@@ -213,7 +213,7 @@ def test_a_new_task_drops_the_same_rows_in_the_middle_of_an_epoch():
 def test_the_threshold_does_not_move_with_steps_that_are_not_taken():
     task, batch = task_of(), batch_of(ROWS)
     task.step(batch, step_at(ROWS))
-    before = task.state().tensors["mentornet.threshold"].clone()
+    before = task.state().tensors["table.threshold"].clone()
     poisoned = batch_of(ROWS)
     poisoned.images[2] = torch.nan
     task.step(poisoned, step_at(ROWS, step=1))
@@ -222,9 +222,9 @@ def test_the_threshold_does_not_move_with_steps_that_are_not_taken():
     task.step(empty, step_at(ROWS, step=2))
     with task.without_effects():  # as before CUDA graphs are captured
         task.step(batch, step_at(ROWS, step=3))
-    assert torch.equal(task.state().tensors["mentornet.threshold"], before)
+    assert torch.equal(task.state().tensors["table.threshold"], before)
     task.step(batch, step_at(ROWS, step=4))
-    assert not torch.equal(task.state().tensors["mentornet.threshold"], before)
+    assert not torch.equal(task.state().tensors["table.threshold"], before)
 
 
 def test_smoothing_changes_what_is_learnt_but_not_the_weights():

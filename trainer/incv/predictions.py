@@ -115,7 +115,10 @@ def collect_predictions(
 
     Rows stay on the device until the pass ends, so there is no host-device sync between batches.
     """
-    parts = [_measure_rows(batch, labels[batch.ids.clamp(min=0)].clamp(min=0), logits, top_k) for batch, (logits,) in passes]
+    parts = [
+        _measure_rows(batch, labels[batch.ids.clamp(min=0)].clamp(min=0), logits, top_k)
+        for batch, (logits,) in passes
+    ]
     if not parts:
         return EMPTY_PREDICTIONS
     columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}

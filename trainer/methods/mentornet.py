@@ -36,14 +36,11 @@ from trainer.methods.targets import agreement, look_up
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.records.metrics import COUNTED
-from trainer.training.checkpoint import TrainState
 
 _BURN_IN, _LATE = 19, 90  # hundredths of the training
 _GAMMA = 1.0
 _DECAY = 0.5  # share of the moving threshold that each step keeps
 _EARLY_DROPOUT, _DROPOUT, _EARLY = 0.5, 0.05, 17
-_THRESHOLD = "mentornet.threshold"
-"""Checkpoint key of the moving threshold."""
 
 
 class Phase(IntEnum):
@@ -103,6 +100,7 @@ class MentorNetTask(BaseTask):
         self._share, self._stream = share, stream
         # Captured CUDA graphs refer to these tensors, so they are only ever changed in place.
         self._threshold = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.tables = {"threshold": self._threshold}
         self._draws = torch.zeros(samples, device=self.device)
         self._draws_epoch = -1
         self._curriculum: dict[tuple[Phase, float], Inputs] = {}
@@ -173,15 +171,6 @@ class MentorNetTask(BaseTask):
         yield SyncPoint((everywhere,))
         every, real = everywhere.flatten(1)
         return percentile_of(every, real, self._share), real.sum()
-
-    def state(self) -> TrainState:
-        state = super().state()
-        state.tensors[_THRESHOLD] = self._threshold
-        return state
-
-    def load(self, state: TrainState) -> None:
-        super().load(state)
-        self._threshold.copy_(state.tensors[_THRESHOLD])
 
 
 def _validate_rows(recipe: Recipe, ranks: int) -> None:

@@ -105,6 +105,15 @@ class MethodInputs:
             return plan
         return replace(plan, candidates=candidates, candidates_from=candidates_from)
 
+    def schedule(self, steps_per_epoch: int, rows: int) -> Schedule:
+        """Return the schedule of a Task that plans each epoch itself, over all samples of the run.
+
+        Args:
+            rows: Rows of a full step, over all ranks; each look at an id is one.
+        """
+        epochs = fit_section(self.config, steps_per_epoch).epochs
+        return Schedule(derive_stream(self.recipe.seed, self.name), epochs, steps_per_epoch, rows, self.samples)
+
     def module(self) -> nn.Module:
         """Build the method's networks with initial weights: one network, or a TwinModel."""
         return build_module(self.recipe, self.name, self.networks, self.classes, self.weights)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shards.errors import ConfigError
+from shards.errors import ConfigError, DataError
 from trainer.acceleration.compile import compile_blocks
 from trainer.acceleration.cuda_graphs import (
     GraphedStep,
@@ -48,6 +48,8 @@ from trainer.training.optim import make_optimizer, scheduled_rate
 _log = logging.getLogger(__name__)
 
 _SMALLEST_SCALE = 1.0
+_TABLE = "table."
+"""Prefix in a checkpoint of a Task's own tables."""
 _BUFFERS = "buffers"
 """Checkpoint key of the per-rank buffers, used if there are several ranks."""
 
@@ -111,6 +113,8 @@ class BaseTask(ABC):
         # Captured CUDA graphs refer to the targets, so they are only ever changed in place. Fill rows look up those
         # of sample 0, which has label -1 if it is not in the run.
         self.targets = setting.targets.clamp(min=0).to(self.device)
+        self.tables: dict[str, torch.Tensor] = {}
+        """What a subclass wants in its checkpoints, by name; equal on all ranks, and only ever changed in place."""
         self._optimizer = setting.optimizer
         optimizer = make_optimizer(
             self.module,
@@ -319,6 +323,7 @@ class BaseTask(ABC):
         tensors = module_state(self.module, "model.") | self._engine.moments()
         if self._average is not None:
             tensors |= self._average.state()
+        tensors |= {f"{_TABLE}{name}": table for name, table in self.tables.items()}
         if self.world.size > 1 and self._live:
             tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
             tensors |= dict(zip(self._statistics, self.world.all_reduce_mean(self._live), strict=True))
@@ -329,6 +334,14 @@ class BaseTask(ABC):
         load_module(self.module, state.tensors, "model.")
         if self._average is not None:
             self._average.load(state.tensors)
+        for name, table in self.tables.items():
+            saved = state.tensors.get(f"{_TABLE}{name}")
+            if saved is None or (saved.shape, saved.dtype) != (table.shape, table.dtype):
+                raise DataError(
+                    f"the checkpoint's table `{name}` of {type(self).__name__} is missing or of another size: it "
+                    "belongs to other data or another version of the method. Restart the stage with --redo"
+                )
+            table.copy_(saved)
         own = local_rank_state(self.world, _BUFFERS, state.tensors)
         if own is not None:  # otherwise the world size has changed, and the averaged statistics are used
             load_statistics(self._live, own)
