@@ -62,7 +62,8 @@ def test_a_view_is_drawn_for_itself_and_view_0_as_ever(ids, data):
     st.lists(st.integers(0, 49), min_size=17, max_size=24), st.integers(2, 5), st.sampled_from([None, Mixing(0.4)])
 )
 @settings(max_examples=40, deadline=None)
-def test_the_ranks_share_the_rows_of_every_look(ids, world, mixing):
+def test_the_ranks_share_the_rows_of_every_look(ids, world, mixed):
+    mixing = Mixing(0.4) if mixed else None
     plan = EpochPlan(1, (Part(np.array(ids), 8, ("train", "weak", "centre")), Part(np.arange(5), 2)), mixing)
     alone = rows_of(plan)
     ranks = [rows_of(plan, rank, world) for rank in range(world)]
