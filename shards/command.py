@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,22 @@ import pyarrow.compute as pc
 
 from shards.errors import DataError
 from shards.image_store import DEFAULT_QUALITY
-from shards.pack import pack
+from shards.pack import PackOptions, is_packed, pack, pack_task
 from shards.plan import ArrayTask
 from shards.sample_index import SampleIndex
 from shards.sources import SourceOptions, SourceType, list_sources, open_source
 from shards.verify import verify
 
 
-def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_commands(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", listen: Callable[[], Callable[[], bool]]
+) -> None:
     """Add the `shards` command and its subcommands; each sets `func`, which takes the parsed arguments and returns an
-    exit code.
+    exit code. listen: starts to listen for a stop signal, and returns a function that tells whether one has come.
     """
     shards = subparsers.add_parser("shards", help="pack images into tar shards; verify or download shards")
     verbs = shards.add_subparsers(dest="verb", required=True, metavar="pack | verify | download")
-    _add_pack(verbs)
+    _add_pack(verbs).set_defaults(func=lambda arguments: _pack(arguments, listen()))
 
     verifying = verbs.add_parser("verify", help="check the counts and checksums of every file in a packed folder")
     verifying.add_argument("folder", metavar="FOLDER", type=_path, help="the packed folder to check")
@@ -40,11 +42,11 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     download.add_argument("source", metavar="SRC", type=os.path.expanduser, help="the path or URL of a packed folder")
     download.add_argument("target", metavar="DST", type=_path, help="the local folder to copy it to")
     download.add_argument("--workers", type=int, default=4, help="number of parallel downloads; default: 4")
-    download.set_defaults(func=_download, stop=lambda: False)
+    download.set_defaults(func=lambda arguments: _download(arguments, listen()))
 
 
-def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    packing = verbs.add_parser(
+def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    packing: argparse.ArgumentParser = verbs.add_parser(
         "pack",
         help="pack a data set; run again to resume after an interruption",
         add_help=False,
@@ -101,7 +103,7 @@ def _add_pack(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         action="store_true",
         help="compare a complete --out with --root even if it has more than 200,000 files",
     )
-    packing.set_defaults(func=_pack, stop=lambda: False)  # the caller may replace `stop`
+    return packing
 
 
 def add_source_options(parser: argparse.ArgumentParser, root: str) -> None:
@@ -151,31 +153,27 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _pack(arguments: argparse.Namespace) -> int:
+def _pack(arguments: argparse.Namespace, stop: Callable[[], bool]) -> int:
     task = None if arguments.task is None else ArrayTask.parse(arguments.task)
-    options = read_source_options(arguments)
     source = open_source(
-        arguments.source, arguments.root, arguments.split, arguments.subset, arguments.classes, options
+        arguments.source,
+        arguments.root,
+        arguments.split,
+        arguments.subset,
+        arguments.classes,
+        read_source_options(arguments),
     )
-    index = pack(
-        source,
-        arguments.out,
-        workers=arguments.workers,
-        samples_per_shard=arguments.samples_per_shard,
-        max_rejected=arguments.max_rejected,
-        stop=arguments.stop,
-        resize=arguments.resize,
-        quality=arguments.quality,
-        task=task,
-        dali_index=arguments.dali_index,
-        check_source=arguments.check_source,
+    names = ("workers", "samples_per_shard", "max_rejected", "resize", "quality", "dali_index", "check_source")
+    options = PackOptions(stop=stop, **{name: getattr(arguments, name) for name in names})
+    out: Path = arguments.out
+    if task is None:
+        print(f"{out}: {_summary(pack(source, out, options))}")
+        return 0
+    pack_task(source, out, task, options)
+    left = (
+        "the folder is complete" if is_packed(out) else "when all are done, run the command without --task to merge"
     )
-    if index is None:
-        merged = (arguments.out / "dataset.json").exists()
-        left = "the folder is complete" if merged else "when all are done, run the command without --task to merge"
-        print(f"{arguments.out}: task {task} is done; {left}")
-    else:
-        print(f"{arguments.out}: {_summary(index)}")
+    print(f"{out}: task {task} is done; {left}")
     return 0
 
 
@@ -208,10 +206,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _download(arguments: argparse.Namespace) -> int:
+def _download(arguments: argparse.Namespace, stop: Callable[[], bool]) -> int:
     from shards.download import download_shards  # imported here: only this command needs its libraries
 
-    report = download_shards(arguments.source, arguments.target, arguments.workers, arguments.stop)
+    report = download_shards(arguments.source, arguments.target, arguments.workers, stop)
     print(
         f"{arguments.target}: {report.copied:,} shards copied ({report.nbytes / 1e6:,.1f} MB), "
         f"{report.kept:,} already present"

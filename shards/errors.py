@@ -1,7 +1,9 @@
-"""Errors that the user can correct, each with its exit code, and parts of their messages."""
+"""Errors that the user can correct: the problem, its setting and the fix, in the names of a front end."""
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -9,10 +11,55 @@ class CommandStopped(Exception):
     """A command was stopped on request. The message says what is kept and how to continue."""
 
 
+@dataclass(frozen=True)
+class Fix:
+    """What to do about an error with a setting. `{}` in the text stands for the setting's name."""
+
+    text: str
+    field: str
+
+
 class InputError(Exception):
-    """Invalid input. The message says what is wrong, why, and what to do next."""
+    """Invalid input. The message says what is wrong, why, and what to do next.
+
+    Args:
+        problem: what is wrong and why.
+        field: the setting that the problem is about: a recipe key (`model.weights`), or the name of an option
+            (`max_rejected`, which the message calls `--max-rejected` unless a front end has another name for it).
+        fix: what to do next, or the alternatives. A Fix with a setting that the front end lacks is not shown.
+    """
 
     exit_code = 1
+
+    def __init__(self, problem: str, *, field: str | None = None, fix: str | Fix | Sequence[str | Fix] = ()) -> None:
+        super().__init__(problem)
+        self.problem, self.field = problem, field
+        self.fixes: tuple[str | Fix, ...] = (fix,) if isinstance(fix, str | Fix) else tuple(fix)
+        self._names: dict[str, str | None] = {}
+
+    def rename_fields(self, names: Mapping[str, str | None]) -> None:
+        """Call settings as a front end does. names: by field, or by the name that an inner front end gave; None: it
+        has no such setting.
+        """
+        fields = {fix.field for fix in self.fixes if isinstance(fix, Fix)} | ({self.field} if self.field else set())
+        for field in fields:
+            name = self._names.get(field, field)
+            if name is not None and name in names:
+                self._names[field] = names[name]
+
+    def __str__(self) -> str:
+        where = self._name(self.field) if self.field else None
+        fixes = ", or ".join(filter(None, map(self._describe_fix, self.fixes)))
+        return (f"{where}: " if where else "") + self.problem + (f"; {fixes}" if fixes else "")
+
+    def _name(self, field: str) -> str | None:
+        return self._names.get(field, field if "." in field else f"--{field.replace('_', '-')}")
+
+    def _describe_fix(self, fix: str | Fix) -> str:
+        if isinstance(fix, str):
+            return fix
+        name = self._name(fix.field)
+        return fix.text.replace("{}", name) if name else ""
 
 
 class ConfigError(InputError):
@@ -25,6 +72,16 @@ class DataError(InputError):
     """Unusable images, shards, labels or checkpoints, or an unusable disk."""
 
     exit_code = 3
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str | None]) -> Iterator[None]:
+    """Call the settings in errors of the block by these names; see InputError.rename_fields."""
+    try:
+        yield
+    except InputError as error:
+        error.rename_fields(names)
+        raise
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

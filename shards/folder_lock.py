@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shards.durable import disk_errors
-from shards.errors import DataError
+from shards.errors import DataError, Fix
 from shards.plan import ArrayTask
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _acquire(path: Path, kind: int, why_not: str, while_waiting: Callable[[], No
             removed += 1
             continue
         if while_waiting is None:
-            raise DataError(f"{why_not}; wait for it to finish, or choose another --out")
+            raise DataError(why_not, fix=["wait for it to finish", Fix("choose another {}", "out")])
         if not has_waited:
             _log.info("%s; waiting", why_not)
         has_waited = True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from shards.dali_index import write_dali_index
 from shards.durable import list_missing, read_json, remove_leftovers, remove_on_error, write_json
-from shards.errors import CommandStopped, ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError, Fix
 from shards.folder_lock import lock_folder
 from shards.image_store import DEFAULT_QUALITY
 from shards.merge import merge
@@ -39,113 +39,139 @@ SAMPLES_PER_SHARD = 1000
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _REJECTED_SHOWN = 5
+_ANOTHER_FOLDER = Fix("choose another {}", "out")
 
 
-def pack(
-    source: Source,
-    out: Path,
-    workers: int = 1,
-    samples_per_shard: int = SAMPLES_PER_SHARD,
-    max_rejected: float = 0.01,
-    stop: Callable[[], bool] = lambda: False,
-    resize: int | None = None,
-    quality: int = DEFAULT_QUALITY,
-    task: ArrayTask | None = None,
-    dali_index: bool = False,
-    check_source: bool = False,
-    wait_for_lock: bool = False,
-    keep_unfinished: bool = True,
-) -> SampleIndex | None:
-    """Pack all rows of `source` into `out` and return the index; if `out` is already complete, verify it instead.
+@dataclass(frozen=True)
+class PackOptions:
+    """How to pack a source. Only `samples_per_shard`, `resize` and `quality` decide what the shards hold."""
 
-    With `task`, write only the shards of that task and return None; a later call without `task` merges the shards of
-    all tasks. Tasks may run concurrently on several machines that share the folder.
+    workers: int = 1
+    """Processes; with 1, this process packs itself."""
+    samples_per_shard: int = SAMPLES_PER_SHARD
+    max_rejected: float = 0.01
+    """Raise DataError if a larger share of the images is unusable."""
+    resize: int | None = None
+    quality: int = DEFAULT_QUALITY
+    dali_index: bool = False
+    check_source: bool = False
+    """Compare a complete folder with the files of its source, even if there are many."""
+    wait_for_lock: bool = False
+    """If another process is packing into the folder, wait for it instead of raising DataError."""
+    keep_unfinished: bool = True
+    """If packing fails, keep finished shards, so that it can be resumed; False: remove the folder if it is new."""
+    stop: Callable[[], bool] = lambda: False
+    """Polled; raises CommandStopped when it returns True."""
 
-    check_source: compare the source with the files that were packed into a complete folder, even if there are many;
-    wait_for_lock: if another process is packing into `out`, wait for it instead of raising DataError;
-    keep_unfinished: if packing fails, keep finished shards, so that it can be resumed; False: remove `out` if new.
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"must be 1 or more, not {self.workers}", field="workers")
+        if not 0 <= self.max_rejected <= 1:
+            raise ConfigError(f"must be a fraction from 0 to 1, not {self.max_rejected}", field="max_rejected")
+
+    def plan(self, source: Source) -> Plan:
+        return make_plan(source, self.samples_per_shard, self.resize, self.quality)
+
+
+DEFAULT_OPTIONS = PackOptions()
+
+
+def pack(source: Source, out: Path, options: PackOptions = DEFAULT_OPTIONS) -> SampleIndex:
+    """Pack all rows of `source` into `out` and return the index. Shards that are already there are kept, and merged
+    with the others; a complete folder is verified.
     """
-    if workers < 1:
-        raise ConfigError(f"workers ({workers}) must be 1 or more")
-    if not 0 <= max_rejected <= 1:
-        raise ConfigError(f"max_rejected must be a fraction from 0 to 1, not {max_rejected}")
-    plan = make_plan(source, samples_per_shard, resize, quality)
+    plan = options.plan(source)
     require_ours(out)
-    if (out / "dataset.json").exists():
-        _require_same_files(source, out, plan, check_source)
-        return _reopen_finished(source, out, plan, task, workers, dali_index)
-    new = [] if keep_unfinished else list_missing(out)
-    with lock_folder(out, task, partial(_raise_if_stopped, stop, out) if wait_for_lock else None):
-        if (out / "dataset.json").exists():  # another process finished it in the meantime
-            return _reopen_finished(source, out, plan, task, workers, dali_index, locked=True)
-        begun = _plan_path(out).exists()
-        with nullcontext() if begun else remove_on_error(new, ConfigError, DataError):
-            _claim(out, plan, task)
-            parts = _write_shards(source, out, plan, task, workers, max_rejected, stop)
-            if task is not None:
-                return None
-            merge(source, out, plan, parts)
-        index = SampleIndex.load(out)
-        if dali_index:
-            write_dali_index(index)
-        mark_verified(out)  # the checksums were computed while writing
-    return index
+    new = [] if options.keep_unfinished else list_missing(out)
+    if not is_packed(out):
+        with lock_folder(out, None, partial(_raise_if_stopped, options, out) if options.wait_for_lock else None):
+            if not is_packed(out):  # else another process has finished it in the meantime
+                return _pack_missing(source, out, plan, options, new)
+    return reopen(source, out, plan, options)
 
 
-def _reopen_finished(
-    source: Source,
-    out: Path,
-    plan: Plan,
-    task: ArrayTask | None,
-    workers: int,
-    dali_index: bool,
-    locked: bool = False,
-) -> SampleIndex | None:
-    """Verify a folder that was packed before, rewrite damaged shards, and return its index (None for a task).
+def pack_task(source: Source, out: Path, task: ArrayTask, options: PackOptions = DEFAULT_OPTIONS) -> None:
+    """Write the shards of one task of an array job; when all tasks are done, `pack` merges their shards.
+
+    Tasks may run concurrently on several machines that share the folder.
+    """
+    plan = options.plan(source)
+    require_ours(out)
+    if not is_packed(out):
+        with lock_folder(out, task):
+            if not is_packed(out):
+                _claim(out, plan)
+                _write_shards(source, out, plan, task.shards(plan), options)
+                return
+    _require_same_files(source, out, plan, options)
+    _require_same(out, Dataset.load(out), plan)
+
+
+def reopen(source: Source, out: Path, plan: Plan, options: PackOptions = DEFAULT_OPTIONS) -> SampleIndex:
+    """Verify a folder that was packed before, rewrite damaged shards, and return its index.
 
     The folder may be read-only: it is locked only if a shard is damaged.
     """
+    _require_same_files(source, out, plan, options)
     dataset = Dataset.load(out)
     _require_same(out, dataset, plan)
-    if task is not None:
-        return None
-    if not is_marked_verified(out) and verify(out, workers).problems and (damaged := find_damaged(out, dataset)):
-        with nullcontext() if locked else lock_folder(out, None):
-            repair(source, out, plan, damaged)
+    if not is_marked_verified(out):
+        problems = verify(out, options.workers).problems
+        if problems and (damaged := find_damaged(out, dataset)):
+            with lock_folder(out, None):
+                repair(source, out, plan, damaged)
     shutil.rmtree(out / ".parts", ignore_errors=True)
-    if dali_index:
+    if options.dali_index:
         with suppress(OSError):  # `require_verified` reports an unreadable shard
             write_dali_index(SampleIndex.load(out))
-    return require_verified(out, workers)
+    return require_verified(out, options.workers)
+
+
+def is_packed(folder: Path) -> bool:
+    return (folder / "dataset.json").exists()
+
+
+def _pack_missing(source: Source, out: Path, plan: Plan, options: PackOptions, new: list[Path]) -> SampleIndex:
+    """Write the missing shards into a locked folder, and merge all. new: what to remove if it fails."""
+    begun = _plan_path(out).exists()
+    with nullcontext() if begun else remove_on_error(new, ConfigError, DataError):
+        _claim(out, plan)
+        remove_leftovers(out)  # tasks do not: other tasks may be writing temporary files now
+        merge(source, out, plan, _write_shards(source, out, plan, plan.shards, options))
+    index = SampleIndex.load(out)
+    if options.dali_index:
+        write_dali_index(index)
+    mark_verified(out)  # the checksums were computed while writing
+    return index
 
 
 def require_ours(out: Path) -> None:
     """Raise DataError if `out` holds anything other than a packed or partly packed data set."""
     if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file, not a folder; choose another --out")
-    if (out / "dataset.json").exists() or (out / ".parts").exists() or not out.exists():
+        raise DataError(f"{out} is a file, not a folder", fix=_ANOTHER_FOLDER)
+    if is_packed(out) or (out / ".parts").exists() or not out.exists():
         return
     strangers = sorted(
         path.name for path in out.iterdir() if path.name != ".parts"
     )  # `.parts`: another task may have just started
     if strangers:
-        raise DataError(f"{out} contains {strangers[0]} and is not a packed data set; choose another --out")
+        raise DataError(f"{out} contains {strangers[0]} and is not a packed data set", fix=_ANOTHER_FOLDER)
 
 
-def _require_same_files(source: Source, out: Path, plan: Plan, check_source: bool) -> None:
+def _require_same_files(source: Source, out: Path, plan: Plan, options: PackOptions) -> None:
     """Raise ConfigError if the source no longer has the files that were packed into a complete folder."""
     dataset = Dataset.load(out)
     if (dataset.source, dataset.split, dataset.subset) != (plan.source, plan.split, plan.subset):
         return  # `_require_same` reports it
-    if dataset.count > MOST_COMPARED and not check_source:
+    if dataset.count > MOST_COMPARED and not options.check_source:
         return
     with suppress(DataError):  # `verify` reports a damaged index
         index, recorded = SampleIndex.load(out), read_source_files(out, dataset)
         changes = None if recorded is None else find_changes(source, index, recorded)
         if changes:
             raise ConfigError(
-                f"the files in --root have changed since they were packed into {out}: {changes.describe()}; choose "
-                f"another --out, or remove it: rm -r {shlex.quote(str(out))}"
+                f"the files of the source have changed since they were packed into {out}: {changes.describe()}",
+                fix=[_ANOTHER_FOLDER, _suggest_removal(out)],
             )
 
 
@@ -171,54 +197,45 @@ def _require_same(out: Path, found: Dataset | Plan, plan: Plan) -> None:
     difference = find_plan_difference(found, plan)
     if difference is not None:
         raise DataError(
-            f"{out} already holds {found.source}/{found.split}, packed with {difference}; choose another --out, or "
-            f"remove it: rm -r {shlex.quote(str(out))}"
+            f"{out} already holds {found.source}/{found.split}, packed with {difference}",
+            fix=[_ANOTHER_FOLDER, _suggest_removal(out)],
         )
+
+
+def _suggest_removal(out: Path) -> str:
+    return f"remove it: rm -r {shlex.quote(str(out))}"
 
 
 def _plan_path(out: Path) -> Path:
     return out / ".parts" / "plan.json"
 
 
-def _claim(out: Path, plan: Plan, task: ArrayTask | None) -> None:
+def _claim(out: Path, plan: Plan) -> None:
     """Record the plan in an empty folder, or check that a partly packed folder has the same plan."""
     path = _plan_path(out)
-    if path.exists():
-        try:
-            found = Plan.of_json(read_json(path))
-        except (TypeError, KeyError) as error:
-            raise DataError(
-                f"{path} was not written by incv; remove the folder: rm -r {shlex.quote(str(out))}"
-            ) from error
-        _require_same(out, found, plan)
-    else:
+    if not path.exists():
         write_json(path, asdict(plan))
-    if task is None:  # not in a task: other tasks may be writing temporary files now
-        remove_leftovers(out)
+        return
+    try:
+        found = Plan.of_json(read_json(path))
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{path} was not written by incv", fix=_suggest_removal(out)) from error
+    _require_same(out, found, plan)
 
 
-def _write_shards(
-    source: Source,
-    out: Path,
-    plan: Plan,
-    task: ArrayTask | None,
-    workers: int,
-    max_rejected: float,
-    stop: Callable[[], bool],
-) -> list[Part]:
-    """Write the missing shards; return the parts of all shards (with `task`: of its shards), in order."""
-    wanted = plan.shards if task is None else task.shards(plan)
+def _write_shards(source: Source, out: Path, plan: Plan, wanted: range, options: PackOptions) -> list[Part]:
+    """Write those of the wanted shards that are missing; return the parts of all wanted shards, in order."""
     found = {shard: part for shard in wanted if (part := read_part(out, plan, shard)) is not None}
     finished = {shard: part for shard, part in found.items() if is_unchanged(source, part.table)}
     missing = [shard for shard in wanted if shard not in finished]
     rejected = [row for part in finished.values() for row in _list_rejected(part.table)]
-    _require_few(rejected, plan, max_rejected)
-    if workers > 1 and len(missing) > 1:
-        written = _write_in_processes(source, out, plan, missing, min(workers, len(missing)), stop)
-    else:
-        written = _write_in_turn(source, out, plan, missing, stop)
+    _require_few(rejected, plan, options.max_rejected)
+    write = _write_in_processes if options.workers > 1 and len(missing) > 1 else _write_in_turn
     total, done = (sum(len(plan.rows(shard)) for shard in shards) for shards in (wanted, finished))
-    with closing(written), Progress(f"pack {plan.source}/{plan.split}", total, done) as progress:
+    with (
+        closing(write(source, out, plan, missing, options)) as written,
+        Progress(f"pack {plan.source}/{plan.split}", total, done) as progress,
+    ):
         for shard in written:
             part = read_part(out, plan, shard)
             if part is None:
@@ -226,24 +243,24 @@ def _write_shards(
             finished[shard] = part
             rejected += _list_rejected(part.table)
             progress.advance(len(plan.rows(shard)))
-            _require_few(rejected, plan, max_rejected)
+            _require_few(rejected, plan, options.max_rejected)
     return [finished[shard] for shard in wanted]
 
 
 def _write_in_turn(
-    source: Source, out: Path, plan: Plan, missing: list[int], stop: Callable[[], bool]
+    source: Source, out: Path, plan: Plan, missing: list[int], options: PackOptions
 ) -> Generator[int, None, None]:
     for shard in missing:
-        _raise_if_stopped(stop, out)
+        _raise_if_stopped(options, out)
         write_shard(source, out, plan, shard)
         yield shard
 
 
 def _write_in_processes(
-    source: Source, out: Path, plan: Plan, missing: list[int], workers: int, stop: Callable[[], bool]
+    source: Source, out: Path, plan: Plan, missing: list[int], options: PackOptions
 ) -> Generator[int, None, None]:
     # workers are forked from a server process that imports the packages once and holds no other state
-    processes = multiprocessing.get_context("forkserver")
+    workers, processes = min(options.workers, len(missing)), multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["shards.shard_writer", "webdataset"])
     pool = ProcessPoolExecutor(
         workers, processes, initializer=_start_worker, initargs=(pickle.dumps((source, plan)),)
@@ -253,23 +270,23 @@ def _write_in_processes(
         waiting = iter(missing)
         running = {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, workers)}
         while running:
-            _raise_if_stopped(stop, out)
+            _raise_if_stopped(options, out)
             done, running = wait(running, _SECONDS_BETWEEN_POLLS, FIRST_COMPLETED)
             running |= {pool.submit(_write_in_worker, out, shard) for shard in islice(waiting, len(done))}
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
-        _raise_if_stopped(stop, out)  # a stop signal sent to the whole job also kills the workers
+        _raise_if_stopped(options, out)  # a stop signal sent to the whole job also kills the workers
         raise DataError(
-            "a packing process was killed, perhaps because memory ran out; finished shards are kept. "
-            "Run the same command again with fewer --workers"
+            "a packing process was killed, perhaps because memory ran out; finished shards are kept",
+            fix=Fix("run the same command again with a smaller {}", "workers"),
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)  # waits for the shards being written
 
 
-def _raise_if_stopped(stop: Callable[[], bool], out: Path) -> None:
-    if stop():
+def _raise_if_stopped(options: PackOptions, out: Path) -> None:
+    if options.stop():
         raise CommandStopped(f"packing into {out} was stopped; run the same command again to resume")
 
 
@@ -317,6 +334,6 @@ def _require_few(rejected: list[dict[str, Any]], plan: Plan, max_rejected: float
     name = "/".join(filter(None, (plan.source, plan.split)))
     raise DataError(
         f"the source {name} has at least {len(rejected):,} unusable images among {plan.count:,}, "
-        f"more than the {max_rejected:.2%} allowed. The first: {shown}. "
-        "Replace them with intact copies, or allow more with --max-rejected"
+        f"more than the {max_rejected:.2%} allowed. The first: {shown}",
+        fix=["replace them with intact copies", Fix("allow more with {}", "max_rejected")],
     )

@@ -58,13 +58,13 @@ class ArrayTask:
 
     def __post_init__(self) -> None:
         if not 0 <= self.number < self.tasks:
-            raise ConfigError(f"task {self.number}/{self.tasks}: tasks are numbered 0/N to N-1/N")
+            raise ConfigError(f"{self}: tasks are numbered 0/N to N-1/N", field="task")
 
     @classmethod
     def parse(cls, text: str) -> "ArrayTask":
         number, slash, tasks = text.partition("/")
         if not (slash and number.isdecimal() and tasks.isdecimal()):
-            raise ConfigError(f"a task must have the form I/N, such as 0/16 for the first of 16 tasks, not {text!r}")
+            raise ConfigError(f"{text!r} is not I/N, such as 0/16 for the first of 16 tasks", field="task")
         return cls(int(number), int(tasks))
 
     def __str__(self) -> str:
@@ -99,11 +99,11 @@ def make_plan(source: Source, samples_per_shard: int, resize: int | None, qualit
 
 def _require_possible(samples_per_shard: int, resize: int | None, quality: int) -> None:
     if samples_per_shard < 1:
-        raise ConfigError(f"samples per shard ({samples_per_shard}) must be 1 or more")
+        raise ConfigError(f"must be 1 or more, not {samples_per_shard}", field="samples_per_shard")
     if resize is not None and not 1 <= resize <= _LARGEST_RESIZE:
-        raise ConfigError(f"resize, the shorter side in pixels, must be 1 to {_LARGEST_RESIZE}, not {resize}")
+        raise ConfigError(f"the shorter side in pixels must be 1 to {_LARGEST_RESIZE}, not {resize}", field="resize")
     if not 1 <= quality <= 100:
-        raise ConfigError(f"the JPEG quality must be 1 to 100, not {quality}")
+        raise ConfigError(f"the JPEG quality must be 1 to 100, not {quality}", field="quality")
 
 
 def _list_rows(source: Source) -> Iterator[tuple[int, list[str], list[str]]]:

@@ -198,9 +198,9 @@ def _dali_problems(tar: Path, members: list[Member]) -> Iterator[str]:
     """Check the .idx file of a tar: DALI would not notice a wrong offset."""
     path = index_path(tar)
     if not path.is_file():
-        yield f"{path.name} is missing while other index files exist; pack with --dali-index to rewrite it"
+        yield f"{path.name} is missing while other index files exist; `incv shards pack --dali-index` rewrites it"
     elif path.read_text(errors="replace") != index_text((one.name, one.offset, one.nbytes) for one in members):
-        yield f"{path.name} does not match {tar.name}; pack with --dali-index to rewrite it"
+        yield f"{path.name} does not match {tar.name}; `incv shards pack --dali-index` rewrites it"
 
 
 def _describe_sample(index: SampleIndex, sample: int) -> str:

@@ -12,7 +12,9 @@ def select_first_classes(source: Source, classes: int) -> Source:
     """Return a source with only the rows whose label is below `classes`, in order and renumbered from 0."""
     known = len(source.class_names)
     if not 1 <= classes <= known:
-        raise ConfigError(f"--classes {classes}: {source.name} has {known} classes; choose from 1 to {known}")
+        raise ConfigError(
+            f"{source.name} has {known} classes, not {classes}", field="classes", fix=f"choose from 1 to {known}"
+        )
     return source if classes == known else FirstClasses(source, classes)
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shards.errors import DataError
+from shards.errors import DataError, Fix
 from shards.sources.inside import refuse_undecodable_name
 
 
@@ -25,8 +25,8 @@ def check_link(path: str, root: Path, allow_outside: bool = False) -> None:
     target = link.resolve()
     if not allow_outside and not target.is_relative_to(root):
         raise DataError(
-            f"{link} is a link that leaves {root} (to {target}); copy the images instead, or allow such links with "
-            "--allow-outside"
+            f"{link} is a link that leaves {root} (to {target})",
+            fix=["copy the images instead", Fix("allow such links with {}", "allow_outside")],
         )
     if not target.exists():
         raise DataError(f"{link} is a link to {target}, which does not exist; remove it or restore the file")

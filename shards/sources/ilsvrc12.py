@@ -30,8 +30,8 @@ _BASES = ("", "val", "ILSVRC2012_img_val")
 _LISTS = ("ILSVRC2012_val_label.txt", "LOC_val_solution.csv")
 _SYNSETS = ("synsets.txt", "info/synsets.txt")
 _LAYOUT = (
-    "class folders named by WordNet id (n01440764/*.JPEG, directly or in val/), or all images in one folder (--root "
-    f"itself, val/ or ILSVRC2012_img_val/) or in {_TAR}, with {_LISTS[0]} (lines `NAME NUMBER WNID` or `NAME WNID`) "
+    "class folders named by WordNet id (n01440764/*.JPEG, directly or in val/), or all images in one folder (the "
+    f"root, val/ or ILSVRC2012_img_val/) or in {_TAR}, with {_LISTS[0]} (lines `NAME NUMBER WNID` or `NAME WNID`) "
     f"or {_LISTS[1]}"
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shards.csv_file import unescape_cell
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, Fix
 from shards.image_check import MAX_BYTES
 from shards.image_formats import SUFFIXES, explain_ignored
 from shards.sources.folder_walk import walk_files
@@ -25,7 +25,7 @@ from shards.sources.source import (
     warn_of_ignored,
 )
 
-_LAYOUT = "images in any folders, and a CSV file with a column of paths and one of labels (--csv)"
+_LAYOUT = "images in any folders, and a CSV file with a column of paths and one of labels"
 _LISTS = ("metadata.csv", "labels.csv")
 _ROWS_TRIED = 200
 _SHOWN = 3
@@ -112,7 +112,7 @@ class ImageCsv:
         for row in rows:
             key = paths.find(row.path)
             if key.startswith("/") and not self._allow_outside:
-                raise self._error(row, f"it is outside {self.root}; allow such paths with --allow-outside")
+                raise self._error(row, f"it is outside {self.root}", Fix("allow such paths with {}", "allow_outside"))
             if not key.startswith(("/", prefix)):
                 self.ignored.append(IgnoredFile(key, f"outside the split's folder {inner}"))
                 continue
@@ -120,14 +120,14 @@ class ImageCsv:
                 missing.append(row)
                 continue
             if key in first_line:
-                raise self._error(row, f"it occurs twice, first on line {first_line[key]}; remove one of the lines")
+                raise self._error(row, f"it occurs twice, first on line {first_line[key]}", "remove one of the lines")
             first_line[key] = row.line
             if row.label:
                 found.append((key, row))
             elif partial:
                 self.ignored.append(IgnoredFile(key, f"no label in {self._csv.name}"))
             else:
-                raise self._error(row, "it has no label; add one, or leave such images out with --partial")
+                raise self._error(row, "it has no label", "add one", Fix("leave such images out with {}", "partial"))
         if missing:
             raise self._missing_error(missing)
         if not found:
@@ -145,8 +145,8 @@ class ImageCsv:
         if images and not partial:
             shown = ", ".join(images[:_SHOWN])
             raise DataError(
-                f"{self._csv} does not list {len(images):,} images of {self.root}, for example {shown}. Add them, or "
-                "leave out unlisted images with --partial"
+                f"{self._csv} does not list {len(images):,} images of {self.root}, for example {shown}",
+                fix=["add them", Fix("leave out unlisted images with {}", "partial")],
             )
         unlisted = f"not listed in {self._csv.name}"
         for path in others:
@@ -159,19 +159,20 @@ class ImageCsv:
         if len(self.class_names) == 1:
             raise DataError(
                 f"all {len(found):,} images in {self._csv} have the label {self.class_names[0]!r}; at least two "
-                "classes are needed. If another column has the labels, name it with --label-column"
+                "classes are needed",
+                fix=Fix("if another column has the labels, name it with {}", "label_column"),
             )
 
-    def _error(self, row: LabelRow, problem: str) -> DataError:
-        return DataError(f"{self._csv}, line {row.line} ({row.path[:200]!r}): {problem}")
+    def _error(self, row: LabelRow, problem: str, *fixes: str | Fix) -> DataError:
+        return DataError(f"{self._csv}, line {row.line} ({row.path[:200]!r}): {problem}", fix=fixes)
 
     def _missing_error(self, missing: Sequence[LabelRow]) -> DataError:
         shown = ", ".join(f"{row.path[:200]!r} (line {row.line})" for row in missing[:_SHOWN])
         url = ". URLs must be downloaded first" if "://" in missing[0].path else ""
         return DataError(
             f"{self._csv} lists {len(missing):,} images that are not in {self.root}, for example {shown}{url}. "
-            "Paths are absolute, or relative to --root, to the folder of the CSV file or to that of the split: "
-            "correct the list, or restore the files"
+            "Paths are absolute, or relative to that folder, to the folder of the CSV file or to that of the split",
+            fix=["correct the list", "restore the files"],
         )
 
 
@@ -238,7 +239,7 @@ def find_list(root: Path, inner: str, split: str, given: str | None) -> Path:
         for path in (Path(given).expanduser(), root / given):
             if path.is_file():
                 return path.resolve()
-        raise DataError(f"--csv {given} is not a file, neither in the working folder nor in {root}")
+        raise DataError(f"{given} is not a file, neither in the working folder nor in {root}", field="csv")
     for folder in dict.fromkeys((root / inner, root)):
         lists = [path for path in list_folder(folder) if path.suffix.lower() in (".csv", ".tsv") and path.is_file()]
         preferred = [folder / name for name in (f"{split}.csv", *_LISTS) if folder / name in lists]
@@ -246,6 +247,8 @@ def find_list(root: Path, inner: str, split: str, given: str | None) -> Path:
             return (preferred or lists)[0]
         if lists:
             shown = ", ".join(path.name for path in lists[:10])
-            raise ConfigError(f"{folder} contains several lists ({shown}); choose one with --csv")
-    hint = "; convert metadata.jsonl to metadata.csv" if (root / inner / "metadata.jsonl").is_file() else ""
-    raise DataError(f"{root} contains no CSV file. Expected there: {_LAYOUT}{hint}")
+            raise ConfigError(f"{folder} contains several lists ({shown})", fix=Fix("choose one with {}", "csv"))
+    other = ["convert metadata.jsonl to metadata.csv"] if (root / inner / "metadata.jsonl").is_file() else []
+    raise DataError(
+        f"{root} contains no CSV file. Expected there: {_LAYOUT}", fix=[*other, Fix("name the file with {}", "csv")]
+    )

@@ -18,7 +18,7 @@ from shards.sources.source import (
     warn_of_ignored,
 )
 
-_LAYOUT = "<split>/<class>/<image>.jpg, .png, .webp, ... (with --split '': <class>/<image>)"
+_LAYOUT = "<split>/<class>/<image>.jpg, .png, .webp, ... (for the split '': <class>/<image>)"
 
 
 class ImageFolder:
@@ -105,7 +105,7 @@ def _list_class_folders(root: Path, split: str) -> tuple[list[str], list[str]]:
     if not names:
         lists = [name for name in files if name.endswith((".csv", ".tsv"))]
         hint = f". For images with a list of labels ({lists[0]}), use the data set image_csv" if lists else ""
-        raise DataError(f"{folder} has no class folders. Expected under --root: {_LAYOUT}{hint}")
+        raise DataError(f"{folder} has no class folders. Expected under {root}: {_LAYOUT}{hint}")
     return [prefix + name for name in names], [prefix + name for name in files]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from shards.csv_file import DELIMITERS, BadCsv, column_name, read_csv_text, read_records, unescape_cell
-from shards.errors import ConfigError, DataError, did_you_mean
+from shards.errors import ConfigError, DataError, Fix, did_you_mean
 from shards.sources.source import is_image
 
 PATH_COLUMNS: Final = (
@@ -103,8 +103,8 @@ def _find_columns(
     )
     if found.path == found.label:
         raise ConfigError(
-            f"{path}: {names[found.path]!r} is the column of both paths and labels; choose another with "
-            f"--path-column or --label-column. Columns: {', '.join(names)}"
+            f"{path}: {names[found.path]!r} is the column of both paths and labels. Columns: {', '.join(names)}",
+            fix=[Fix("choose another with {}", "path_column"), Fix("with {}", "label_column")],
         )
     return found, True
 
@@ -116,19 +116,22 @@ def _prefer_strong(names: Sequence[str]) -> list[str]:
 
 def _find_column(path: Path, names: Sequence[str], named: str | None, known: Sequence[str], what: str) -> int:
     """Return the place of a column: the one that the user named, or the only known one. known: those that occur."""
-    flag = f"--{what}-column"
+    field = f"{what}_column"
     if named is not None:
         if column_name(named) not in names:
-            raise ConfigError(f"{path} has no column {named!r} ({flag}); {did_you_mean(column_name(named), names)}")
+            hint = did_you_mean(column_name(named), names)
+            raise ConfigError(f"{path} has no column {named!r}", field=field, fix=hint)
         known = [column_name(named)]
     shown = ", ".join(names)[:300]
     if not known:
         raise ConfigError(
-            f"{path}: no column is recognised as the {what}s of the images; name it with {flag}. Columns: {shown}"
+            f"{path}: no column is recognised as the {what}s of the images. Columns: {shown}",
+            fix=Fix("name it with {}", field),
         )
     if len(known) > 1:
         both = " and ".join(known)
-        raise ConfigError(f"{path}: {both} could be the {what}s; choose one with {flag}. Columns: {shown}")
+        fix = Fix("choose one with {}", field)
+        raise ConfigError(f"{path}: {both} could be the {what}s. Columns: {shown}", fix=fix)
     if names.count(known[0]) > 1:
         raise ConfigError(f"{path}: the column {known[0]!r} occurs twice; rename one. Columns: {shown}")
     return names.index(known[0])

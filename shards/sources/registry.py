@@ -51,10 +51,10 @@ def open_source(
     for option in options.given():
         if option not in kind.options:
             others = ", ".join(one.name for one in list_sources() if option in one.options)
-            raise ConfigError(f"{name} has no option --{option.replace('_', '-')} (only {others}); leave it out")
+            raise ConfigError(f"{name} has no such option (only {others})", field=option, fix="leave it out")
     if subset is not None and not kind.subsets:
         others = ", ".join(one.name for one in list_sources() if one.subsets)
-        raise ConfigError(f"{name} has no subsets (only {others}); leave --subset {subset} out")
+        raise ConfigError(f"{name} has no subsets (only {others})", field="subset", fix="leave it out")
     chosen = {option: getattr(options, option) for option in kind.options}
     source = kind.open(root, split, *([subset] if kind.subsets else []), **chosen)
     return source if classes is None else select_first_classes(source, classes)

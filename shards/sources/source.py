@@ -171,7 +171,7 @@ def require_split(source: str, split: str, known: tuple[str, ...]) -> None:
 def require_root(source: str, root: Path | None, layout: str, reads_tars: bool = False) -> Path:
     """Return `root` as an absolute path; raises DataError with the expected layout if it is not a folder."""
     if root is None:
-        raise DataError(f"{source} needs --root, the folder with its images. Expected there: {layout}")
+        raise DataError(f"{source} needs the folder with its images. Expected there: {layout}", field="root")
     try:
         root.stat()
     except PermissionError as error:
@@ -180,10 +180,12 @@ def require_root(source: str, root: Path | None, layout: str, reads_tars: bool =
         pass  # reported below
     if root.is_file():
         advice = "Pass the folder it is in" if reads_tars else f"Unpack it (tar -xf {root}) and pass the folder"
-        raise DataError(f"{root} is a file, not a folder. {advice}. Expected there: {layout}")
+        raise DataError(f"{root} is a file, not a folder. {advice}. Expected there: {layout}", field="root")
     if not root.is_dir():
         raise DataError(
-            f"{root} does not exist. Expected there: {layout}. Pass the folder with {source}'s images as --root"
+            f"{root} does not exist. Expected there: {layout}",
+            field="root",
+            fix=f"name the folder with {source}'s images",
         )
     return root.resolve()
 

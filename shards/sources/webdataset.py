@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, Fix
 from shards.image_formats import SUFFIXES
 from shards.sources.inside import is_there
 from shards.sources.source import (
@@ -25,7 +25,9 @@ from shards.sources.source import (
 from shards.sources.tar_members import FileState, Member, TarImages, list_members, open_tar
 from shards.sources.text_file import find_text, read_lines
 
-_LAYOUT = "<split>/*.tar or <split>*.tar (with --split '': *.tar), and optionally classes.txt with one name per line"
+_LAYOUT = (
+    "<split>/*.tar or <split>*.tar (for the split '': *.tar), and optionally classes.txt with one name per line"
+)
 _CLASSES = "classes.txt"
 _JSON_KEYS = ("label", "cls", "class", "category", "target", "class_name", "label_name")
 _LARGEST_LABEL = 2**20  # bytes of a .cls or .json member
@@ -117,8 +119,11 @@ class WebDataset:
                 if not text and not partial:
                     names = " or ".join(self._json_keys)
                     raise DataError(
-                        f"{tar}: {image.name} has no label: neither {key}.cls nor a key {names} "
-                        f"in {key}.json. Name the key with --label-column, or ignore such images with --partial"
+                        f"{tar}: {image.name} has no label: neither {key}.cls nor a key {names} in {key}.json",
+                        fix=[
+                            Fix("name the key with {}", "label_column"),
+                            Fix("ignore such images with {}", "partial"),
+                        ],
                     )
                 if not text:
                     self.ignored.append(IgnoredFile(f"{name}: {image.name}", "no label"))
@@ -230,8 +235,8 @@ def _list_tars(root: Path, split: str) -> list[Path]:
         place = root / f"{split}*.tar"
     if not tars:
         found = [tar.name for tar in _tars_in(root)]
-        hint = f"; {root} contains {', '.join(found[:5])}: use --split '' for all of them" if found else ""
-        raise ConfigError(f"{place} contains no .tar file{hint}. Expected under --root: {_LAYOUT}")
+        hint = f"; {root} contains {', '.join(found[:5])}: use the empty split '' for all of them" if found else ""
+        raise ConfigError(f"{place} contains no .tar file{hint}. Expected under {root}: {_LAYOUT}")
     return tars
 
 

@@ -123,7 +123,7 @@ SOURCE = SourceType(
 def _require_subset(split: str, subset: str | None) -> str:
     if split == "val":
         if subset is not None:
-            raise ConfigError(f"the val split of webvision has no subsets; remove --subset {subset}")
+            raise ConfigError("the val split of webvision has no subsets", field="subset", fix="leave it out")
         return ""
     if subset is not None and subset not in _SUBSETS:
         raise ConfigError(f"webvision has no subset {subset!r}; {did_you_mean(subset, _SUBSETS)}")

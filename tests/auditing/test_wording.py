@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.auditing.wording import audit_words, in_words_of_audit, replace_words
 
 from shards.errors import ConfigError, DataError
-from trainer.auditing.wording import audit_words, in_words_of_audit, replace_words
 from trainer.run.source_check import SourceChanged
 
 TEXTS = st.text(alphabet="ab.-_ =", max_size=30)

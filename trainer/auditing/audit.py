@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ import pyarrow as pa
 import yaml
 
 from shards.durable import read_parquet, write_bytes
-from shards.errors import CommandStopped, ConfigError, InputError
+from shards.errors import CommandStopped, ConfigError, InputError, renamed_fields
 from shards.sources import SourceOptions
 from trainer.auditing.folder import NO_OPTIONS, find_images
 from trainer.auditing.network import choose_network
 from trainer.auditing.settings import Start, choose_recipe
-from trainer.auditing.wording import SOURCE_KEYS, audit_words, in_words_of_audit
 from trainer.config.recipe_file import apply_override
 from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.distributed.launch import detect_launch
@@ -35,7 +34,16 @@ _HEADER = """# Chosen by `incv audit {folder}` for {samples:,} images of {classe
 # To change it, copy it and run the copy: incv run -c COPY.yaml
 """
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
-_IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *SOURCE_KEYS)
+_SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
+_IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
+OPTIONS = {
+    "root": None,
+    "data.train.root": None,
+    "model.weights": "--weights",
+    "model.name": "--model",
+    **_SOURCE_KEYS,
+}
+"""What sets a recipe key in an audit. The root is FOLDER, which errors name by its path."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,7 @@ class AuditOptions:
 
 def run_audit(options: AuditOptions) -> int:
     """Run an audit, or resume it; returns the exit code of the run. An audit that is refused writes nothing."""
-    chooses_network = options.weights is not None or options.model is not None
-    with in_words_of_audit(audit_words(options.folder, chooses_network)):
+    with renamed_fields(OPTIONS):
         text, recipe = prepare_audit(options)
         code = run_recipe(recipe, options.recipe_path.stem, options.run, options.redo)
     write_bytes(options.recipe_path, text.encode())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shards.errors import ConfigError, describe_unreadable
+from shards.errors import ConfigError, Fix, describe_unreadable
 from trainer.auditing.settings import Start
 from trainer.models.factory import require_known_model
 from trainer.models.pretrained import NoPretrained, NotOnHub, describe_file, find_pretrained, input_settings
@@ -46,12 +46,13 @@ def _from_file(model: str | None, weights: Path) -> Start:
     try:
         weights.open("rb").close()
     except OSError as error:
-        raise ConfigError(describe_unreadable("--weights", weights, error)) from None
+        raise ConfigError(describe_unreadable("the file", weights, error), field="model.weights") from None
     name = model or describe_file(weights).get("architecture")
     if name is None:
         raise ConfigError(
-            f"--weights: {weights.parent} has no config.json that names the network of {weights.name}: add "
-            "--model NAME, with its name in timm"
+            f"{weights.parent} has no config.json that names the network of {weights.name}",
+            field="model.weights",
+            fix=Fix("add {} NAME, with its name in timm", "model.name"),
         )
     return Start(name, weights=str(weights), image=input_settings(name, weights))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from shards.errors import InputError
-from shards.pack import require_ours
 from shards.sample_index import SampleIndex
 from shards.sources import Source, published_size
 from trainer.config.fitting import count_steps, count_trained, fit_section, resolve_batch
@@ -27,6 +26,7 @@ from trainer.run.data_sets import (
     check_matches_recipe,
     find_folders,
     is_packed,
+    require_own_folder,
     require_same_classes,
     source_of,
 )
@@ -108,7 +108,7 @@ def _examine_splits(
         source = None
         if index is None:
             source, refusals = _try(partial(source_of, key, config))
-            obstacles += refusals + _find_refusals(partial(require_ours, Path(config.shards)))
+            obstacles += refusals + _find_refusals(partial(require_own_folder, key, config))
         elif not redo:
             obstacles += _find_refusals(partial(check_matches_recipe, key, config, index))
             check = check_files(key, config, check_source, remember=False)

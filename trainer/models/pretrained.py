@@ -105,7 +105,7 @@ def _find_cfg(name: str) -> Any:
         return timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:
         tags = ", ".join(timm.list_pretrained(f"{base_name(name)}.*"))
-        raise ConfigError(f"model.name: {error} timm has {tags or 'no weights for it'}") from error
+        raise ConfigError(f"{error} timm has {tags or 'no weights for it'}", field="model.name") from error
 
 
 def _hub_location(name: str) -> tuple[str, str | None, tuple[str, ...]]:

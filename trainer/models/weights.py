@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shards.durable import hash_file
-from shards.errors import ConfigError, DataError, describe_unreadable, list_some
+from shards.errors import ConfigError, DataError, Fix, describe_unreadable, list_some
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.classifier import classifier_names
 from trainer.models.factory import create_model, import_timm, seeded_cpu
@@ -43,11 +43,11 @@ def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bo
     is_timms: the file is the one that timm has for this model, not one that the recipe names.
     """
     if not is_timms and path.suffix not in SUFFIXES:
-        raise ConfigError(f"model.weights {path} is not of a supported type: {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{path} is not of a supported type: {', '.join(SUFFIXES)}", field="model.weights")
     try:
         checksum = hash_file(path)
     except OSError as error:
-        raise DataError(describe_unreadable("model.weights", path, error)) from error
+        raise DataError(describe_unreadable("the file", path, error), field="model.weights") from error
     state = read_state_dict(path)
     network = create_model(name, 1, 0, **options)
     own = _drop_classifier(network.state_dict(), network)
@@ -55,10 +55,10 @@ def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bo
         fitted = _fit(state, name, None if is_timms else count_classes(state, network), options)
     except Exception as error:  # timm's conversions of another network's tensors may raise anything
         why = describe_misfit(own, _drop_classifier(state, network)) or str(error)[:300]
-        raise ConfigError(_refusal(path, name, why)) from error
+        raise _refusal(path, name, why) from error
     tensors = _drop_classifier(fitted, network)
     if misfit := describe_misfit(own, tensors):
-        raise ConfigError(_refusal(path, name, misfit))
+        raise _refusal(path, name, misfit)
     return Weights(path, checksum, tensors)
 
 
@@ -123,13 +123,12 @@ def _drop_classifier(tensors: Mapping[str, Tensor], network: nn.Module) -> Tenso
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(classifier)}
 
 
-def _refusal(path: Path, name: str, misfit: str) -> str:
+def _refusal(path: Path, name: str, misfit: str) -> ConfigError:
     described = describe_file(path).get("architecture")
     other = f" ({described}, according to config.json)" if described not in (None, base_name(name)) else ""
-    return (
-        f"the weights {path} do not fit model.name = {name}: {misfit}. Set model.name and model.options to the "
-        f"network that they were saved from{other}, or choose other weights"
-    )
+    saved = Fix(f"set {{}} and model.options to the network that they were saved from{other}", "model.name")
+    problem = f"the weights {path} do not fit the network {name}: {misfit}"
+    return ConfigError(problem, fix=[saved, Fix("choose others with {}", "model.weights")])
 
 
 def describe_misfit(network: Mapping[str, Tensor], file: Mapping[str, Tensor]) -> str:

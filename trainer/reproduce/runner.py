@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, renamed_fields
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import RECIPES
 from trainer.config.sweep import Variant
@@ -77,7 +77,5 @@ def _require_data(recipes: Sequence[Recipe]) -> None:
         splits |= {f"{split.shards} {split.root}": (key, split) for key, split in recipe.data.splits().items()}
     for key, split in splits.values():
         if not is_packed(Path(split.shards)):
-            try:
+            with renamed_fields({f"{key}.root": "--data"}):
                 source_of(key, split)
-            except (DataError, ConfigError) as error:
-                raise DataError(str(error).replace(f"{key}.root", "--data")) from None

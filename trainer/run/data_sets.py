@@ -2,15 +2,14 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
-from shards.errors import ConfigError, DataError, list_some
-from shards.image_store import DEFAULT_QUALITY
-from shards.pack import SAMPLES_PER_SHARD, can_resume, find_plan_difference, pack
-from shards.plan import Plan, make_plan
+from shards.errors import ConfigError, DataError, Fix, list_some, renamed_fields
+from shards.pack import PackOptions, can_resume, find_plan_difference, is_packed, pack, require_ours
+from shards.plan import Plan
 from shards.repacked import earlier_folders, is_packed_again, latest_folder, next_folders, set_latest_folder
 from shards.sample_index import SampleIndex
 from shards.source_files import find_changes, read_source_files
@@ -47,7 +46,7 @@ def open_split(
     """
     base = Path(config.shards)
     if base.exists() and not base.is_dir():
-        raise DataError(f"{key}.shards = {base} is a file, not a folder of shards")
+        raise DataError(f"{base} is a file, not a folder of shards", field=f"{key}.shards")
     folder = find_folder_to_redo(key, config) if redo else folder or latest_folder(base)
     if is_packed(folder):
         index = require_verified(folder, workers)
@@ -62,10 +61,6 @@ def open_split(
     return index
 
 
-def is_packed(folder: Path) -> bool:
-    return (folder / "dataset.json").exists()
-
-
 def find_folder_to_redo(key: str, config: DataConfig) -> Path:
     """Return the folder for `--redo pack`: one that is up to date, the latest if it is unfinished, or a free one."""
     base = Path(config.shards)
@@ -74,7 +69,7 @@ def find_folder_to_redo(key: str, config: DataConfig) -> Path:
     if not packed:
         return latest
     source = source_of(key, config)
-    with _words_of_a_recipe(key):
+    with renamed_fields(option_keys(key)):
         found = next((folder for folder in packed if _is_current(config, source, folder)), None)
         if found is None and latest not in packed:
             return latest
@@ -91,7 +86,7 @@ def find_folder_to_redo(key: str, config: DataConfig) -> Path:
 
 
 def _plan_like(source: Source, config: DataConfig) -> Plan:
-    return make_plan(source, SAMPLES_PER_SHARD, config.resize, DEFAULT_QUALITY)
+    return PackOptions(resize=config.resize).plan(source)
 
 
 def _is_current(config: DataConfig, source: Source, folder: Path) -> bool:
@@ -122,8 +117,12 @@ def check_matches_recipe(key: str, config: DataConfig, index: SampleIndex) -> No
         if found != asked:
             raise ConfigError(
                 f"{index.folder} holds {dataset.source} {dataset.split}, packed with {name} {_show_value(found)}; "
-                f"the recipe asks for {_show_value(asked)}: change {key}.{name}, set {key}.shards to another folder "
-                "(or leave it out), or add `--redo pack` to pack into a new one"
+                f"the recipe asks for {_show_value(asked)}",
+                fix=[
+                    Fix("change {}", f"{key}.{name}"),
+                    Fix("set {} to another folder (or leave it out)", f"{key}.shards"),
+                    "add `--redo pack` to pack into a new one",
+                ],
             )
 
 
@@ -136,23 +135,20 @@ def _pack_split(
 ) -> SampleIndex:
     source = source_of(key, config)
     is_small = len(source) < _WORTH_PROCESSES  # of a large set, finished shards are kept, so that packing can resume
-    with _words_of_a_recipe(key):
-        index = pack(
-            source,
-            folder,
-            1 if is_small else workers,
+    with renamed_fields(option_keys(key)):
+        options = PackOptions(
+            workers=1 if is_small else workers,
             max_rejected=max_rejected,
-            stop=stop.requested,
             resize=config.resize,
             wait_for_lock=True,
             keep_unfinished=not is_small,
+            stop=stop.requested,
         )
-    assert index is not None, "pack() returns None only for an array task"
-    return index
+        return pack(source, folder, options)
 
 
 def source_of(key: str, config: DataConfig) -> Source:
-    with _words_of_a_recipe(key):
+    with renamed_fields(option_keys(key)):
         root = Path(config.root) if config.root else None
         options = SourceOptions(**{option.name: getattr(config, option.name) for option in fields(SourceOptions)})
         source = open_source(config.source, root, config.split, config.subset, config.classes, options)
@@ -186,20 +182,17 @@ def find_key_root(config: DataConfig) -> str | None:
     return None
 
 
-@contextmanager
-def _words_of_a_recipe(key: str) -> Iterator[None]:
-    """In packing errors, replace the flags of `incv shards pack` with the recipe's keys."""
+def option_keys(key: str) -> dict[str, str]:
+    """Return the recipe key of each option of packing. key: the recipe key of the split."""
     names = ["root", "split", "subset", "classes", "resize", *(option.name for option in fields(SourceOptions))]
-    flags = {f"--{name.replace('_', '-')}": f"{key}.{name}" for name in names}
-    flags |= {"--out": f"{key}.shards", "--max-rejected": "data.max_rejected"}
-    try:
-        yield
-    except (ConfigError, DataError) as error:
-        message = str(error)
-        for flag, name in flags.items():
-            message = message.replace(flag, name)
-        error.args = (message,)
-        raise
+    others = {"out": f"{key}.shards", "max_rejected": "data.max_rejected", "workers": "execution.workers"}
+    return {name: f"{key}.{name}" for name in names} | others
+
+
+def require_own_folder(key: str, config: DataConfig) -> None:
+    """Raise DataError if the split would be packed into a folder that holds anything else."""
+    with renamed_fields(option_keys(key)):
+        require_ours(Path(config.shards))
 
 
 def open_splits(

@@ -8,21 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.errors import ConfigError, InputError
+from shards.errors import ConfigError, Fix, InputError
 from shards.sample_index import SampleIndex
 from shards.source_files import MOST_COMPARED, SourceFiles, find_changes, read_source_files
 from shards.sources import Source, find_source
 from trainer.config.schema import DataConfig
 
 _log = logging.getLogger(__name__)
-
-
-class SourceChanged(ConfigError):
-    """The source of a split no longer has the files that were packed."""
-
-    def __init__(self, difference: str, advice: str) -> None:
-        super().__init__(f"{difference}. {advice}")
-        self.difference = difference
 
 
 @dataclass(frozen=True)
@@ -40,14 +32,17 @@ class SourceCheck:
     """Note the new times of touched files in the folder."""
 
     def require_current(self, index: SampleIndex) -> None:
-        """Raise SourceChanged, which says what changed, if the source no longer has the files that were packed."""
+        """Raise ConfigError, which says what changed, if the source no longer has the files that were packed."""
         difference = self.find_difference(index)
         if difference is not None:
-            raise SourceChanged(
+            as_packed = shlex.join([f"{self.key}.root=null", f"{self.key}.shards={index.folder}"])
+            raise ConfigError(
                 difference,
-                f"Add `--redo pack` to pack the images of {self.key}.root into a new folder (the old one is kept), "
-                "or continue with the images as they were packed: "
-                + shlex.join([f"{self.key}.root=null", f"{self.key}.shards={index.folder}"]),
+                field=f"{self.key}.root",
+                fix=[
+                    "add `--redo pack` to pack the images as they are now into a new folder (the old one is kept)",
+                    Fix(f"continue with the images as they were packed: {as_packed}", f"{self.key}.root"),
+                ],
             )
 
     def find_difference(self, index: SampleIndex) -> str | None:
@@ -63,7 +58,7 @@ class SourceCheck:
         if len(index) > MOST_COMPARED and not self.large:
             if origin is not None:
                 return (
-                    f"{folder} was packed from {origin}, not from {self.key}.root = {root}, and its {len(index):,} "
+                    f"{folder} was packed from {origin}, not from {root}, and its {len(index):,} "
                     "files are compared only with --check-source: add it if they are the same files"
                 )
             _log.info("%s: the %d files are compared with %s only with --check-source", self.key, len(index), folder)
@@ -75,8 +70,8 @@ class SourceCheck:
             _log.warning("%s: %s since packing; this has no effect unless you add `--redo pack`", self.key, changed)
             return None
         if origin is not None:
-            return f"{folder} was packed from {origin}, and {self.key}.root = {root} has other files: {changed}"
-        return f"{self.key}.root = {root} has changed since it was packed into {folder}: {changed}"
+            return f"{folder} was packed from {origin}, and {root} has other files: {changed}"
+        return f"{root} has changed since it was packed into {folder}: {changed}"
 
     def _describe_changes(self, index: SampleIndex, recorded: SourceFiles | None) -> str | None:
         """Compare all files; without a record of them, only keys and labels. None: nothing has changed."""
@@ -86,7 +81,7 @@ class SourceCheck:
         try:
             source = self.open_source(classes)
         except InputError as error:
-            return f"it can no longer be packed ({error})"
+            return f"it can no longer be packed ({error.problem})"
         changes = find_changes(source, index, recorded, self.remember)
         if recorded is None and not changes:
             _log.info(
