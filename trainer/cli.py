@@ -6,19 +6,17 @@ import os
 import select
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shards.command import add_commands as add_shards_commands
 from shards.durable import read_json
 from shards.errors import CommandStopped, ConfigError, InputError
 from trainer.auditing.command import add_command as add_audit_command
-from trainer.commands.completion import add_command as add_completion_command
-from trainer.commands.parser import CommandParser
+from trainer.commands.parser import CommandParser, ShowVersion, add_completion
+from trainer.commands.recipes import PRINTED, add_run_arguments, take_estimate_options, take_recipe
 from trainer.commands.recipes import add_commands as add_recipe_commands
-from trainer.commands.recipes import take_recipe
-from trainer.commands.run_arguments import PRINTED, add_run_arguments, take_estimate_options
-from trainer.commands.version import ShowVersion
 from trainer.compare.command import add_command as add_compare_command
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
@@ -48,18 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; reports a user's mistake as one line and an exit code."""
     configure_logging()
     let_waiting_threads_sleep(os.environ)
-    parser = build_parser()
-    parsed, rest = parser.parse_known_args(arguments)
-    if rest and not hasattr(parsed, "overrides"):
-        parser.error(f"unexpected arguments: {' '.join(rest)}")
-    if rest:  # overrides may stand between options, which argparse does not support
-        parsed.overrides += rest
-    if "=" in (getattr(parsed, "profile", None) or ""):  # an override right after a plain --profile
-        parsed.overrides, parsed.profile = [parsed.profile, *parsed.overrides], "summary"
-    if hasattr(parsed, "stop"):  # packing has no run directory: it is stopped by signals
-        parsed.stop = _signalled()
+    parsed = build_parser().parse_args(arguments)
     try:
-        take_recipe(parsed)
         code: int = parsed.func(parsed)
         sys.stdout.flush()
         return code
@@ -79,7 +67,8 @@ def _is_heard() -> bool:
     return not output.poll(0)
 
 
-def _signalled() -> Callable[[], bool]:
+def _listen() -> Callable[[], bool]:
+    """Listen for signals, which stop commands without a run directory; returns a function that tells of one."""
     stop = StopRequest()
     stop.listen()
     return stop.requested
@@ -101,13 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_run_arguments(run)
     run.set_defaults(func=_run, stage=None)
     add_audit_command(commands, _tell)
-    add_output_commands(commands)
+    add_output_commands(commands, _listen)
     add_compare_command(commands)
     add_doctor_commands(commands)
     add_recipe_commands(commands)
-    add_shards_commands(commands)
+    add_shards_commands(commands, _listen)
     add_reproduce_commands(commands)
-    add_completion_command(commands, parser)
+    add_completion(commands, parser)
     for stage in all_stages()[1:]:
         of_directory = "; of a run directory, as it is: incv report RUN_DIR" if stage == "report" else ""
         alone = commands.add_parser(stage, help=f"run only the `{stage}` stage of a recipe{of_directory}")
@@ -130,6 +119,7 @@ def _report_directory(parsed: argparse.Namespace) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    take_recipe(parsed)
     if parsed.stage == "report" and Path(parsed.recipe).is_dir():
         return _report_directory(parsed)
     path = recipe_path(parsed.recipe)
@@ -139,45 +129,52 @@ def _run(parsed: argparse.Namespace) -> int:
         for one in variants:
             _print_facts(parsed, one.recipe, one.root)
         return 0
-    # Imported here: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
-    from trainer.estimate.dry_run import describe_plan
-    from trainer.estimate.table import EstimateOptions
-    from trainer.run.runner import run_recipe
-    from trainer.run.shared_incv import find_incv_sources
-
     if parsed.dry_run:
-        sources = find_incv_sources(variants, parsed.redo, parsed.stage, parsed.incv_from)
-        for one in variants:
-            plan = describe_plan(
-                one.recipe,
-                recipe_name(path),
-                one.root,
-                parsed.redo,
-                EstimateOptions(**asked),
-                parsed.check_source,
-                parsed.incv_from,
-                one.root in sources,
-            )
-            shared = f"takes INCV over from {sources[one.root].name}\n" if one.root in sources else ""
-            print(f"{one.name}:\n{shared}{plan}\n" if parsed.vary else plan)
-        return 0
+        return _describe_plans(variants, parsed, asked)
     if parsed.vary:
         return _run_side_by_side(variants, parsed)
     (one,) = variants
     if parsed.run_dir is None and detect_launch().rank == 0:
         _note_same_run(path, one)
+    # Imported here: torch takes seconds to import, and `incv ls` or a wrong key need not wait for it.
+    from trainer.run.runner import run_recipe
+
     code = run_recipe(
         one.recipe,
-        recipe_name(path),
+        one.recipe_name,
         one.root,
-        parsed.redo,
-        parsed.stage,
-        parsed.profile,
-        parsed.check_source,
-        parsed.incv_from,
+        only=parsed.stage,
+        profile=parsed.profile,
+        **_options_of_stages(parsed),
     )
     _tell(one.root, code, parsed.stage)
     return code
+
+
+def _options_of_stages(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a plan, a run and runs side by side have in common."""
+    return {"redo": parsed.redo, "check_source": parsed.check_source, "incv_from": parsed.incv_from}
+
+
+def _describe_plans(variants: Sequence[Variant], parsed: argparse.Namespace, asked: Mapping[str, Any]) -> int:
+    """Print what each run would do. asked: the options of the estimate."""
+    from trainer.estimate.dry_run import describe_plan
+    from trainer.estimate.table import EstimateOptions
+    from trainer.run.shared_incv import find_incv_sources
+
+    sources = find_incv_sources(variants, parsed.redo, parsed.stage, parsed.incv_from)
+    for one in variants:
+        plan = describe_plan(
+            one.recipe,
+            one.recipe_name,
+            one.root,
+            options=EstimateOptions(**asked),
+            shares_incv=one.root in sources,
+            **_options_of_stages(parsed),
+        )
+        shared = f"takes INCV over from {sources[one.root].name}\n" if one.root in sources else ""
+        print(f"{one.name}:\n{shared}{plan}\n" if parsed.vary else plan)
+    return 0
 
 
 def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
@@ -237,14 +234,7 @@ def _tell(root: Path, code: int, stage: str | None, recipe: Path | None = None, 
 def _run_side_by_side(variants: Sequence[Variant], parsed: argparse.Namespace) -> int:
     from trainer.run.sweep_runner import run_sweep
 
-    codes = run_sweep(
-        variants,
-        parsed.redo,
-        parsed.stage,
-        parsed.at_once or AT_ONCE,
-        parsed.check_source,
-        incv_from=parsed.incv_from,
-    )
+    codes = run_sweep(variants, only=parsed.stage, at_once=parsed.at_once or AT_ONCE, **_options_of_stages(parsed))
     for one, code in zip(variants, codes, strict=True):
         print(f"\n{one.name}: {one.root}" + (f", exit code {code}" if code else ""))
         _tell(one.root, code, parsed.stage, advise=False)

@@ -25,9 +25,7 @@ from shards.sources.source import (
 from shards.sources.tar_members import FileState, Member, TarImages, list_members, open_tar
 from shards.sources.text_file import find_text, read_lines
 
-_LAYOUT = (
-    "<split>/*.tar or <split>*.tar (for the split '': *.tar), and optionally classes.txt with one name per line"
-)
+_LAYOUT = "<split>/*.tar or <split>*.tar (for the split '': *.tar), and optionally classes.txt with one name per line"
 _CLASSES = "classes.txt"
 _JSON_KEYS = ("label", "cls", "class", "category", "target", "class_name", "label_name")
 _LARGEST_LABEL = 2**20  # bytes of a .cls or .json member

@@ -573,7 +573,7 @@ def test_a_directory_with_nothing_but_a_torn_manifest_is_a_new_one(incv: Incv, p
 
 def test_packing_stops_on_a_signal_and_goes_on(incv: Incv, playground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter([False, True])
-    monkeypatch.setattr("trainer.cli._signalled", lambda: lambda: next(asked, True))
+    monkeypatch.setattr("trainer.cli._listen", lambda: lambda: next(asked, True))
     pack = ("shards", "pack", "digits", "--out", "mine", "--workers", "1", "--samples-per-shard", "300")
     answer = incv(*pack)
     assert answer.code == 75

@@ -93,7 +93,7 @@ def test_a_stopped_prediction_resumes(finished, images, incv, monkeypatch):
 
     assert incv("predict", images, "--run", finished, "-o", "whole.csv").code == 0
     with monkeypatch.context() as stopping:
-        stopping.setattr("trainer.cli._signalled", lambda: iter([False, True]).__next__)
+        stopping.setattr("trainer.cli._listen", lambda: iter([False, True]).__next__)
         stopped = incv("predict", images, "--run", finished, "-o", "out.csv")
     assert stopped.code == 75
     assert not Path("out.csv").exists()

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from tests.support.command_line import Answer
-from trainer.commands import version as version_command
+from trainer.commands import parser as command_parser
 
 Incv = Callable[..., Answer]
 
@@ -22,8 +22,8 @@ def test_the_version_names_the_libraries_that_decide_results(incv: Incv) -> None
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_command, "installed_versions", lambda _names: {"python": "3.11.7", "incv": "1.2"})
-    assert version_command.describe_version() == "incv 1.2 (torch not installed, timm not installed, python 3.11.7)"
+    monkeypatch.setattr(command_parser, "installed_versions", lambda _names: {"python": "3.11.7", "incv": "1.2"})
+    assert command_parser.describe_version() == "incv 1.2 (torch not installed, timm not installed, python 3.11.7)"
 
 
 def test_the_version_does_not_import_torch() -> None:

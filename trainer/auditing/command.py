@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shards.command import add_source_options, read_source_options
-from trainer.config.argument_types import path_argument
+from trainer.config.argument_types import TakeWords, path_argument
 
 
 def add_command(
@@ -39,7 +39,7 @@ def add_command(
         "--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage; repeatable"
     )
     audit.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys, for example incv.epochs=20"
+        "overrides", action=TakeWords, metavar="KEY=VALUE", help="override recipe keys, for example incv.epochs=20"
     )
     audit.set_defaults(func=lambda parsed: _audit(parsed, tell))
 

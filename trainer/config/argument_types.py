@@ -1,9 +1,11 @@
-"""Types of command-line arguments: each converts a text, or says what is wrong with it."""
+"""Types and actions of command-line arguments: each converts a text, or says what is wrong with it."""
 
 import argparse
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def path_argument(given: str) -> Path:
@@ -41,8 +43,25 @@ def probability_argument(given: str) -> float:
     return value
 
 
-def profile_argument(given: str) -> str:
-    """What --profile measures; an override right after a plain --profile passes, and `incv` puts it in its place."""
-    if given not in ("summary", "trace") and "=" not in given:
-        raise argparse.ArgumentTypeError(f"{given!r} is neither `summary` nor `trace`")
-    return given
+class TakeWords(argparse.Action):
+    """A positional argument for all words that are no options; CommandParser passes on those between options."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, **options | {"nargs": "*", "default": ()})
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), *values])
+
+
+class TakeProfile(argparse.Action):
+    """`--profile` or `--profile trace`; an override right after a plain --profile is one of the overrides."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, **options | {"nargs": "?", "const": "summary"})
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None) -> None:
+        if "=" in values:
+            namespace.overrides = [*namespace.overrides, values]
+        elif values not in ("summary", "trace"):
+            raise argparse.ArgumentError(self, f"{values!r} is neither `summary` nor `trace`")
+        setattr(namespace, self.dest, self.const if "=" in values else values)

@@ -1,19 +1,25 @@
 """The commands `incv clean` and `incv predict`."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.config.argument_types import path_argument, probability_argument
 
 
-def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add both commands; each sets `func`, which takes the parsed arguments and returns an exit code."""
-    _add_clean(subparsers)
-    _add_predict(subparsers)
+def add_commands(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", listen: Callable[[], Callable[[], bool]]
+) -> None:
+    """Add both commands; each sets `func`, which takes the parsed arguments and returns an exit code.
+
+    listen: starts to listen for a stop signal, and returns a function that tells whether one has come.
+    """
+    _add_clean(subparsers).set_defaults(func=lambda arguments: _clean(arguments, listen()))
+    _add_predict(subparsers).set_defaults(func=lambda arguments: _predict(arguments, listen()))
 
 
-def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     clean = subparsers.add_parser("clean", help="write the samples that a run selected as a data set of their own")
     clean.add_argument(
         "run", type=path_argument, metavar="RUN", help="the directory of a run whose `incv` stage has finished"
@@ -45,10 +51,10 @@ def _add_clean(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "least P (0.9 if not given)",
     )
     clean.add_argument("--force", action="store_true", help="replace the output of an earlier `incv clean`")
-    clean.set_defaults(func=_clean, stop=lambda: False)
+    return clean
 
 
-def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     predict = subparsers.add_parser("predict", help="classify new images with the networks of a run")
     predict.add_argument(
         "images", type=path_argument, metavar="FOLDER", help="a folder, with its subfolders, or one file"
@@ -65,10 +71,10 @@ def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     predict.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     predict.add_argument("--workers", type=int, default=2, help="decoding threads; default: 2")
     predict.add_argument("--force", action="store_true", help="replace the output file if it exists")
-    predict.set_defaults(func=_predict, stop=lambda: False)
+    return predict
 
 
-def _clean(arguments: argparse.Namespace) -> int:
+def _clean(arguments: argparse.Namespace, stop: Callable[[], bool]) -> int:
     # Imported here: these import torch, which takes seconds.
     from trainer.outputs.clean import CleanOptions, clean
     from trainer.outputs.finished_run import load_finished_run
@@ -81,7 +87,7 @@ def _clean(arguments: argparse.Namespace) -> int:
         arguments.from_shards,
         arguments.force,
     )
-    written = clean(load_finished_run(arguments.run), options, arguments.stop)
+    written = clean(load_finished_run(arguments.run), options, stop)
     relabelled = f", {written['relabelled']:,} of them with the suggested label" if written["relabelled"] else ""
     checked = f", {written['checked']:,} of them checked by hand" if written["checked"] else ""
     excluded = f", {written['excluded']:,} excluded by hand" if written["excluded"] else ""
@@ -92,7 +98,7 @@ def _clean(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(arguments: argparse.Namespace) -> int:
+def _predict(arguments: argparse.Namespace, stop: Callable[[], bool]) -> int:
     from trainer.outputs.classify import classify, load_classifier
     from trainer.outputs.finished_run import open_run
 
@@ -103,7 +109,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{out} exists: choose another -o, or replace it with --force")
     run, recipe = open_run(arguments.run)
     classifier = load_classifier(run, recipe, arguments.method, arguments.network, arguments.device)
-    classified, unusable = classify(classifier, arguments.images, out, arguments.workers, arguments.stop)
+    classified, unusable = classify(classifier, arguments.images, out, arguments.workers, stop)
     problems = f"; {unusable:,} files could not be used (column `problem`)" if unusable else ""
     print(f"{out}: {classified:,} images classified{problems}")
     return 0

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from shards.errors import ConfigError
-from trainer.config.argument_types import count_argument, path_argument
+from trainer.config.argument_types import TakeWords, count_argument, path_argument
 from trainer.config.sweep import AT_ONCE
 from trainer.reproduce.experiments import EXPERIMENTS, Experiment, find_experiments, select_cells
 from trainer.reproduce.planning import drop_parts
@@ -19,7 +19,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     reproduce = subparsers.add_parser("reproduce", help="the paper's tables and figures, from recorded runs")
     reproduce.add_argument(
         "experiments",
-        nargs="*",
+        action=TakeWords,
         metavar="EXPERIMENT",
         help=f"{', '.join(EXPERIMENTS)}; default: all. Execution keys may follow, as execution.workers=4",
     )
@@ -47,7 +47,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
         "--data", type=path_argument, metavar="FOLDER", help="folder of CIFAR-10; default: data/cifar10"
     )
     _add_results(reproduce)
-    reproduce.set_defaults(func=_reproduce, overrides=[])
+    reproduce.set_defaults(func=_reproduce)
     record = subparsers.add_parser("record", help="record finished runs for `incv reproduce`")
     record.add_argument("run_dirs", nargs="+", type=path_argument, metavar="RUN_DIR", help="a finished run")
     record.add_argument("--replace", action="store_true", help="replace an earlier record of the same run")
@@ -76,12 +76,11 @@ def _seeds(given: str) -> tuple[int, ...]:
 
 
 def _reproduce(parsed: argparse.Namespace) -> int:
-    words = [*parsed.experiments, *parsed.overrides]
-    experiments = find_experiments([word for word in words if "=" not in word])
+    experiments = find_experiments([word for word in parsed.experiments if "=" not in word])
     selected = select_cells(experiments, parsed.methods, parsed.settings)
     chosen = [each for each in selected if each.needs == "nothing" or (each.rows and each.settings)]
     runs = parsed.run or parsed.smoke
-    local = [word for word in words if "=" in word]
+    local = [word for word in parsed.experiments if "=" in word]
     if (local or parsed.data or parsed.at_once) and not runs:
         raise ConfigError("--data, --at-once and execution keys are for runs: add --run, or leave them")
     # Imported here: methods import torch, which takes seconds.
