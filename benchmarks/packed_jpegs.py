@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.sources import open_source
 
@@ -31,7 +31,7 @@ def linked_tree(images: Path, scratch: Path, samples: int) -> list[Path]:
 def packed(scratch: Path, workers: int, resize: int | None = None) -> SampleIndex:
     """The tree's shards; resize: the shorter side they are stored with, None: as the files are."""
     source = open_source("image_folder", scratch / "root", "train")
-    index = pack(source, scratch / "shards", workers, resize=resize)
+    index = pack(source, scratch / "shards", PackOptions(workers=workers, resize=resize))
     assert index is not None
     return index
 

@@ -13,7 +13,7 @@ import pytest
 
 from shards.csv_file import unescape_cell
 from shards.durable import read_json, write_parquet
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sources import open_source
 from tests.support.command_line import TINY, Answer, contents, exit_code, unchanged
 from tests.support.photos import PER_CLASS, PHOTO_RECIPE, write_photos
@@ -31,7 +31,7 @@ def reviewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         write_photos(Path("photos"), CLASSES)
         Path("photos", CLASSES[0], "broken.png").write_bytes(b"no image")
-        pack(open_source("image_folder", Path("photos"), ""), Path("packed"), max_rejected=0.1)
+        pack(open_source("image_folder", Path("photos"), ""), Path("packed"), PackOptions(max_rejected=0.1))
         assert exit_code(["run", "-c", TINY, *PHOTO_RECIPE, "--run-dir", "run"]) == 0
     return folder
 

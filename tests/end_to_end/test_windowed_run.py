@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sources import open_source
 from tests.support import RECIPES
 from trainer.run.recipe import load_recipe
@@ -22,7 +22,9 @@ def digits_in_many_shards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ("train", "test"):
         pack(
-            open_source("digits", None, split), tmp_path / "data" / "shards" / f"digits-{split}", samples_per_shard=50
+            open_source("digits", None, split),
+            tmp_path / "data" / "shards" / f"digits-{split}",
+            PackOptions(samples_per_shard=50),
         )
 
 

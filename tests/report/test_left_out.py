@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.sources.source import IgnoredFile
 from tests.support.pictures import ListSource, picture
@@ -24,7 +24,7 @@ def test_every_file_is_listed_once(tmp_path_factory, images, ignored):
     folder = tmp_path_factory.mktemp("run")
     source = ListSource([(f"-k{row}.png", 0, data) for row, data in enumerate(images)])
     source.ignored = [IgnoredFile(path, "not an image") for path in ignored]
-    index = pack(source, folder / "packed", max_rejected=1.0)
+    index = pack(source, folder / "packed", PackOptions(max_rejected=1.0))
     run = RunDirectory(folder)
     write_left_out(run, {"train": index, "val": index})
     expected = [
@@ -45,7 +45,7 @@ def test_every_file_is_listed_once(tmp_path_factory, images, ignored):
 
 
 def test_folders_of_earlier_versions_have_general_reasons(tmp_path):
-    pack(ListSource([("a", 0, GOOD), ("b", 1, BAD)]), tmp_path / "packed", max_rejected=1.0)
+    pack(ListSource([("a", 0, GOOD), ("b", 1, BAD)]), tmp_path / "packed", PackOptions(max_rejected=1.0))
     path = tmp_path / "packed" / "rejected.parquet"
     table = pq.read_table(path).drop_columns(["reason"])
     pq.write_table(table, path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shards.errors import ConfigError, DataError
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.sources import RawSample
 from tests.support import RECIPES
@@ -58,7 +58,7 @@ class TwelveImages:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SampleIndex:
-    return pack(TwelveImages(), tmp_path_factory.mktemp("twelve") / "shards", max_rejected=0.1)
+    return pack(TwelveImages(), tmp_path_factory.mktemp("twelve") / "shards", PackOptions(max_rejected=0.1))
 
 
 @pytest.fixture

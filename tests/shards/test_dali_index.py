@@ -5,7 +5,7 @@ import pytest
 
 from shards.dali_index import index_text
 from shards.errors import DataError
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sources import open_source
 from shards.verify import require_verified, verify
 from tests.support.pictures import ListSource, image_tree, list_source, picture
@@ -29,7 +29,7 @@ def _read_by_dali(tars: list[str], indices: list[str], suffix: str, count: int) 
 @pytest.mark.parametrize("resize", [None, 12])
 def test_dali_reads_what_was_packed(tmp_path, resize):
     source = open_source("image_folder", image_tree(tmp_path / "root"), "train")
-    index = pack(source, tmp_path / "out", samples_per_shard=8, resize=resize, dali_index=True)
+    index = pack(source, tmp_path / "out", PackOptions(samples_per_shard=8, resize=resize, dali_index=True))
     tars = sorted(str(path) for path in (tmp_path / "out").glob("*.tar"))
     indices = sorted(str(path) for path in (tmp_path / "out").glob("*.idx"))
     assert [path.removesuffix(".idx") for path in indices] == [path.removesuffix(".tar") for path in tars]
@@ -51,24 +51,24 @@ def test_the_form_of_the_file():
 
 def test_an_empty_shard_has_no_index_file(tmp_path):
     rows = [(f"k{row}", 0, b"<html>" if row % 3 == 1 else picture(row)) for row in range(6)]
-    pack(ListSource(rows), tmp_path / "out", samples_per_shard=2, max_rejected=1.0, dali_index=True)
+    pack(ListSource(rows), tmp_path / "out", PackOptions(samples_per_shard=2, max_rejected=1.0, dali_index=True))
     assert sorted(path.name for path in (tmp_path / "out").glob("*.idx")) == ["shard-000000.idx", "shard-000002.idx"]
     assert not verify(tmp_path / "out").problems
 
 
 def test_a_finished_pack_gets_its_index_files_later(tmp_path):
-    pack(list_source(6), tmp_path / "out", samples_per_shard=2)
+    pack(list_source(6), tmp_path / "out", PackOptions(samples_per_shard=2))
     assert not list((tmp_path / "out").glob("*.idx"))
-    pack(list_source(6), tmp_path / "out", samples_per_shard=2, dali_index=True)
+    pack(list_source(6), tmp_path / "out", PackOptions(samples_per_shard=2, dali_index=True))
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.idx")}
     assert len(times) == 3
-    pack(list_source(6), tmp_path / "out", samples_per_shard=2, dali_index=True)
+    pack(list_source(6), tmp_path / "out", PackOptions(samples_per_shard=2, dali_index=True))
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.idx")} == times
 
 
 def test_a_stale_or_missing_index_file_is_found_and_mended(tmp_path):
     out = tmp_path / "out"
-    pack(list_source(6), out, samples_per_shard=2, dali_index=True)
+    pack(list_source(6), out, PackOptions(samples_per_shard=2, dali_index=True))
     stale = out / "shard-000001.idx"
     whole = stale.read_text()
     stale.write_text(whole.replace(" 512 ", " 1024 "))
@@ -81,6 +81,6 @@ def test_a_stale_or_missing_index_file_is_found_and_mended(tmp_path):
     assert verify(out).problems == [
         "shard-000001.idx is missing while other index files exist; pack with --dali-index to rewrite it"
     ]
-    pack(list_source(6), out, samples_per_shard=2, dali_index=True)
+    pack(list_source(6), out, PackOptions(samples_per_shard=2, dali_index=True))
     assert stale.read_text() == whole
     assert not verify(out).problems

@@ -20,7 +20,7 @@ from shards.dali_index import write_dali_index
 from shards.download import DownloadReport, download_shards
 from shards.durable import read_json, write_json
 from shards.errors import CommandStopped, ConfigError, DataError
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.verify import require_verified, verify
 from tests.support import REPOSITORY
@@ -35,7 +35,7 @@ OWN = {".verified.json", ".staged.jsonl"}
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("download") / "packed"
-    pack(list_source(23), folder, samples_per_shard=4)
+    pack(list_source(23), folder, PackOptions(samples_per_shard=4))
     return folder
 
 

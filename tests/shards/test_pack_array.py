@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError, DataError
-from shards.pack import pack
+from shards.pack import PackOptions, pack, pack_task
 from shards.plan import ArrayTask, make_plan
 from tests.support import REPOSITORY
 from tests.support.pictures import contents, image_tree, list_source
@@ -40,37 +40,37 @@ def test_a_task_that_is_none(text):
 def test_any_number_of_tasks_gives_the_bytes_of_the_plain_pack(tmp_path_factory, tasks, order):
     folder = tmp_path_factory.mktemp("array")
     source = list_source(23)
-    pack(source, folder / "plain", samples_per_shard=4, resize=8)
+    pack(source, folder / "plain", PackOptions(samples_per_shard=4, resize=8))
     numbers = list(range(tasks))
     order.shuffle(numbers)
     for number in numbers:
         task = ArrayTask(number, tasks)
-        assert pack(source, folder / "out", samples_per_shard=4, resize=8, task=task) is None
+        pack_task(source, folder / "out", task, PackOptions(samples_per_shard=4, resize=8))
         assert not (folder / "out" / "dataset.json").exists()
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("*.tar")}
     assert len(before) == 6
-    pack(source, folder / "out", samples_per_shard=4, resize=8)
+    pack(source, folder / "out", PackOptions(samples_per_shard=4, resize=8))
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("*.tar")} == before
     assert contents(folder / "out") == contents(folder / "plain")
-    assert pack(source, folder / "out", samples_per_shard=4, resize=8, task=ArrayTask(0, 2)) is None
+    pack_task(source, folder / "out", ArrayTask(0, 2), PackOptions(samples_per_shard=4, resize=8))
 
 
 def test_the_merge_does_what_a_lost_task_has_not_done(tmp_path):
     source = list_source(23)
-    pack(source, tmp_path / "out", samples_per_shard=4, task=ArrayTask(1, 3))
-    pack(source, tmp_path / "out", samples_per_shard=4)
-    pack(source, tmp_path / "plain", samples_per_shard=4)
+    pack_task(source, tmp_path / "out", ArrayTask(1, 3), PackOptions(samples_per_shard=4))
+    pack(source, tmp_path / "out", PackOptions(samples_per_shard=4))
+    pack(source, tmp_path / "plain", PackOptions(samples_per_shard=4))
     assert contents(tmp_path / "out") == contents(tmp_path / "plain")
 
 
 def test_a_task_of_another_plan_is_refused_and_its_parts_are_never_merged(tmp_path):
-    pack(list_source(9), tmp_path / "out", samples_per_shard=3, task=ArrayTask(0, 2))
+    pack_task(list_source(9), tmp_path / "out", ArrayTask(0, 2), PackOptions(samples_per_shard=3))
     with pytest.raises(DataError, match="packed with resize None instead of 8"):
-        pack(list_source(9), tmp_path / "out", samples_per_shard=3, task=ArrayTask(1, 2), resize=8)
+        pack_task(list_source(9), tmp_path / "out", ArrayTask(1, 2), PackOptions(samples_per_shard=3, resize=8))
     # two tasks that began at the same moment, neither seeing the other's plan
     (tmp_path / "out" / ".parts" / "plan.json").unlink()
-    pack(list_source(9), tmp_path / "out", samples_per_shard=3, task=ArrayTask(1, 2), resize=8)
-    index = pack(list_source(9), tmp_path / "out", samples_per_shard=3, resize=8)
+    pack_task(list_source(9), tmp_path / "out", ArrayTask(1, 2), PackOptions(samples_per_shard=3, resize=8))
+    index = pack(list_source(9), tmp_path / "out", PackOptions(samples_per_shard=3, resize=8))
     assert (index.height == 8).all()
 
 
@@ -78,7 +78,7 @@ SLOW_TASK = """
 import sys, time
 from pathlib import Path
 from tests.support.pictures import ListSource, list_source
-from shards.pack import pack
+from shards.pack import PackOptions, pack, pack_task
 from shards.plan import ArrayTask
 from shards.errors import InputError
 
@@ -90,9 +90,12 @@ class Slow(ListSource):
         return super().sample(row)
 
 if __name__ == "__main__":
-    task = None if sys.argv[2] == "all" else ArrayTask.parse(sys.argv[2])
+    source, out, options = Slow(list_source(60).rows), Path(sys.argv[1]), PackOptions(samples_per_shard=5)
     try:
-        pack(Slow(list_source(60).rows), Path(sys.argv[1]), samples_per_shard=5, task=task)
+        if sys.argv[2] == "all":
+            pack(source, out, options)
+        else:
+            pack_task(source, out, ArrayTask.parse(sys.argv[2]), options)
     except InputError as error:
         print(error)
         sys.exit(error.exit_code)
@@ -123,9 +126,9 @@ def test_a_killed_task_beside_a_living_one_is_done_again(tmp_path):
     # where the living one is in the middle of a shard, the one started again must not sweep its file away
     again = _start(script, out, "0/2")
     assert (again.wait(), living.wait()) == (0, 0)
-    pack(list_source(60), out, samples_per_shard=5)
+    pack(list_source(60), out, PackOptions(samples_per_shard=5))
     assert not list(out.glob(".*.tmp*"))
-    pack(list_source(60), tmp_path / "plain", samples_per_shard=5)
+    pack(list_source(60), tmp_path / "plain", PackOptions(samples_per_shard=5))
     assert contents(out) == contents(tmp_path / "plain")
 
 
@@ -151,7 +154,7 @@ def test_two_packers_that_would_do_the_same_are_not_both_let_in(tmp_path, first,
     assert words in said
     assert str(out) in said
     assert holder.wait() == 0
-    pack(list_source(60), out, samples_per_shard=5)
+    pack(list_source(60), out, PackOptions(samples_per_shard=5))
 
 
 SBATCH = """#!/bin/bash
@@ -191,5 +194,5 @@ def test_the_slurm_script_packs_by_three_tasks_and_submits_the_merge(tmp_path):
     subprocess.run([SCRIPT, *arguments], env=environment, cwd=tmp_path, check=True)  # the job that was submitted
     from shards.sources import open_source
 
-    pack(open_source("image_folder", root, "train"), tmp_path / "plain", samples_per_shard=4, resize=8)
+    pack(open_source("image_folder", root, "train"), tmp_path / "plain", PackOptions(samples_per_shard=4, resize=8))
     assert contents(out) == contents(tmp_path / "plain")

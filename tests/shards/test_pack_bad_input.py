@@ -12,7 +12,7 @@ import pytest
 import shards.command
 from shards.folder_lock import lock_folder
 from shards.image_check import MAX_PIXELS
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.plan import ArrayTask
 from shards.sources import open_source
 from tests.support import REPOSITORY
@@ -105,7 +105,7 @@ def test_an_image_that_vanishes_while_packing_is_named(incv, tmp_path, monkeypat
     lost.write_bytes(kept)
     monkeypatch.undo()
     assert incv(*_pack(root, out, "--samples-per-shard", "8"))[0] == 0
-    pack(open_source("image_folder", root, "train"), tmp_path / "whole", samples_per_shard=8)
+    pack(open_source("image_folder", root, "train"), tmp_path / "whole", PackOptions(samples_per_shard=8))
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -139,7 +139,7 @@ def test_a_disk_that_fills_up(incv, tmp_path, small_disk, workers):
     assert not (out / "dataset.json").exists()
     enlarge(small_disk, "10m")
     assert incv(*_pack(root, out, *options))[0] == 0
-    pack(open_source("image_folder", root, "train"), tmp_path / "whole", samples_per_shard=3)
+    pack(open_source("image_folder", root, "train"), tmp_path / "whole", PackOptions(samples_per_shard=3))
     assert contents(out) == contents(tmp_path / "whole")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shards.durable import read_json, write_json
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import Dataset
 from shards.sources import open_source
 from shards.verify import verify
@@ -34,7 +34,7 @@ def _mixed() -> ListSource:
 
 
 def test_what_was_done_is_recorded(tmp_path):
-    index = pack(_mixed(), tmp_path / "out", max_rejected=0.5, resize=16, quality=80)
+    index = pack(_mixed(), tmp_path / "out", PackOptions(max_rejected=0.5, resize=16, quality=80))
     dataset = Dataset.load(tmp_path / "out")
     assert (dataset.resize, dataset.quality, dataset.subset, dataset.usable) == (16, 80, "", 7)
     assert dataset.converted == {"cmyk": 1, "cut": 1, "format": 2, "palette": 1, "resized": 7, "upright": 1}
@@ -56,7 +56,7 @@ def test_what_was_done_is_recorded(tmp_path):
 
 def test_without_resize_only_what_must_be_is_converted(tmp_path):
     source = _mixed()
-    index = pack(source, tmp_path / "out", max_rejected=0.5)
+    index = pack(source, tmp_path / "out", PackOptions(max_rejected=0.5))
     assert index.dataset.resize is None
     assert index.dataset.converted == {"cmyk": 1, "palette": 1, "upright": 1}
     with tarfile.open(index.shard_path(0)) as tar:
@@ -68,7 +68,7 @@ def test_without_resize_only_what_must_be_is_converted(tmp_path):
 
 def test_a_usable_image_with_a_wrong_name_is_named(tmp_path):
     rows = [("a.png", 0, picture()), ("b.png", 1, picture(kind="WEBP")), ("c.png", 0, picture()[:-9])]
-    index = pack(ListSource(rows), tmp_path / "out", max_rejected=0.5)
+    index = pack(ListSource(rows), tmp_path / "out", PackOptions(max_rejected=0.5))
     listed = [(row["key"], row["verdict"], row["reason"]) for row in index.read_rejected().to_pylist()]
     assert listed == [
         ("b.png", "ok", "WebP bytes in a .png"),
@@ -80,8 +80,8 @@ def test_a_usable_image_with_a_wrong_name_is_named(tmp_path):
 
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path):
     source = open_source("image_folder", image_tree(tmp_path / "root"), "train")
-    pack(source, tmp_path / "one", samples_per_shard=4, resize=12)
-    pack(source, tmp_path / "two", samples_per_shard=4, resize=12, workers=2)
+    pack(source, tmp_path / "one", PackOptions(samples_per_shard=4, resize=12))
+    pack(source, tmp_path / "two", PackOptions(samples_per_shard=4, resize=12, workers=2))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -91,7 +91,7 @@ def test_duplicates_are_grouped_and_rejected_ones_are_not_among_them(tmp_path_fa
     pictures = {letter: picture(ord(letter), 5, 4) for letter in "abcd"} | {"x": b"<html>"}
     source = ListSource([(f"k{row}", row % 2, pictures[letter]) for row, letter in enumerate(letters)])
     out = tmp_path_factory.mktemp("pack") / "out"
-    index = pack(source, out, samples_per_shard=per_shard, max_rejected=1.0)
+    index = pack(source, out, PackOptions(samples_per_shard=per_shard, max_rejected=1.0))
     rows = [row for row, letter in enumerate(letters) if letter != "x" and letters.count(letter) > 1]
     expected = [
         {"group": letters.index(letters[row]), "sample_id": row, "key": f"k{row}", "label": row % 2} for row in rows
@@ -103,7 +103,7 @@ def test_duplicates_are_grouped_and_rejected_ones_are_not_among_them(tmp_path_fa
 
 def test_an_image_of_another_size_than_was_asked_for_is_a_problem(tmp_path):
     out = tmp_path / "out"
-    pack(_mixed(), out, max_rejected=0.5, resize=16)
+    pack(_mixed(), out, PackOptions(max_rejected=0.5, resize=16))
     content = read_json(out / "dataset.json")
     write_json(out / "dataset.json", {**content, "resize": 17})
     assert "shorter side other than 17 pixels, for example sample 0 (k0): 24 x 16" in "\n".join(verify(out).problems)
@@ -111,7 +111,7 @@ def test_an_image_of_another_size_than_was_asked_for_is_a_problem(tmp_path):
 
 def test_the_pack_of_another_format_is_refused(tmp_path):
     out = tmp_path / "out"
-    pack(_mixed(), out, max_rejected=0.5)
+    pack(_mixed(), out, PackOptions(max_rejected=0.5))
     content = read_json(out / "dataset.json")
     for name in ("resize", "converted", "subset"):
         write_json(out / "dataset.json", {key: value for key, value in content.items() if key != name})

@@ -10,7 +10,7 @@ import pytest
 from shards.download import download_shards
 from shards.errors import CommandStopped, ConfigError
 from shards.file_changes import Changes
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.source_files import SOURCE_FILES, find_changes, read_source_files
 from shards.sources import open_source
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(root: Path, tmp_path: Path) -> SampleIndex:
-    index = pack(open_source("image_folder", root, "train"), tmp_path / "out", samples_per_shard=3)
+    index = pack(open_source("image_folder", root, "train"), tmp_path / "out", PackOptions(samples_per_shard=3))
     assert index is not None
     return index
 
@@ -51,7 +51,7 @@ def test_packing_records_path_size_time_and_checksum_of_every_file(root, packed)
 def test_a_rejected_file_is_recorded_too(root, tmp_path):
     (root / "train" / "class0" / "0.jpg").write_bytes(b"not an image")
     (root / "train" / "class1" / "copy.jpg").write_bytes(b"not an image")
-    index = pack(open_source("image_folder", root, "train"), tmp_path / "out", max_rejected=0.5)
+    index = pack(open_source("image_folder", root, "train"), tmp_path / "out", PackOptions(max_rejected=0.5))
     assert index is not None
     assert index.dataset.repeated == 0, "rejected files do not count as duplicates"
     (root / "train" / "class0" / "0.jpg").write_bytes(b"another kind of text")
@@ -137,11 +137,11 @@ def test_a_resumed_packing_packs_changed_files_again(root, tmp_path):
     source = open_source("image_folder", root, "train")
     asked = iter([False, False, True])
     with pytest.raises(CommandStopped):
-        pack(source, tmp_path / "out", samples_per_shard=3, stop=lambda: next(asked))
+        pack(source, tmp_path / "out", PackOptions(samples_per_shard=3, stop=lambda: next(asked)))
     changed = root / "train" / "class0" / "0.jpg"
     changed.write_bytes(picture(77, kind="JPEG"))  # in the first shard, which is finished
-    index = pack(source, tmp_path / "out", samples_per_shard=3)
-    fresh = pack(source, tmp_path / "fresh", samples_per_shard=3)
+    index = pack(source, tmp_path / "out", PackOptions(samples_per_shard=3))
+    fresh = pack(source, tmp_path / "fresh", PackOptions(samples_per_shard=3))
     assert index is not None
     assert fresh is not None
     assert contents(index.folder) == contents(fresh.folder)
@@ -152,6 +152,8 @@ def test_packing_into_a_complete_folder_again_refuses_changed_files(root, packed
     source = open_source("image_folder", root, "train")
     (root / "train" / "class0" / "0.jpg").write_bytes(picture(99, kind="JPEG"))  # under the same name
     monkeypatch.setattr("shards.pack.MOST_COMPARED", 7)
-    assert pack(source, packed.folder, samples_per_shard=3) is not None, "many files are compared on request"
+    assert pack(source, packed.folder, PackOptions(samples_per_shard=3)) is not None, (
+        "many files are compared on request"
+    )
     with pytest.raises(ConfigError, match=r"1 file changed \(train/class0/0\.jpg\).*--out"):
-        pack(source, packed.folder, samples_per_shard=3, check_source=True)
+        pack(source, packed.folder, PackOptions(samples_per_shard=3, check_source=True))

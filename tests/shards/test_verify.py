@@ -12,7 +12,7 @@ import pytest
 from shards import verify as verify_module
 from shards.durable import read_json, write_json
 from shards.errors import DataError
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import NUMERIC, SampleIndex
 from shards.verify import require_verified, verify
 from tests.support.pictures import list_source
@@ -20,7 +20,7 @@ from tests.support.pictures import list_source
 
 @pytest.fixture
 def folder(tmp_path):
-    pack(list_source(12), tmp_path / "packed", samples_per_shard=5)
+    pack(list_source(12), tmp_path / "packed", PackOptions(samples_per_shard=5))
     return tmp_path / "packed"
 
 
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_is_checked_each_time(folder, monkeypatc
 def test_a_finished_pack_with_a_damaged_table_is_not_returned(folder):
     (folder / "duplicates.parquet").unlink()
     with pytest.raises(DataError, match=r"duplicates\.parquet"):
-        pack(list_source(12), folder, samples_per_shard=5)
+        pack(list_source(12), folder, PackOptions(samples_per_shard=5))
 
 
 def test_the_index_is_mapped_read_only_and_travels_as_its_path(folder):
@@ -165,7 +165,10 @@ def test_the_checksum_is_that_of_the_plain_integers_and_keys(folder):
 def test_the_checksum_does_not_depend_on_the_place(folder, tmp_path):
     moved = folder.rename(tmp_path / "elsewhere")
     assert not verify(moved).problems
-    assert SampleIndex.load(moved).checksum == pack(list_source(12), tmp_path / "b", samples_per_shard=5).checksum
+    assert (
+        SampleIndex.load(moved).checksum
+        == pack(list_source(12), tmp_path / "b", PackOptions(samples_per_shard=5)).checksum
+    )
 
 
 def test_a_damaged_or_lost_side_table_is_named(folder):
@@ -173,7 +176,7 @@ def test_a_damaged_or_lost_side_table_is_named(folder):
     assert "rejected.parquet" in verify(folder).problems[0]
     with pytest.raises(DataError, match=r"rejected\.parquet"):
         require_verified(folder)
-    pack(list_source(12), folder.parent / "again", samples_per_shard=5)
+    pack(list_source(12), folder.parent / "again", PackOptions(samples_per_shard=5))
     (folder.parent / "again" / "duplicates.parquet").unlink()
     assert "duplicates.parquet" in verify(folder.parent / "again").problems[0]
 
@@ -184,7 +187,7 @@ def test_advice_loses_no_finished_work_and_names_no_other_path(tmp_path):
     (problem,) = verify(half).problems
     assert "rm -r" not in problem
     assert f"--out '{half}'" in problem
-    pack(list_source(12), tmp_path / "small one", samples_per_shard=5, resize=12, quality=80)
+    pack(list_source(12), tmp_path / "small one", PackOptions(samples_per_shard=5, resize=12, quality=80))
     (tmp_path / "small one" / "shard-000001.tar").unlink()
     with pytest.raises(DataError) as refusal:
         require_verified(tmp_path / "small one")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError, DataError
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sources import SourceOptions, open_source
 from shards.sources.webdataset import split_member_name
 from tests.support.pictures import contents, picture
@@ -164,8 +164,8 @@ def test_packing_does_not_depend_on_the_number_of_processes(tmp_path):
     for number in range(3):
         _tar(tmp_path / f"in/{number}.tar", _members(4 * number, ["0", "1", "1", "0"]))
     source = _open(tmp_path / "in", "")
-    pack(source, tmp_path / "one", samples_per_shard=5)
-    pack(source, tmp_path / "two", samples_per_shard=5, workers=2)
+    pack(source, tmp_path / "one", PackOptions(samples_per_shard=5))
+    pack(source, tmp_path / "two", PackOptions(samples_per_shard=5, workers=2))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError, DataError
 from shards.image_check import MAX_BYTES
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sources import RawSample, Source, open_source
 from tests.support.ordinary_user import ordinary_user
 from tests.support.pictures import contents
@@ -158,7 +158,7 @@ def test_folders_and_tars_pack_to_the_same_bytes(tmp_path):
     tars, packed = as_tars(root, tmp_path / "tars"), [tmp_path / "from_folders", tmp_path / "from_tars"]
     for place, out in zip((root, tars), packed, strict=True):
         source = open_source("webvision", place, "train", "google", classes=3)
-        pack(source, out, samples_per_shard=3, max_rejected=0.2)
+        pack(source, out, PackOptions(samples_per_shard=3, max_rejected=0.2))
     assert contents(packed[0]) == contents(packed[1])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shards.pack import pack
+from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.sources.source import RawSample
 
@@ -67,7 +67,7 @@ def mixed_pictures(count: int) -> Pictures:
 
 
 def packed(source: Pictures, folder: Path, samples_per_shard: int = 10) -> SampleIndex:
-    return pack(source, folder, workers=1, samples_per_shard=samples_per_shard)
+    return pack(source, folder, PackOptions(workers=1, samples_per_shard=samples_per_shard))
 
 
 def with_damage(index: SampleIndex, folder: Path, ids: list[int], at: float = 0.5) -> SampleIndex:
