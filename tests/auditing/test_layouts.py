@@ -3,8 +3,9 @@
 import pytest
 from PIL import Image
 
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError, DataError, Fix
 from shards.sources import SourceOptions
+from trainer.auditing.audit import OPTIONS
 from trainer.auditing.folder import find_images
 
 
@@ -53,3 +54,13 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "fox").mkdir()
     with pytest.raises(DataError, match="fox"):
         find_images(tmp_path)
+
+
+def test_errors_name_options_of_an_audit():
+    fixes = [Fix("restore {}", "data.train.root"), Fix("name {}", "data.train.csv"), Fix("choose {}", "model.name")]
+    error = DataError("photos are missing", field="data.train.root", fix=fixes)
+    error.rename_fields(OPTIONS)
+    assert str(error) == "photos are missing; name --csv, or choose --model"
+    error = DataError("no such file", field="model.weights", fix=Fix("restore {}", "root"))
+    error.rename_fields(OPTIONS)
+    assert str(error) == "--weights: no such file"

@@ -129,7 +129,7 @@ def test_weights_from_a_file(digits, incv):
     assert "--model NAME" in refused.err
     missing = incv("audit", digits, "--weights", "none.safetensors")
     assert missing.code == 2
-    assert "--weights none.safetensors cannot be read: there is no such file" in missing.err
+    assert "--weights: the file none.safetensors cannot be read: there is no such file" in missing.err
     answer = incv("audit", digits, "--weights", "digits.safetensors", *SMALL, *SHORT)
     assert answer.code == 0, answer.err
     assert "digits_cnn from digits.safetensors" in answer.err

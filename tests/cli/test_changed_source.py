@@ -106,7 +106,7 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_changed_source_is_refused(edit: str, finished: Path, incv: Incv) -> None:
     _edit(edit, finished)
-    answer = refused(incv, EDITS[edit], "data.train.root = photos", "packed/train", "--redo pack")
+    answer = refused(incv, EDITS[edit], "data.train.root: photos has changed", "packed/train", "--redo pack")
     assert "data.eval.val" not in answer.err
 
 
@@ -223,7 +223,11 @@ def test_another_root_is_refused_only_if_its_files_differ(finished: Path, incv: 
     assert same.code == 0, same.err
     assert "standard: already done" in same.err
     _edit("changed", Path("copy"))
-    named = (f"packed/train was packed from {finished.resolve()}", "data.train.root = copy", "1 file changed")
+    named = (
+        f"packed/train was packed from {finished.resolve()}",
+        "data.train.root: ",
+        "copy has other files: 1 file changed",
+    )
     refused(incv, *named, arguments=command("copy"))
 
 

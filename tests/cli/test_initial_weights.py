@@ -194,7 +194,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], int, list[str]]] = {
     "another network": (
         lambda path: save(lived_in("test_resnet", 7), path),
         2,
-        ["model.name = digits_cnn", "tensor(s) missing in the file: body.0.weight", "Set model.name"],
+        ["do not fit the network digits_cnn", "tensor(s) missing in the file: body.0.weight", "set model.name"],
     ),
     "truncated": (truncated, 3, ["weights.safetensors", "damaged"]),
     "pickled code": (with_canary, 3, ["weights.pth", "refused"]),

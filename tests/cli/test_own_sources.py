@@ -95,10 +95,10 @@ def test_cleaned_shards_are_a_source(here: Path, incv: Incv) -> None:
     ("keys", "code", "facts"),
     [
         ({}, 3, r"labels.csv, line 2 .*elsewhere.png'\): it is outside .*data.train.allow_outside"),
-        ({"label_column": "lable"}, 2, "no column 'lable' (data.train.label_column)"),
+        ({"label_column": "lable"}, 2, "data.train.label_column: .*no column 'lable'"),
         ({"label_column": "note"}, 3, "have the label '-'"),
-        ({"csv": "none.csv"}, 3, "data.train.csv none.csv is not a file"),
-        ({"source": "digits"}, 2, "digits has no option data.train.csv (only image_csv); leave it out"),
+        ({"csv": "none.csv"}, 3, "data.train.csv: none.csv is not a file"),
+        ({"source": "digits"}, 2, "data.train.csv: digits has no such option (only image_csv); leave it out"),
     ],
 )
 def test_refusals_use_the_words_of_the_recipe_and_write_nothing(

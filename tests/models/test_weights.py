@@ -107,7 +107,7 @@ def test_the_checksum_is_that_of_the_file(tmp_path):
 def refused(path, name, *words, **options):
     with pytest.raises(ConfigError) as error:
         load_weights(path, name, options)
-    for each in (str(path), f"model.name = {name}", *words):
+    for each in (str(path), f"do not fit the network {name}", *words):
         assert each in str(error.value)
 
 

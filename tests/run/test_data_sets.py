@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.errors import CommandStopped, ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError, Fix
 from shards.folder_lock import lock_folder
 from shards.sample_index import SampleIndex
 from shards.verify import verify
@@ -134,3 +134,17 @@ def test_a_stopped_run_does_not_wait_for_another_that_packs_the_same_split(root,
         with pytest.raises(CommandStopped, match="run the same command again"):
             opened.result(timeout=60)
     assert (tmp_path / "out" / ".parts").exists()
+
+
+def test_errors_of_packing_name_recipe_keys(root, tmp_path, monkeypatch):
+    def kill(*_: object) -> None:
+        fixes = [Fix("use a smaller {}", "workers"), Fix("choose another {}", "out"), Fix("allow {}", "max_rejected")]
+        raise DataError("killed", field="label_column", fix=fixes)
+
+    monkeypatch.setattr("trainer.run.data_sets.pack", kill)
+    with pytest.raises(DataError) as raised:
+        _open(root, tmp_path / "out")
+    assert str(raised.value) == (
+        "data.train.label_column: killed; use a smaller execution.workers, or choose another data.train.shards, "
+        "or allow data.max_rejected"
+    )

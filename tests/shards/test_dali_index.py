@@ -73,13 +73,13 @@ def test_a_stale_or_missing_index_file_is_found_and_mended(tmp_path):
     whole = stale.read_text()
     stale.write_text(whole.replace(" 512 ", " 1024 "))
     assert verify(out).problems == [
-        "shard-000001.idx does not match shard-000001.tar; pack with --dali-index to rewrite it"
+        "shard-000001.idx does not match shard-000001.tar; `incv shards pack --dali-index` rewrites it"
     ]
     with pytest.raises(DataError, match=r"shard-000001\.idx"):
         require_verified(out)
     stale.unlink()
     assert verify(out).problems == [
-        "shard-000001.idx is missing while other index files exist; pack with --dali-index to rewrite it"
+        "shard-000001.idx is missing while other index files exist; `incv shards pack --dali-index` rewrites it"
     ]
     pack(list_source(6), out, PackOptions(samples_per_shard=2, dali_index=True))
     assert stale.read_text() == whole

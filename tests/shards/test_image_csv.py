@@ -84,8 +84,8 @@ def test_named_columns_win(root):
 @pytest.mark.parametrize(
     ("header", "options", "facts"),
     [
-        ("thing,label", {}, "no column is recognised as the path.*--path-column. Columns: thing, label"),
-        ("path,thing", {}, "no column is recognised as the label.*--label-column. Columns: path, thing"),
+        ("thing,label", {}, "no column is recognised as the path.*Columns: thing, label; name it with --path-column"),
+        ("path,thing", {}, "no column is recognised as the label.*Columns: path, thing; name it with --label-column"),
         ("path,label", {"label_column": "lable"}, "no column 'lable'.*did you mean label.*known: label, path"),
         ("path,label", {"path_column": "label"}, "both paths and labels"),
         ("path,path", {"label_column": "path"}, "occurs twice"),
@@ -255,7 +255,7 @@ def test_the_list_is_found_or_named(root, tmp_path):
     assert _labels(_open(root, csv="one.csv")) == LABELS  # in the root
     outside = _write(tmp_path, _rows(), "lists.csv")
     assert _labels(_open(root, csv=str(outside))) == LABELS
-    with pytest.raises(DataError, match=r"--csv none\.csv is not a file"):
+    with pytest.raises(DataError, match=r"--csv: none\.csv is not a file"):
         _open(root, csv="none.csv")
     _write(root, _rows({"a.png": "x", "b.png": "y"}), "val.csv")
     assert _labels(_open(root, "val", partial=True)) == {"a.png": "x", "b.png": "y"}
@@ -267,9 +267,9 @@ def test_numbers_are_classes_in_their_order(root):
 
 
 def test_other_data_sets_refuse_the_options(root):
-    with pytest.raises(ConfigError, match=r"digits has no option --csv \(only image_csv\)"):
+    with pytest.raises(ConfigError, match=r"--csv: digits has no such option \(only image_csv\)"):
         open_source("digits", None, "train", options=SourceOptions(csv="x.csv"))
-    with pytest.raises(ConfigError, match=r"image_folder has no option --partial \(only image_csv, webdataset\)"):
+    with pytest.raises(ConfigError, match=r"--partial: .*\(only image_csv, webdataset\)"):
         open_source("image_folder", root, "train", options=SourceOptions(partial=True))
 
 

@@ -277,7 +277,7 @@ class KillsWorker(ListSource):
 
 
 def test_a_worker_that_is_killed_is_an_error_not_a_hang(tmp_path):
-    with pytest.raises(DataError, match="packing process was killed.*a smaller --workers"):
+    with pytest.raises(DataError, match=r"packing process was killed.*a smaller --workers"):
         pack(KillsWorker(list_source(8).rows), tmp_path / "out", PackOptions(workers=2, samples_per_shard=2))
     pack(list_source(8), tmp_path / "out", PackOptions(samples_per_shard=2))
 

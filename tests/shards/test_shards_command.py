@@ -12,7 +12,7 @@ from tests.support.pictures import image_tree, picture
 
 def _run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    add_commands(parser.add_subparsers(required=True))
+    add_commands(parser.add_subparsers(required=True), lambda: lambda: False)
     parsed = parser.parse_args(["shards", *arguments])
     return parsed.func(parsed)
 

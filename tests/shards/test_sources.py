@@ -279,12 +279,12 @@ def test_digits_cut_to_classes_keep_their_keys_in_order():
     assert open_source("digits", None, "test", classes=10).class_names == whole.class_names
     assert cut.origin(0).endswith("of scikit-learn's digits")
     for classes in (0, -1, 11):
-        with pytest.raises(ConfigError, match=rf"--classes {classes}: digits has 10 classes"):
+        with pytest.raises(ConfigError, match=rf"--classes: digits has 10 classes, not {classes}"):
             open_source("digits", None, "test", classes=classes)
 
 
 def test_subsets_are_for_sources_that_have_them():
-    with pytest.raises(ConfigError, match=r"digits has no subsets.*leave --subset google out"):
+    with pytest.raises(ConfigError, match=r"--subset: digits has no subsets.*leave it out"):
         open_source("digits", None, "train", subset="google")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shards.errors import InputError
+from shards.pack import is_packed
 from shards.sample_index import SampleIndex
 from shards.sources import Source, published_size
 from trainer.config.fitting import count_steps, count_trained, fit_section, resolve_batch
@@ -25,7 +26,6 @@ from trainer.run.data_sets import (
     check_files,
     check_matches_recipe,
     find_folders,
-    is_packed,
     require_own_folder,
     require_same_classes,
     source_of,

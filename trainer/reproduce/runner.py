@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from shards.errors import ConfigError, renamed_fields
+from shards.pack import is_packed
 from trainer.config.schema import DataConfig, Recipe
 from trainer.config.shipped import RECIPES
 from trainer.config.sweep import Variant
 from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.recording import build_records, is_recorded, write_record
-from trainer.run.data_sets import is_packed, source_of
+from trainer.run.data_sets import source_of
 from trainer.run.default_directory import default_directory
 from trainer.run.recipe import load_recipe
 from trainer.run.result_keys import result_keys

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from shards.errors import ConfigError
+from shards.pack import is_packed
 from shards.sources import find_source
 from trainer.config.schema import Recipe
 from trainer.models.weights import Weights
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trackers import require_trackers
-from trainer.run.data_sets import find_folders, is_packed
+from trainer.run.data_sets import find_folders
 from trainer.run.initial_weights import find_weights
 from trainer.run.label_file import file_checksum
 from trainer.run.network_check import check_network
