@@ -139,7 +139,7 @@ def test_redo_packs_into_a_new_folder_and_redoes_what_reads_it(finished: Path, i
 
 def test_a_changed_evaluation_set_redoes_only_the_evaluation(finished: Path, incv: Incv) -> None:
     (finished / "val" / "cat" / "new.png").write_bytes(picture(77, 8, 8))
-    refused(incv, "data.eval.val.root = photos", "1 file added (val/cat/new.png)")
+    refused(incv, "data.eval.val.root: photos has changed", "1 file added (val/cat/new.png)")
     answer = incv(*command(), "--redo", "pack")
     assert answer.code == 0, answer.err
     assert "standard: already done" in answer.err

@@ -115,7 +115,7 @@ def test_weights_of_another_network_are_refused_with_the_tensors_and_what_to_set
     described = {"architecture": "test_vit", "pretrained_cfg": {}}
     path = save(lived_in("test_vit", 7), tmp_path / "w.safetensors", described)
     refused(path, "test_resnet", "missing in the file: conv1.0.weight", "and", "more", "unknown to the network: ")
-    refused(path, "test_resnet", "Set model.name", "test_vit, according to config.json")
+    refused(path, "test_resnet", "set model.name", "test_vit, according to config.json")
     refused(path, "digits_cnn", "missing in the file: body.0.weight")
 
 

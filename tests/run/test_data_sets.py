@@ -72,7 +72,7 @@ def test_a_folder_packed_otherwise_is_refused(root, tmp_path, packed, asked, fac
 
 
 def test_errors_of_packing_name_the_keys_of_the_recipe(root, tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.train\.subset google"):
+    with pytest.raises(ConfigError, match=r"^data\.train\.subset: image_folder has no subsets"):
         _open(root, tmp_path / "out", subset="google")
 
 
