@@ -273,7 +273,7 @@ def compare_run(one: Digests, other: Digests) -> tuple[list[str], list[str]]:
 def make_cifar_up(root: Path) -> None:
     """Write the files of CIFAR-10's binary version, with coarse patterns around a colour of each class."""
     root.mkdir(parents=True)
-    names = "airplane automobile bird cat deer dog frog horse ship truck".split()
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     (root / "batches.meta.txt").write_text("\n".join(names) + "\n")
     random = np.random.default_rng(0)
     colours = random.integers(40, 216, (10, 3, 4, 4))
