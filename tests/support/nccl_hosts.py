@@ -1,7 +1,7 @@
 """`python -m tests.support.nccl_hosts [CASE ...]`: runs on several hosts that share one GPU, over real NCCL.
 
-NCCL refuses two ranks on one GPU of one host, and knows hosts by NCCL_HOSTID. Each rank has one of its own here and, in
-a UTS namespace, a host name of its own, and connects them by sockets as it connects machines. A line a case: ok,
+NCCL refuses two ranks on one GPU of one host, and knows hosts by NCCL_HOSTID. Each rank has one of its own here and
+a host name of its own, in a UTS namespace: NCCL connects them by sockets as it connects machines. A line a case: ok,
 FAIL or skip (reason); the exit code is the number of failures. This shows correctness, not speed, and neither a real
 network nor NVLink. `--cpu` tries the cases with gloo on CPUs. Only the command line and files of run directories
 are used, so that any commit can be tested with this file.
@@ -154,9 +154,7 @@ class Place:
         trainer = ["-m", "tests.support.nccl_hosts", "--rank", "run", "-c", str(tree / "recipes" / "tiny.yaml")]
         trainer += ["--run-dir", str(self.folder / name), *KEYS, *device, f"execution.world={run.hosts}", *own]
         if run.launcher == "deepspeed_zero2":
-            file = "cpu_deepspeed" if self._cpu else run.launcher
-            launcher = ["-m", "accelerate.commands.launch", "--config_file"]
-            launcher += [str(tree / "recipes" / "accelerate" / f"{file}.yaml")]
+            launcher = ["-m", "accelerate.commands.launch", "--config_file", str(self._zero2_settings())]
             launcher += ["--num_machines", str(run.hosts), "--num_processes", str(run.hosts)]
             launcher += ["--machine_rank", str(host), "--main_process_ip", "127.0.0.1"]
             launcher += ["--main_process_port", str(port)]
@@ -172,6 +170,16 @@ class Place:
             launcher = []
         inner = shlex.join([sys.executable, *launcher, *trainer])
         return ["unshare", "--uts", "bash", "-c", f"hostname host{host} && exec {inner}"]
+
+    def _zero2_settings(self) -> Path:
+        """The shipped file; that for CPUs does not say what several hosts need."""
+        folder = REPOSITORY / "recipes" / "accelerate"
+        if not self._cpu:
+            return folder / "deepspeed_zero2.yaml"
+        settings = self.folder / "cpu_deepspeed.yaml"
+        text = (folder / "cpu_deepspeed.yaml").read_text()
+        settings.write_text(text + "  deepspeed_multinode_launcher: standard\n")
+        return settings
 
 
 def _environment(host: int) -> dict[str, str]:
