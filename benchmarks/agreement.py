@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -30,6 +29,7 @@ from record import publish, record
 
 from shards.errors import ConfigError, InputError
 from shards.sample_index import SampleIndex
+from trainer.acceleration.precision import image_type
 from trainer.config.schema import Recipe
 from trainer.distributed.devices import count_visible_gpus
 from trainer.distributed.process_group import join_world
@@ -38,13 +38,12 @@ from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import build_windows, derive_stream
 from trainer.methods.networks import build_module, seed_rng
-from trainer.methods.precision import image_type
-from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.methods.task_settings import build_task_settings
+from trainer.passes.sample_pass import SamplePass
 from trainer.run.data_sets import open_splits
-from trainer.run.evaluation import count_hits
+from trainer.run.evaluation import HITS, count_hits
 from trainer.run.labels import make_labels
 from trainer.run.recipe import load_recipe
 from trainer.training.interleave import Steps, interleave, run_to_end
@@ -163,10 +162,10 @@ class Bench:
         ctx = surroundings(root, world, execution)
         said = f"{self._plan.ways[way].said}, seed {seed}"
 
-        count = partial(count_hits, labels=torch.from_numpy(test.labels).to(world.device))
-
         def judge(network: torch.nn.Module) -> float:
-            counted = predict([network], test, test.ids, recipe.precision, ctx, f"{said}: test", count)
+            samples = SamplePass(lambda doing: test, recipe.precision, ctx, f"{said}: test")
+            own = samples.run([network], test.ids, (HITS,), labels=test.labels, gather=False)
+            counted = count_hits(world, own, 1)
             accuracy: float = counted["networks"][0]["top1"] / counted["count"]
             print(f"{said}: test accuracy {accuracy:.2%}", file=sys.stderr, flush=True)
             return accuracy

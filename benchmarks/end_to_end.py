@@ -34,14 +34,16 @@ from trainer.acceleration.graphed_forward import clear_graph_cache
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import World
-from trainer.incv.predictions import collect_predictions
+from trainer.incv import predictions
 from trainer.loading.batch import Batch, Batches, BatchRequest
 from trainer.loading.epoch_plan import EpochPlan, StaticPlan
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import derive_stream
 from trainer.methods.networks import list_networks
-from trainer.methods.predict import iterate_forward, on_priority_stream
 from trainer.methods.standard import StandardTask
+from trainer.passes.forward import iterate_forward, on_priority_stream
+from trainer.passes.outputs import OUTPUTS
+from trainer.passes.sample_pass import Collector
 from trainer.training.loop import TrainingJob, train
 
 SUBSET, EPOCHS = 0.4, 1000
@@ -149,14 +151,19 @@ class _Resident:
 def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet, name: str) -> dict[str, Any]:
     networks = list_networks(StandardTask(bench.model(0), setting(bench, SGD)).module)
     requests, stop = data.predict_requests(data.ids, sizes.predict_batch) * ROUNDS[name], StopRequest()
-    images, labels = len(data.ids) * ROUNDS[name], torch.from_numpy(data.labels).to(bench.device)
+    images = len(data.ids) * ROUNDS[name]
+    labels = torch.from_numpy(data.labels).to(bench.device)
     resident = _Resident(next(iter(data.loader.batches(requests[:1]))))
 
     def whole_pass() -> None:
         clear_graph_cache()  # most networks are asked once: they have nothing of an earlier pass
         passes = iterate_forward(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
+        collector = Collector([OUTPUTS[column] for column in predictions.OUTPUTS], labels)
         with on_priority_stream(bench.device):
-            assert len(collect_predictions(passes, labels, 0, 1).sample_id) == images
+            for request, (batch, answers) in zip(requests, passes, strict=True):
+                collector.add(batch, answers, request.real_rows, images)
+        ids, columns = collector.columns(bench.device)
+        assert len(ids) == len(columns["losses"].cpu()) == images
 
     def decoding() -> None:
         for batch in data.loader.batches(requests):

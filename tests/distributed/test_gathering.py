@@ -13,9 +13,9 @@ import pytest
 from shards.durable import read_json
 from shards.errors import DataError
 from tests.support import REPOSITORY
-from tests.support.gathering_program import SPLITS, rows, same_bits, statistics_of, task_in
+from tests.support.gathering_program import SPLITS, passed, rows, same_bits, statistics_of, task_in
 from trainer.distributed.world import SINGLE_PROCESS
-from trainer.incv.gathering import gather_predictions
+from trainer.incv.predictions import gather_predictions
 from trainer.training.checkpoint import read_checkpoint, step_folder
 
 PROGRAM = REPOSITORY / "tests" / "support" / "gathering_program.py"
@@ -45,25 +45,41 @@ def test_rows_dealt_at_random_come_together_bit_for_bit(reports: list[Report]) -
     """Ranks without rows, NaNs with a payload and negative zeros among them."""
     for report in reports:
         assert report["splits"] == [True] * SPLITS
+        assert report["shared"]
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("missing", "1 .*not predicted.* 0 .*more than once"),
-        ("twice by one", "0 .*not predicted.* 1 .*more than once"),
-        ("twice by one instead of another", "1 .*not predicted.* 1 .*more than once"),
-        ("by two", "0 .*not predicted.* 1 .*more than once"),
-        ("foreign", "1 .*not held out"),
-        ("negative", "1 .*not held out"),
-        ("no rank has any", "20 .*not predicted"),
+        ("missing", "1 are missing, 0 occur .* 0 do not belong"),
+        ("twice by one", "0 are missing, 1 occur .* 0 do not belong"),
+        ("twice by one instead of another", "1 are missing, 1 occur .* 0 do not belong"),
+        ("by two", "0 are missing, 1 occur .* 0 do not belong"),
+        ("foreign", "0 are missing, 0 occur .* 1 do not belong"),
+        ("negative", "0 are missing, 0 occur .* 1 do not belong"),
+        ("no rank has any", "20 are missing"),
+        ("other columns", "the ranks have different columns"),
     ],
 )
 def test_every_rank_refuses(reports: list[Report], what: str, said: str) -> None:
     for report in reports:
         assert report["refusals"]["nothing wrong"] == "accepted"
         assert re.search(said, report["refusals"][what])
+
+
+@pytest.mark.cluster
+def test_a_pass_gives_the_table_of_one_process_on_every_rank(reports: list[Report], folder: Path) -> None:
+    """Gathered, kept on the ranks, and with its features in a file; in one rank's share there may be nothing."""
+    alone = passed(SINGLE_PROCESS, folder / "alone")
+    assert set(alone) == {"23 gathered", "23 own", "23 file", "2 gathered", "2 own", "2 file"}
+    for name, expected in alone.items():
+        tables = [report["passed"][name] for report in reports]
+        if name.endswith("own"):
+            rows = [row for table in tables if table["ids"] for row in zip(*table.values(), strict=True)]
+            tables = [dict(zip(expected, map(list, zip(*sorted(rows), strict=True)), strict=True))]
+        assert all(table == expected for table in tables), name
+    assert (folder / "features23").read_bytes() == (folder / "alone" / "features23").read_bytes()
 
 
 @pytest.mark.cluster
@@ -113,6 +129,6 @@ def test_a_world_of_another_size_begins_with_the_mean(reports: list[Report], fol
 def test_one_process_alone() -> None:
     ids = np.array([4, 7, 9], np.int64)
     whole = rows(ids, 0)
-    assert same_bits(gather_predictions(SINGLE_PROCESS, whole, ids[::-1]), whole)
-    with pytest.raises(DataError, match="exactly once"):
-        gather_predictions(SINGLE_PROCESS, whole, ids[:2])
+    assert same_bits(gather_predictions(SINGLE_PROCESS, [whole], ids[::-1]), whole)
+    with pytest.raises(DataError, match=r"exactly once.*--redo incv"):
+        gather_predictions(SINGLE_PROCESS, [whole], ids[:2])

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +10,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shards.durable import read_parquet, write_parquet
-from shards.errors import ConfigError, DataError
+from shards.errors import ConfigError
 from tests.support import RECIPES
 from tests.support.prediction_rows import rows
 from trainer import theory
@@ -423,21 +421,6 @@ def test_forget_rate_of_coteaching_alone():
     assert rate("estimate", facts(found, incv(noise_estimate="confident"))) == 0.4
 
 
-def test_predictions_of_version_0_1_give_the_other_two_estimates(tmp_path):
-    whole = joined(half(0, 0, 8, 10), half(1, 10, 6, 10))
-    whole.write(tmp_path / "now.parquet")
-    later = {"second", "second_probability", "given_rank"}
-    write_parquet(tmp_path / "before.parquet", read_parquet(tmp_path / "now.parquet", "").drop_columns(list(later)))
-    given = np.zeros(20, np.int64)
-    now = estimate_noise(Predictions.read(tmp_path / "now.parquet"), given, 10, incv())
-    before = estimate_noise(Predictions.read(tmp_path / "before.parquet"), given, 10, incv())
-    assert now.confidence_curve is not None
-    assert (before.paper, before.confident, before.confidence_curve) == (now.paper, now.confident, None)
-    assert NoiseEstimates.from_json(before.as_json()).confidence_curve is None
-    with pytest.raises(DataError, match="--redo incv"):
-        before.of_rule(incv(noise_estimate="confidence_curve"))
-
-
 def test_each_estimate_can_be_the_one_of_the_rules():
     found = estimates(0.5, confident=0.2, curve=0.3)
     chosen = [found.of_rule(incv(noise_estimate=name)) for name in ("paper", "confident", "confidence_curve")]
@@ -447,8 +430,6 @@ def test_each_estimate_can_be_the_one_of_the_rules():
 def test_the_measured_noise_of_the_selected_samples():
     found, rule = estimates(0.5), coteaching(noise_of_selected="held_out")
     assert noise_of_selected(rule, incv(), found) == found.held_out_of_selected
-    with pytest.raises(DataError, match="--redo incv"):
-        noise_of_selected(rule, incv(), replace(found, held_out_of_selected=None))
 
 
 def test_the_measured_noise_holds_for_the_likeliest_class_alone():

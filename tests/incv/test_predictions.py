@@ -1,4 +1,4 @@
-"""From a predict pass to rows: each id once, unusable rows marked, top-k agreement."""
+"""From a pass to predictions: unusable rows marked, top-k agreement, merged, and back from their file."""
 
 import math
 from pathlib import Path
@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from shards.durable import read_parquet, write_parquet
+from shards.errors import DataError
 from tests.support.prediction_rows import rows
-from trainer.incv.predictions import Predictions, Status, collect_predictions
+from trainer.incv.predictions import OUTPUTS, Predictions, merge_predictions
 from trainer.loading.batch import Batch
+from trainer.passes import Status
+from trainer.passes.outputs import OUTPUTS as COLUMNS
+from trainer.passes.sample_pass import Collector
+from trainer.passes.table import SampleTable
 
 LOGITS = [[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 0.0]]
 
@@ -21,7 +27,11 @@ def batch(ids: list[int], labels: list[int], weights: list[float] | None = None)
 
 
 def judged(ids, labels, logits, weights=None, top_k=1) -> Predictions:
-    return collect_predictions([(batch(ids, labels, weights), [torch.tensor(logits)])], fold=1, top_k=top_k)
+    by_id = torch.zeros(max(ids) + 1, dtype=torch.int64)
+    by_id[torch.tensor(ids)] = torch.tensor(labels)
+    collector = Collector([COLUMNS[name] for name in OUTPUTS], by_id, top_k)
+    collector.add(batch(ids, labels, weights), [(torch.tensor(logits),)], len(ids), len(ids))
+    return Predictions.of_table(SampleTable.of(*collector.columns(torch.device("cpu")), "the pass"), fold=1)
 
 
 def test_rows_by_hand():
@@ -44,16 +54,6 @@ def test_a_sample_agrees_if_its_label_is_among_the_top_k(top_k, agrees):
     found = judged([0, 1], [1, 0], LOGITS[:2], top_k=top_k)
     assert found.agrees.tolist() == agrees
     assert found.predicted.tolist() == [0, 2]
-
-
-def test_filled_rows_are_left_out_and_batches_joined():
-    passes = [
-        (batch([4, 6], [0, 0]), [torch.tensor(LOGITS[:2])]),
-        (batch([1, -1], [0, 0]), [torch.tensor([[9.0, 0.0, 0.0], [math.nan] * 3])]),
-    ]
-    found = collect_predictions(passes, fold=0, top_k=1)
-    assert found.sample_id.tolist() == [1, 4, 6]
-    assert (found.status == Status.OK).all()
 
 
 @pytest.mark.parametrize("broken", [[math.nan, 0.0, 0.0], [math.inf, 0.0, 0.0], [0.0, -math.inf, 0.0]])
@@ -84,3 +84,17 @@ def test_predictions_come_back_from_their_file(tmp_path: Path):
     for name in Predictions.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(back, name), getattr(written, name))
         assert getattr(back, name).dtype == getattr(written, name).dtype
+
+
+def test_a_file_without_all_columns_is_refused(tmp_path: Path):
+    judged([8], [0], LOGITS[:1]).write(tmp_path / "whole.parquet")
+    write_parquet(tmp_path / "older.parquet", read_parquet(tmp_path / "whole.parquet", "").drop_columns(["second"]))
+    with pytest.raises(DataError, match=r"lacks the columns second.*--redo incv"):
+        Predictions.read(tmp_path / "older.parquet")
+
+
+def test_predictions_of_another_run_are_refused():
+    found = judged([8, 3, 5], [0, 0, 2], LOGITS)
+    assert merge_predictions([found], np.array([5, 3, 8])).sample_id.tolist() == [3, 5, 8]
+    with pytest.raises(DataError, match=r"exactly once.*--redo incv"):
+        merge_predictions([found], np.array([3, 5]))

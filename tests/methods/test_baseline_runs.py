@@ -21,7 +21,7 @@ from trainer.loading.image_set import open_image_set
 from trainer.methods.d2l import measure_lid
 from trainer.methods.method import MethodInputs
 from trainer.methods.networks import load_trained_networks
-from trainer.methods.predict import predict
+from trainer.passes.sample_pass import SamplePass
 from trainer.records.stored_labels import read_labels
 from trainer.run.recipe import load_recipe
 
@@ -133,18 +133,21 @@ def test_stops_inside_predict_passes_change_nothing(run: Path, monkeypatch: pyte
     """Inside F-correction's pass, and when the LID is measured before, at and after the turning point."""
     monkeypatch.chdir(run.parent)
     let_lid_rise(monkeypatch)
+    run_pass = SamplePass.run
     # Each start begins with the measurement in which the one before was stopped.
     for calls in (1, 3, TURN, 2):
         made: list[str] = []
 
-        def stopping(*arguments: Any, made: list[str] = made, calls: int = calls) -> Any:
-            made.append(arguments[5])
+        def stopping(
+            self: SamplePass, *arguments: Any, made: list[str] = made, calls: int = calls, **keys: Any
+        ) -> Any:
+            made.append(self.place)
             if len(made) == calls:
-                raise Stopped(arguments[5], 0, "SIGTERM")
-            return predict(*arguments)
+                raise Stopped(self.place, 0, "SIGTERM")
+            return run_pass(self, *arguments, **keys)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.run.stages, "predict", stopping)
+            patch.setattr(SamplePass, "run", stopping)
             assert exit_code(command("stopped")) == 75
     assert exit_code(command("stopped")) == 0
     stopped = run.parent / "stopped"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-import trainer.run.stages
 from shards.sample_index import SampleIndex
 from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
@@ -24,8 +23,8 @@ from trainer.config.schema import EvaluationConfig
 from trainer.distributed.stop import Stopped
 from trainer.loading.image_set import open_image_set
 from trainer.methods.epoch_evaluation import Accuracy, BestEpoch, EvaluatedTask
-from trainer.methods.predict import predict
 from trainer.methods.standard import StandardTask
+from trainer.passes.sample_pass import SamplePass
 from trainer.records.stored_labels import read_labels
 from trainer.run.export import load_network
 from trainer.run.recipe import load_recipe
@@ -233,16 +232,16 @@ def test_a_stop_inside_an_evaluation_changes_nothing(run: Path, before_the_end: 
     monkeypatch.chdir(run.parent)
     evaluations = sum("accuracy.test" in line for line in metrics_of(run))
     command = ["run", "-c", str(RECIPES / "tiny.yaml"), "--run-dir", f"stopped{before_the_end}", *KEYS, *CHOOSING]
-    calls = []
+    calls, run_pass = [], SamplePass.run
 
-    def stopping(*arguments: Any) -> Any:
+    def stopping(self: SamplePass, *arguments: Any, **keys: Any) -> Any:
         calls.append(arguments)
         if len(calls) == evaluations - before_the_end:
             raise Stopped("evaluation", 0, "SIGTERM")
-        return predict(*arguments)
+        return run_pass(self, *arguments, **keys)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.run.stages, "predict", stopping)
+        patch.setattr(SamplePass, "run", stopping)
         assert exit_code(command) == 75
     assert exit_code(command) == 0
     resumed = run.parent / f"stopped{before_the_end}"

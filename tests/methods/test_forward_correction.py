@@ -28,8 +28,8 @@ from trainer.distributed.world import SINGLE_PROCESS
 from trainer.loading.epoch_plan import StaticPlan
 from trainer.methods import forward_correction
 from trainer.methods.forward_correction import ForwardCorrectionTask, forward_losses
-from trainer.methods.pass_rows import PassRows
 from trainer.methods.transition import normalise_rows
+from trainer.passes.table import SampleTable
 from trainer.run.recipe import load_recipe
 
 quick = settings(max_examples=60, deadline=None)
@@ -120,7 +120,9 @@ class Inputs(SimpleNamespace):
 
     def __init__(self, folder):
         draws = np.random.default_rng(3)
-        self.rows = PassRows(np.arange(40), normalise_rows(draws.random((40, CLASSES))).astype(np.float32))
+        probabilities = torch.from_numpy(normalise_rows(draws.random((40, CLASSES))).astype(np.float32))
+        status = torch.zeros(40, dtype=torch.int8)
+        self.table = SampleTable(torch.arange(40), {"probabilities": probabilities, "status": status})
         super().__init__(
             folder=folder,
             world=SINGLE_PROCESS,
@@ -128,24 +130,25 @@ class Inputs(SimpleNamespace):
             config=SimpleNamespace(percentile=97.0),
             trained_networks=lambda name: [f"network of {name}"],
             asked=[],
+            passes=SimpleNamespace(run=self.run),
             plan=lambda samples: StaticPlan(0, samples, 8, 1),
             module=lambda: linear(1),
             settings=lambda plan: setting(),
         )
 
-    def predict(self, networks, ids, doing, read):
-        self.asked.append((networks, ids.tolist(), doing))
-        return self.rows
+    def run(self, network, ids, *, doing):
+        self.asked.append((network, ids.tolist(), doing))
+        return self.table
 
 
 def test_t_comes_from_the_network_of_standard_and_is_computed_once(tmp_path):
     inputs = Inputs(tmp_path)
     training = forward_correction.METHOD.build(inputs)
-    assert inputs.asked == [(["network of standard"], list(range(40)), "predicting the training set")]
+    assert inputs.asked == [("network of standard", list(range(40)), "predicting the training set")]
     assert np.array(training.facts["transition"]).sum(axis=1) == pytest.approx(1.0)
     write_json(tmp_path / "training.json", training.facts)
     again = Inputs(tmp_path)
-    again.rows = None  # another machine could predict otherwise
+    again.table = None  # another machine could predict otherwise
     assert forward_correction.METHOD.build(again).facts == training.facts
     assert again.asked == []
 

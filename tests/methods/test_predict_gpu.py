@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import trainer.acceleration.graphed_forward
-import trainer.methods.predict
+import trainer.passes.forward
 from trainer.acceleration import compile as compiling
 from trainer.acceleration.streams import capture_graph
 from trainer.loading.batch import Batch
-from trainer.methods.predict import iterate_forward, on_priority_stream
+from trainer.passes.forward import iterate_forward, on_priority_stream
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,7 +71,7 @@ def scores_of(networks, requests, precision, graphs):
     """What a pass answers, batch by batch, network by network."""
     passes = iterate_forward(networks, Loader(), requests, GPU, precision, GO_ON, "predict", graphs)
     with on_priority_stream(GPU):
-        return [[scores.clone() for scores in answered] for _, answered in passes]
+        return [[scores.clone() for (scores,) in answered] for _, answered in passes]
 
 
 def assert_same(ours, theirs):
@@ -130,7 +130,7 @@ def test_a_long_pass_is_compiled_and_replayed(monkeypatch, recorded, shape, prec
     assert compiling.compile_blocks(network) == 2
     assert_same(scores_of([network], requests, precision, graphs=True), eager)
     assert (compiled, len(recorded)) == ([], 1)  # not long enough
-    monkeypatch.setattr(trainer.methods.predict, "WORTH_COMPILING", 40 * shape[0])
+    monkeypatch.setattr(trainer.passes.forward, "WORTH_COMPILING", 40 * shape[0])
     for _ in range(2):
         ours = scores_of([network], requests, precision, graphs=True)
         torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2 if precision == "bf16" else 1e-5)

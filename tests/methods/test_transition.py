@@ -9,10 +9,8 @@ from hypothesis.extra.numpy import arrays
 
 import trainer.methods.transition
 from shards.errors import DataError
-from trainer.distributed.world import SINGLE_PROCESS
-from trainer.loading.batch import Batch
-from trainer.methods.pass_rows import PassRows, collect_rows, gather_rows
 from trainer.methods.transition import choose_anchors, estimate_transition, normalise_rows
+from trainer.passes.table import SampleTable
 
 quick = settings(max_examples=80, deadline=None)
 
@@ -64,13 +62,18 @@ def test_anchors_are_the_largest_below_numpys_percentile(values, percentile):
 def rows_of(count, classes=3, seed=0):
     draws = np.random.default_rng(seed)
     ids = draws.choice(5000, count, replace=False).astype(np.int64)
-    return PassRows(ids, normalise_rows(draws.random((count, classes)) ** 3).astype(np.float32))
+    return ids, normalise_rows(draws.random((count, classes)) ** 3).astype(np.float32)
 
 
-def by_hand(rows, percentile=97.0):
+def transition_of(ids, values, percentile=97.0):
+    columns = {"probabilities": torch.from_numpy(values)}
+    return estimate_transition(SampleTable.of(torch.from_numpy(ids), columns, "the pass"), percentile)
+
+
+def by_hand(ids, values, percentile=97.0):
     """One class after the other, samples in the order of their ids."""
-    order = np.argsort(rows.ids)
-    ids, values = rows.ids[order], rows.values[order]
+    order = np.argsort(ids)
+    ids, values = ids[order], values[order]
     anchors = []
     for column in values.T:
         limit = np.percentile(column, percentile, method="higher")
@@ -83,8 +86,8 @@ def by_hand(rows, percentile=97.0):
 def test_t_is_the_prediction_for_each_anchor(block, monkeypatch):
     monkeypatch.setattr(trainer.methods.transition, "_BLOCK", block * 240)
     rows = rows_of(240, classes=9)
-    found = estimate_transition(SINGLE_PROCESS, rows, rows.ids, 97.0)
-    anchors, matrix = by_hand(rows)
+    found = transition_of(*rows)
+    anchors, matrix = by_hand(*rows)
     assert found.anchors.tolist() == anchors.tolist()
     assert np.array_equal(found.matrix, matrix)
     np.testing.assert_allclose(found.matrix.sum(axis=1), 1.0, rtol=1e-12)
@@ -97,8 +100,7 @@ def test_an_outlier_of_one_class_can_be_the_anchor_of_another():
     values[7, 1] = 0.5
     values[8, 0] = 0.2
     values[:3, 1] = 0.95
-    rows = PassRows(np.arange(100), values)
-    found = estimate_transition(SINGLE_PROCESS, rows, rows.ids, 97.0)
+    found = transition_of(np.arange(100), values)
     assert found.anchors.tolist() == [8, 7]
     np.testing.assert_allclose(found.matrix[1], [0.99 / 1.49, 0.5 / 1.49], rtol=1e-6)
 
@@ -107,38 +109,10 @@ def test_an_outlier_of_one_class_can_be_the_anchor_of_another():
 @quick
 def test_ties_go_by_sample_id_and_not_by_the_order_of_the_pass(order):
     values = np.array([[0.5, 0.5]] * 11 + [[0.9, 0.1]], np.float32)
-    rows = PassRows(np.arange(12)[order], values[order])
-    assert estimate_transition(SINGLE_PROCESS, rows, np.arange(12), 97.0).anchors.tolist() == [0, 11]
-
-
-def batch(ids, weights):
-    ids = torch.tensor(ids)
-    return Batch(ids, torch.zeros(len(ids), 3, 1, 1), torch.zeros(len(ids)).long(), torch.tensor(weights))
-
-
-def test_unreadable_and_non_finite_rows_do_not_count():
-    first, second = torch.rand(4, 3), torch.rand(4, 3)
-    second[1, 2] = torch.nan
-    passes = [
-        (batch([5, 2, 9, 7], [1.0, 0.0, 1.0, 1.0]), [first]),
-        (batch([3, 4, -1, -1], [1.0, 1.0, 0.0, 0.0]), [second]),
-    ]
-    rows = collect_rows(iter(passes), 6, lambda outputs: outputs.softmax(dim=1))
-    assert rows.ids.tolist() == [5, 9, 7, 3]
-    kept = torch.cat([first[[0, 2, 3]], second[:1]]).softmax(dim=1)
-    assert np.array_equal(rows.values, kept.numpy())
-    gathered = gather_rows(SINGLE_PROCESS, rows, np.array([9, 7, 5, 4, 3, 2]))
-    assert gathered.ids.tolist() == [3, 5, 7, 9]
-    assert np.array_equal(gathered.columns(1, 3), kept[[3, 0, 2, 1]].numpy().T[1:])
-    assert np.array_equal(gathered.rows(np.array([7, 3])), kept[[2, 3]].numpy())
-
-
-def test_a_rank_without_samples_has_no_rows():
-    rows = collect_rows(iter([]), 0, lambda outputs: outputs)
-    assert (rows.ids.shape, rows.values.shape) == ((0,), (0, 0))
+    assert transition_of(np.arange(12)[order], values[order]).anchors.tolist() == [0, 11]
 
 
 def test_no_usable_prediction_is_an_error():
-    nothing = PassRows(np.empty(0, np.int64), np.empty((0, 0), np.float32))
+    nothing = SampleTable(torch.empty(0, dtype=torch.int64), {})
     with pytest.raises(DataError, match=r"no training sample.*transition matrix"):
-        estimate_transition(SINGLE_PROCESS, nothing, np.arange(4), 97.0)
+        estimate_transition(nothing, 97.0)

@@ -8,21 +8,25 @@ from shards.errors import ConfigError
 from tests.support import RECIPES
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.factory import create_model
-from trainer.models.features import PenultimateFeatures, require_features
+from trainer.models.features import forward_with_features, require_features
 from trainer.run.network_check import check_network
 from trainer.run.recipe import load_recipe
 
 
 @pytest.mark.parametrize(
-    "name", ["cifar_resnet20", "cifar_resnet110", "digits_cnn", "resnet18", "vit_tiny_patch16_224"]
+    "name",
+    [*SMALL_NETWORKS, "resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050", "inception_resnet_v2"],
 )
-def test_the_classifier_maps_features_to_logits(name):
-    size = 224 if "224" in name else 32
+def test_features_are_what_the_classifier_reads(name):
+    size = 224 if "224" in name else 96 if "inception" in name else 32
     network, images = create_model(name, 5, 0).eval(), torch.randn(2, 3, size, size)
+    read = []
+    network.get_classifier().register_forward_pre_hook(lambda layer, inputs: read.append(inputs[0]))
     with torch.no_grad():
-        features = PenultimateFeatures(network)(images)
-        assert features.shape == (2, network.num_features)
-        torch.testing.assert_close(network.get_classifier()(features), network(images))
+        logits, features = forward_with_features(network, images)
+        assert torch.equal(logits, network(images))
+    assert features.shape == (2, read[0].shape[1])
+    assert all(torch.equal(features, seen) for seen in read)
     require_features(network, size, name, "the method")
 
 
@@ -50,8 +54,8 @@ def test_features_that_are_no_rows_are_refused():
         def forward_features(self, images):
             return images.flatten()[:6]
 
-        def forward_head(self, features, pre_logits):
+        def forward_head(self, features, pre_logits=False):
             return features[:, None]
 
-    with pytest.raises(ConfigError, match=r"have the shape \(6, 1\)"):
+    with pytest.raises(ConfigError, match=r"shape \(6, 1\).*set model\.name"):
         require_features(Odd(), 8, "model odd", "the method x")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import trainer.methods.predict
+import trainer.passes.sample_pass
 from shards.durable import read_json
 from tests.support import processes
 from trainer.records.run_directory import RunDirectory
@@ -175,14 +175,14 @@ def test_a_predict_pass_can_be_stopped(
 ) -> None:
     """Round 1 judges after each of its five epochs, and once more with the best network."""
     run_dir = tmp_path / "run"
-    iterate_forward, calls = trainer.methods.predict.iterate_forward, itertools.count(1)
+    iterate_forward, calls = trainer.passes.sample_pass.iterate_forward, itertools.count(1)
 
     def asked(*arguments: Any) -> Iterator[Any]:
         if next(calls) == number_of_pass:
             (run_dir / "STOP").touch()
         return iterate_forward(*arguments)
 
-    monkeypatch.setattr(trainer.methods.predict, "iterate_forward", asked)
+    monkeypatch.setattr(trainer.passes.sample_pass, "iterate_forward", asked)
     monkeypatch.chdir(playground)
     code, error = processes.run_here(processes.command(run_dir))
     assert code == 75, error

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import trainer.methods.predict
+import trainer.passes.forward
 from trainer.distributed.stop import Stopped
+from trainer.distributed.world import SINGLE_PROCESS
 from trainer.loading.batch import Batch, BatchRequest
-from trainer.methods.predict import iterate_forward
-from trainer.run.evaluation import count_hits, count_label_hits
+from trainer.passes.forward import iterate_forward
+from trainer.passes.sample_pass import Collector
+from trainer.passes.table import SampleTable
+from trainer.run import evaluation
 
 CPU = torch.device("cpu")
 
@@ -25,6 +28,29 @@ def batch_of(labels, weights, ids):
         torch.tensor(labels),
         torch.tensor(weights, dtype=torch.float),
     )
+
+
+def table_of(passes, output, labels=None):
+    """What a pass over these batches, whose rows have logits, collects."""
+    passes, columns, ids = list(passes), [], []
+    for batch, logits in passes:
+        real = int((batch.ids >= 0).sum())
+        order = torch.argsort((batch.ids < 0).int(), stable=True)  # fill rows are the last
+        given = batch.labels[order]
+        batch = Batch(batch.ids[order], batch.images, given, batch.weights[order])
+        by_id = torch.zeros(max(1, int(batch.ids.max()) + 1), dtype=torch.int64)
+        by_id[batch.ids[:real]] = given[:real]
+        collector = Collector([output], by_id, single=False)
+        collector.add(batch, [(scores[order],) for scores in logits], real, real)
+        own, found = collector.columns(CPU)
+        ids.append(own)
+        columns.append(found)
+    return SampleTable.of(torch.cat(ids), {n: torch.cat([c[n] for c in columns]) for n in columns[0]}, "the pass")
+
+
+def count_hits(passes):
+    passes = list(passes)
+    return evaluation.count_hits(SINGLE_PROCESS, table_of(passes, evaluation.HITS), len(passes[0][1]))
 
 
 def reference(scores, labels, top):
@@ -44,8 +70,10 @@ def check_label_hits(passes, samples, classes, random):
                 readable += 1
                 found = [int(network[row].argmax()) for network in scores]
                 hit += [[each == label for each in found] for label in labels[:, sample]]
-    counted = count_label_hits(iter(passes), torch.from_numpy(labels), networks).tolist()
-    assert counted == [readable, *hit.flatten()]
+    kinds = {"given": torch.from_numpy(labels[0]), "true": torch.from_numpy(labels[1])}
+    counted = evaluation.count_label_hits(SINGLE_PROCESS, table_of(passes, evaluation.PREDICTED), kinds, networks)
+    for kind, hits in zip(counted.values(), hit, strict=True):
+        assert kind.each == pytest.approx([each / readable for each in hits] if readable else [0.0] * networks)
 
 
 @given(
@@ -161,11 +189,13 @@ AS_EVER = (CPU, "fp32", GO_ON, "predict")
 def test_a_forward_pass_returns_each_id_once_in_eval_mode():
     networks = [Probe().train(), Probe().eval()]
     passes = list(iterate_forward(networks, Loader(), REQUESTS, CPU, "fp32", GO_ON, "evaluate"))
-    seen = [(int(i), row.tolist()) for batch, (a, _) in passes for i, row in zip(batch.ids, a, strict=True) if i >= 0]
+    seen = [
+        (int(i), row.tolist()) for batch, ((a,), _) in passes for i, row in zip(batch.ids, a, strict=True) if i >= 0
+    ]
     assert seen == [(4, [4] * 3), (9, [9] * 3), (2, [2] * 3), (7, [7] * 3)]
     for batch, logits in passes:
         assert len(batch.ids) == 3
-        assert [scores.dtype for scores in logits] == [torch.float32] * 2
+        assert [scores.dtype for (scores,) in logits] == [torch.float32] * 2
     assert all(network.modes == [(False, False)] * 2 for network in networks)
     assert [network.training for network in networks] == [True, False]  # as they were found
 
@@ -179,7 +209,8 @@ def test_evaluation_does_not_depend_on_the_size_of_its_batches(rows):
     def counted(batch):
         ids = range(20)
         requests = [request_of(ids[at : at + batch], min(batch, 20)) for at in range(0, 20, batch)]
-        return count_hits(iterate_forward(networks, Loader(), requests, *AS_EVER))
+        passes = iterate_forward(networks, Loader(), requests, *AS_EVER)
+        return count_hits((batch, [scores for (scores,) in answers]) for batch, answers in passes)
 
     assert counted(rows) == counted(8)
     assert counted(rows)["count"] == 20
@@ -188,16 +219,16 @@ def test_evaluation_does_not_depend_on_the_size_of_its_batches(rows):
 
 def test_logits_are_fp32_under_bf16():
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-    _, (scores,) = next(iterate_forward([network], Loader(), REQUESTS, CPU, "bf16", GO_ON, "evaluate"))
+    _, ((scores,),) = next(iterate_forward([network], Loader(), REQUESTS, CPU, "bf16", GO_ON, "evaluate"))
     assert scores.dtype == torch.float32
     assert torch.equal(scores, scores.bfloat16().float())  # the network itself answered in bf16
 
 
 @pytest.mark.parametrize(("batches", "compiled"), [(2, False), (3, True)])
 def test_blocks_compiled_for_training_are_compiled_for_long_passes(monkeypatch, batches, compiled):
-    monkeypatch.setattr(trainer.methods.predict, "WORTH_COMPILING", 9)
+    monkeypatch.setattr(trainer.passes.forward, "WORTH_COMPILING", 9)
     block, met = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), []
-    expected = [scores for _, (scores,) in iterate_forward([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
+    expected = [scores for _, ((scores,),) in iterate_forward([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
 
     def noted(graph, examples):
         met.append(len(examples))
@@ -206,7 +237,7 @@ def test_blocks_compiled_for_training_are_compiled_for_long_passes(monkeypatch, 
     block.compile(backend=noted, dynamic=False)
     block(torch.zeros(2, 3, 2, 2))  # as trained on
     met.clear()
-    answered = [scores for _, (scores,) in iterate_forward([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
+    answered = [scores for _, ((scores,),) in iterate_forward([block], Loader(), REQUESTS[:1] * batches, *AS_EVER)]
     assert len(met) == compiled
     assert all(torch.equal(one, other) for one, other in zip(answered, expected, strict=True))
 

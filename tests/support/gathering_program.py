@@ -7,19 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+import trainer.passes.shared_memory
+import trainer.passes.table
 from shards.errors import DataError
 from tests.support.toy_networks import TARGETS, schedule_of
+from tests.support.toy_passes import ToyNetwork, toy_pass
 from trainer.config.schema import ExecutionConfig, OptimizerConfig
 from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
-from trainer.incv.gathering import gather_predictions
-from trainer.incv.predictions import EMPTY_PREDICTIONS, Predictions, merge_predictions
+from trainer.incv.predictions import Predictions, gather_predictions, merge_predictions
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
+from trainer.passes.table import gather_table
 from trainer.training.checkpoint import (
     Checkpointer,
     gather_rank_state,
@@ -60,6 +64,9 @@ def rows(ids: np.ndarray, seed: int) -> Predictions:
     )
 
 
+NONE = rows(np.empty(0, np.int64), 0)
+
+
 def same_bits(a: Predictions, b: Predictions) -> bool:
     return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in COLUMNS) and all(
         getattr(a, name).dtype == getattr(b, name).dtype for name in COLUMNS
@@ -76,12 +83,29 @@ def random_split(world: World, seed: int) -> bool:
         owner[:] = seed % world.size  # everything from one rank, nothing from the others
     mine = whole.rows(owner == world.rank)
     expected = draws.permutation(ids)
-    return same_bits(gather_predictions(world, mine, expected), merge_predictions([whole], expected))
+    parts = [mine] if len(mine.sample_id) else []
+    return same_bits(gather_predictions(world, parts, expected), merge_predictions([whole], expected))
+
+
+def shared(world: World) -> bool:
+    """Whether the same holds in memory that the ranks share, and what a rank writes there stays its own."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.passes.table, "WORTH_SHARING", 0)
+        found += [random_split(world, seed) for seed in range(SPLITS)]
+        ids = torch.arange(3) * world.size + world.rank
+        table = gather_table(world, ids, {"value": ids * 2}, np.arange(3 * world.size), "the pass")
+        table["value"][:] = world.rank
+        world.barrier()
+        found.append(bool((table["value"] == world.rank).all()))
+        patch.setattr(trainer.passes.shared_memory, "_FOLDER", Path("/proc/nowhere"))
+        found.append(random_split(world, 1))  # without such memory
+    return all(found) and not list(Path("/dev/shm").glob("incv-*"))
 
 
 def refusal(world: World, part: Predictions, expected: np.ndarray) -> str:
     try:
-        gather_predictions(world, part, expected)
+        gather_predictions(world, [part], expected)
     except DataError as error:
         return str(error)
     return "accepted"
@@ -90,7 +114,7 @@ def refusal(world: World, part: Predictions, expected: np.ndarray) -> str:
 def refusals(world: World) -> dict[str, str]:
     """Rank 0 has the ids 0-9, rank 1 the ids 10-19, the others nothing; then one thing is wrong."""
     ids = np.arange(20, dtype=np.int64)
-    right = {0: rows(ids[:10], 0), 1: rows(ids[10:], 1)}.get(world.rank, EMPTY_PREDICTIONS)
+    right = {0: rows(ids[:10], 0), 1: rows(ids[10:], 1)}.get(world.rank, NONE)
     second, last = world.rank == 1, world.rank == world.size - 1
     twice = np.repeat(ids[10:], np.where(ids[10:] == 13, 2, 1))
     parts = {
@@ -101,9 +125,33 @@ def refusals(world: World) -> dict[str, str]:
         "by two": rows(ids[3:4], 2) if last else right,
         "foreign": rows(np.array([7_000]), 2) if last else right,
         "negative": rows(np.array([-1]), 2) if last else right,
-        "no rank has any": EMPTY_PREDICTIONS,
+        "no rank has any": NONE,
     }
-    return {name: refusal(world, part, ids) for name, part in parts.items()}
+    found = {name: refusal(world, part, ids) for name, part in parts.items()}
+    try:
+        columns = {"a" if second else "b": torch.zeros(10)} if world.rank < 2 else {}
+        gather_table(world, torch.from_numpy(right.sample_id), columns, ids, "the pass")
+    except DataError as error:
+        found["other columns"] = str(error)
+    return found
+
+
+def passed(world: World, folder: Path) -> dict[str, dict[str, list[Any]]]:
+    """The tables of passes over many samples, and over fewer than ranks."""
+    outputs = ("features", "probabilities", "losses", "agreement", "given_rank")
+    labels, tables = np.arange(200) % 4, {}
+    for count in (23, 2):
+        ids, samples = np.arange(3, 3 + 4 * count, 4), toy_pass(world)
+        each: dict[str, dict[str, Any]] = {"gathered": {}, "own": {"gather": False}}
+        each["file"] = {"features_to": folder / f"features{count}"}
+        for name, keys in each.items():
+            table = samples.run([ToyNetwork(1), ToyNetwork(2)], ids, outputs, labels=labels, top_k=2, **keys)
+            columns = {"ids": table.ids, **table.columns}
+            # As text, in which NaN equals NaN.
+            tables[f"{count} {name}"] = {column: [str(row) for row in columns[column].tolist()] for column in columns}
+    for table in tables.values():
+        table["ids"] = [int(sample) for sample in table["ids"]]
+    return tables
 
 
 def heard(world: World) -> dict[str, Any]:
@@ -192,7 +240,9 @@ if __name__ == "__main__":
     joined = join_world(ExecutionConfig(threads=1, timeout=20.0, lost_after=15.0))
     report = {
         "heard": heard(joined),
+        "passed": passed(joined, Path(sys.argv[1])),
         "splits": [random_split(joined, seed) for seed in range(SPLITS)],
+        "shared": shared(joined),
         "refusals": refusals(joined),
         "kept": kept(joined, Path(sys.argv[1], "checkpoints")),
     }

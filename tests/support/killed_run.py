@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import trainer.methods.predict
+import trainer.passes.sample_pass
 import trainer.run.stages
 import trainer.training.checkpoint
 from trainer.cli import main
@@ -42,7 +42,7 @@ def in_fold_training() -> None:
 
 def in_predict_pass() -> None:
     """At the second batch of the first predict pass that follows a finished fold training."""
-    round_network, iterate_forward = FoldTask.round_network, trainer.methods.predict.iterate_forward
+    round_network, iterate_forward = FoldTask.round_network, trainer.passes.sample_pass.iterate_forward
     trained = []
 
     def noted(self: FoldTask) -> Any:
@@ -56,7 +56,7 @@ def in_predict_pass() -> None:
             yield batch
 
     FoldTask.round_network = noted  # type: ignore[method-assign]
-    trainer.methods.predict.iterate_forward = killed
+    trainer.passes.sample_pass.iterate_forward = killed
 
 
 def in_checkpoint_write() -> None:

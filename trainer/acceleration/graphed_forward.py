@@ -21,7 +21,8 @@ one or two such batches, so it pays off only in a pass of at least _LARGE_WORTH_
 _SPARED = 4
 """Keep a graph for the next pass only if the GPU's free memory is at least this many times the graph's."""
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
+Outputs = tuple[torch.Tensor, ...]
+Forward = Callable[[torch.Tensor], Outputs]
 
 
 @cache
@@ -36,16 +37,17 @@ class _CapturedForward:
 
     graph: torch.cuda.CUDAGraph
     images: torch.Tensor
-    logits: torch.Tensor
+    outputs: Outputs
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor) -> Outputs:
         self.images.copy_(images)
         self.graph.replay()
-        return self.logits
+        return self.outputs
 
 
-_KEPT: "WeakKeyDictionary[nn.Module, tuple[object, _CapturedForward]]" = WeakKeyDictionary()
-"""Graphs that are reused in later passes; they stay valid because weights change in place."""
+_KEPT: "WeakKeyDictionary[nn.Module, dict[object, tuple[object, _CapturedForward]]]" = WeakKeyDictionary()
+"""Graphs that are reused in later passes, one for each mode of a network, since passes with and without features may
+alternate; they stay valid because weights change in place."""
 
 
 def clear_graph_cache() -> None:
@@ -57,19 +59,19 @@ class GraphedForward:
     """A network's forward for one predict pass, graphed if that pays off; each call overwrites the last result."""
 
     def __init__(self, network: nn.Module, forward: Forward, mode: tuple[object, ...], batches: int) -> None:
-        """forward: runs the network in the mode and precision of the pass; mode: a cache key that identifies both."""
+        """forward: runs the network in the mode and precision of the pass; mode: identifies both."""
         self._network, self._forward, self._mode, self._batches = network, forward, mode, batches
         self._captured: _CapturedForward | None = None
         self._key: object = None
         self._calls = 0
         self._weights = hash(tuple(parameter.data_ptr() for parameter in network.parameters()))
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor) -> Outputs:
         if not images.is_cuda:
             return self._forward(images)
-        key = (images.shape, images.dtype, self._mode, self._weights)
+        key = (images.shape, images.dtype, self._weights)
         if key != self._key:
-            known, captured = _KEPT.get(self._network, (None, None))
+            known, captured = _KEPT.get(self._network, {}).get(self._mode, (None, None))
             self._key, self._calls = key, 0
             self._captured = captured if known == key else None
         pays = images.numel() <= _LARGE or self._batches >= _LARGE_WORTH_CAPTURE
@@ -83,13 +85,13 @@ class GraphedForward:
         try:
             with capture_graph(predict_stream(images.device).stream) as graph:
                 before = torch.cuda.memory_reserved(images.device)
-                logits = self._forward(static)
+                outputs = self._forward(static)
                 memory = torch.cuda.memory_reserved(images.device) - before
         except CaptureError as error:
             _log.warning("the forward cannot be captured in a CUDA graph and runs eagerly (%s)", error)
             return None
-        captured = _CapturedForward(graph, static, logits)
+        captured = _CapturedForward(graph, static, outputs)
         left, _ = torch.cuda.mem_get_info(images.device)
         if left >= _SPARED * memory:
-            _KEPT[self._network] = (self._key, captured)
+            _KEPT.setdefault(self._network, {})[self._mode] = (self._key, captured)
         return captured

@@ -86,10 +86,10 @@ class World:
         """Return every rank's tensor, ordered by rank; shape and dtype must be equal on all ranks."""
         if self.rank_group is None:
             return [tensor]
-        # All-reduce a buffer in which each rank fills its own row: this works for every backend, device and dtype.
-        rows = torch.zeros(self.size, tensor.numel() * tensor.element_size(), dtype=torch.uint8, device=tensor.device)
-        rows[self.rank] = as_bytes(tensor)
-        self.all_reduce(rows)
+        # As bytes, which every backend gathers. torch < 2.13 has only the longer name.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        rows = tensor.new_empty(self.size, tensor.numel() * tensor.element_size(), dtype=torch.uint8)
+        gather(rows.view(-1), as_bytes(tensor), group=self.rank_group.group)
         return [row.view(tensor.dtype).reshape(tensor.shape) for row in rows]
 
     def gather_to_rank0(self, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -18,8 +18,8 @@ from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.loading.sample_order import candidate_rows
 from trainer.methods.method import Epochs, ExpectedSizes, Method
-from trainer.methods.predict import WORTH_COMPILING
 from trainer.methods.registry import methods_of
+from trainer.passes.forward import WORTH_COMPILING
 from trainer.run.preflight import check_rows
 
 

@@ -9,12 +9,12 @@ from statistics import median
 
 import torch
 
+from trainer.acceleration.precision import autocast
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.estimate.measured import MeasuredNetwork, StepRates
 from trainer.estimate.network_cost import NetworkCost
 from trainer.methods.losses import sample_losses
 from trainer.methods.networks import build_network, to_device
-from trainer.methods.precision import autocast
 from trainer.methods.registry import methods_of
 from trainer.models.frozen import set_train_mode
 from trainer.training.optim import make_optimizer

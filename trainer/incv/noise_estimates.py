@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shards.errors import DataError
 from trainer import theory
 from trainer.config.schema import IncvConfig
 from trainer.incv.confidence_curve import estimate_from_confidence
@@ -25,26 +24,21 @@ class NoiseEstimates:
     """ε from the agreement, by Eq. 4: exact for a network that memorises, too low for one that generalises."""
     confident: float
     """ε from counts of given versus confidently predicted labels; does not assume memorisation."""
-    confidence_curve: float | None
-    """ε as the disagreement that predictions of growing confidence tend to; does not assume memorisation either. None
-    if the predictions were made by version 0.1."""
+    confidence_curve: float
+    """ε as the disagreement that predictions of growing confidence tend to; does not assume memorisation
+    either."""
     confident_of_selected: float
     """ε_S = 1 - LP by Prop. 2, with the confident estimates of T and of the class prior."""
-    held_out_of_selected: float | None
+    held_out_of_selected: float
     """ε_S by Prop. 2, with the confusion matrix of the held-out predictions and the confidence curve's T, at most
-    that of a network that memorises. None if `confidence_curve` is."""
+    that of a network that memorises."""
     prior: npt.NDArray[np.float64]
     """The confident estimate of the class prior."""
     transition: npt.NDArray[np.float64] | None
     """The confident estimate of T, [true, given]; None if there are more than 100 classes."""
 
     def of_rule(self, config: IncvConfig) -> float:
-        value: float | None = getattr(self, config.noise_estimate)
-        if value is None:
-            raise DataError(
-                f"incv.noise_estimate is {config.noise_estimate}, which the predictions of version 0.1 do not give: "
-                "restart the stage with `--redo incv`"
-            )
+        value: float = getattr(self, config.noise_estimate)
         return value
 
     def as_json(self) -> dict[str, Any]:
@@ -64,9 +58,9 @@ class NoiseEstimates:
         return cls(
             paper=content["paper"],
             confident=content["confident"],
-            confidence_curve=content.get("confidence_curve"),
+            confidence_curve=content["confidence_curve"],
             confident_of_selected=content["confident_of_selected"],
-            held_out_of_selected=content.get("held_out_of_selected"),
+            held_out_of_selected=content["held_out_of_selected"],
             prior=np.asarray(content["prior"]),
             transition=None if transition is None else np.asarray(transition),
         )
@@ -92,18 +86,15 @@ def estimate_noise(
         classes,
     )
     prior = joint.sum(axis=0)
-    known = bool((predictions.given_rank[usable] >= 0).all())
     transition = np.where(prior > 0, joint / np.where(prior > 0, prior, 1.0), np.eye(classes)).T
-    curve = estimate_from_confidence(predictions, given, classes) if known else None
+    curve = estimate_from_confidence(predictions, given, classes)
     return NoiseEstimates(
         paper=float(paper),
         confident=float(1.0 - np.trace(joint)),
-        confidence_curve=curve.noise if curve is not None else None,
+        confidence_curve=curve.noise,
         confident_of_selected=float(1.0 - theory.label_precision(transition, prior)),
-        held_out_of_selected=(
-            _held_out_of_selected(given[usable], predictions.predicted[usable], curve.transition, config.noise_kind)
-            if curve is not None
-            else None
+        held_out_of_selected=_held_out_of_selected(
+            given[usable], predictions.predicted[usable], curve.transition, config.noise_kind
         ),
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,

@@ -11,9 +11,26 @@ import torch
 
 from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
-from trainer.incv.prediction_status import Status
-from trainer.loading.batch import Batch
+from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids
+from trainer.passes import Status
+from trainer.passes.table import SampleTable, gather_table
+
+_OF_PASS = {
+    "predicted": "predicted",
+    "agrees": "agreement",
+    "loss": "losses",
+    "given_probability": "given_probability",
+    "predicted_probability": "predicted_probability",
+    "second": "second",
+    "second_probability": "second_probability",
+    "given_rank": "given_rank",
+    "status": "status",
+}
+"""The column of the pass that each column of the file comes from."""
+OUTPUTS = tuple(output for output in _OF_PASS.values() if output != "status")
+"""What a pass must compute for `Predictions.of_table`."""
+_FIX = "their files belong to another run, or were changed. Restart the stage with `--redo incv`"
 
 
 @dataclass(frozen=True)
@@ -56,98 +73,37 @@ class Predictions:
     @classmethod
     def read(cls, path: Path) -> "Predictions":
         table = read_parquet(path, "table of predictions")
-        columns = {name: table[name].to_numpy() for name in cls.__dataclass_fields__ if name in table.column_names}
-        return cls(**_unknown(table.num_rows) | columns)
+        if lacking := sorted(cls.__dataclass_fields__.keys() - set(table.column_names)):
+            raise DataError(f"{path} lacks the columns {', '.join(lacking)}: restart the stage with `--redo incv`")
+        return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})
 
-
-def _unknown(count: int) -> dict[str, npt.NDArray[np.generic]]:
-    """The columns that files of version 0.1 do not have."""
-    return {
-        "second": np.full(count, -1, np.int32),
-        "second_probability": np.full(count, np.nan, np.float32),
-        "given_rank": np.full(count, -1, np.int32),
-    }
-
-
-EMPTY_PREDICTIONS = Predictions(
-    sample_id=np.empty(0, np.int64),
-    fold=np.empty(0, np.int8),
-    predicted=np.empty(0, np.int32),
-    agrees=np.empty(0, np.bool_),
-    loss=np.empty(0, np.float32),
-    given_probability=np.empty(0, np.float32),
-    predicted_probability=np.empty(0, np.float32),
-    second=np.empty(0, np.int32),
-    second_probability=np.empty(0, np.float32),
-    given_rank=np.empty(0, np.int32),
-    status=np.empty(0, np.int8),
-)
-"""The predictions of a rank that has no rows to predict."""
-
-
-def join_predictions(parts: Iterable[Predictions]) -> Predictions:
-    """Return the rows of all parts, sorted by sample_id."""
-    parts = [EMPTY_PREDICTIONS, *parts]
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in Predictions.__dataclass_fields__
-    }
-    order = np.argsort(columns["sample_id"], kind="stable")
-    return Predictions(**{name: column[order] for name, column in columns.items()})
+    @classmethod
+    def of_table(cls, table: SampleTable, fold: int) -> "Predictions":
+        """Return what a fold's network gave for its held-out part."""
+        columns = {name: table[output].cpu().contiguous().numpy() for name, output in _OF_PASS.items()}
+        return cls(sample_id=table.ids.cpu().numpy(), fold=np.full(len(table), fold, np.int8), **columns)
 
 
 def merge_predictions(parts: Iterable[Predictions], expected: Ids) -> Predictions:
     """Merge the rows of all folds, sorted by sample_id; raise DataError unless they cover `expected` exactly once."""
-    whole = join_predictions(parts)
+    parts = list(parts)
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in Predictions.__dataclass_fields__
+    }
+    order = np.argsort(columns["sample_id"], kind="stable")
+    whole = Predictions(**{name: column[order] for name, column in columns.items()})
     if not np.array_equal(whole.sample_id, np.sort(expected)):
-        raise DataError(
-            "the predictions of a round do not cover its candidates exactly once: their files belong to another run, "
-            "or were changed. Restart the stage with `--redo incv`"
-        )
+        raise DataError(f"the predictions of a round do not cover its candidates exactly once: {_FIX}")
     return whole
 
 
-def collect_predictions(
-    passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor, fold: int, top_k: int
-) -> Predictions:
-    """Convert a predict pass of one network into rows; unreadable and non-finite rows are marked, not dropped.
-
-    labels: the given ones, int64 [samples], indexed by sample_id, on the device of the batches.
-
-    Rows stay on the device until the pass ends, so there is no host-device sync between batches.
-    """
-    parts = [
-        _measure_rows(batch, labels[batch.ids.clamp(min=0)].clamp(min=0), logits, top_k)
-        for batch, (logits,) in passes
-    ]
-    if not parts:
-        return EMPTY_PREDICTIONS
-    columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
-    real = columns["sample_id"] >= 0
-    order = np.flatnonzero(real)[np.argsort(columns["sample_id"][real], kind="stable")]
-    rows = {name: values[order] for name, values in columns.items()}
-    return Predictions(fold=np.full(len(order), fold, np.int8), **rows)
-
-
-def _measure_rows(batch: Batch, labels: torch.Tensor, logits: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
-    """Compute the prediction columns of one batch, including its fill rows, on the batch's device."""
-    log_p = torch.log_softmax(logits, dim=1)
-    given = log_p.gather(1, labels[:, None])[:, 0]
-    highest, likeliest = log_p.topk(min(max(top_k, 2), log_p.shape[1]), dim=1)
-    runner_up = min(1, likeliest.shape[1] - 1)
-    agrees = (likeliest[:, :top_k] == labels[:, None]).any(dim=1)
-    finite = torch.isfinite(log_p).all(dim=1)
-    status = torch.where(finite, int(Status.OK), int(Status.NON_FINITE))
-    status = torch.where(batch.weights > 0, status, int(Status.UNREADABLE))
-    usable = status == Status.OK
-    return {
-        "sample_id": batch.ids,
-        "predicted": torch.where(usable, likeliest[:, 0], -1).int(),
-        "agrees": agrees & usable,
-        "loss": torch.where(usable, -given, torch.nan).float(),
-        "given_probability": torch.where(usable, given.exp(), torch.nan).float(),
-        "predicted_probability": torch.where(usable, highest[:, 0].exp(), torch.nan).float(),
-        "second": torch.where(usable, likeliest[:, runner_up], -1).int(),
-        "second_probability": torch.where(usable, highest[:, runner_up].exp(), torch.nan).float(),
-        "given_rank": torch.where(usable, (log_p > given[:, None]).sum(dim=1), -1).int(),
-        "status": status.to(torch.int8),
-    }
+def gather_predictions(world: World, parts: Iterable[Predictions], expected: Ids) -> Predictions:
+    """Merge the rows of all ranks' folds on every rank, as `merge_predictions` does; a collective."""
+    columns: dict[str, torch.Tensor] = {}
+    if parts := list(parts):  # only one rank of a fold's group has any
+        for name in Predictions.__dataclass_fields__:
+            columns[name] = torch.cat([torch.from_numpy(getattr(part, name)) for part in parts])
+    ids = columns.pop("sample_id", torch.empty(0, dtype=torch.int64))
+    whole = gather_table(world, ids, columns, expected, "the predictions of a round", _FIX)
+    rows = {name: column.contiguous().numpy() for name, column in whole.columns.items()}
+    return Predictions(sample_id=whole.ids.numpy(), **rows)

@@ -1,6 +1,7 @@
 """Algorithm 2: run rounds of cross-validation, and write every round's predictions and selection."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,22 @@ from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
 from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
 from trainer.incv.folds import FoldTask, split_parts
-from trainer.incv.gathering import gather_predictions
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     estimate_noise,
     remove_ratio,
     uses_best_epoch,
 )
-from trainer.incv.predictions import Predictions, collect_predictions, join_predictions, merge_predictions
+from trainer.incv.predictions import OUTPUTS, Predictions, gather_predictions, merge_predictions
 from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.epoch_plan import Mixing, StaticPlan
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, build_windows, derive_stream
 from trainer.methods.networks import build_network, seed_rng
-from trainer.methods.predict import Passes, predict
 from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
+from trainer.passes.sample_pass import SamplePass
 from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import Location, UnreadableLog
@@ -196,7 +196,7 @@ class Incv:
         ctx.heartbeat.update("waiting for the other fold", 0, 0)
         if world.barrier(stopped is not None):
             raise stopped or Stopped(f"incv/{folds[0].round}", 0, ctx.stop.wait_for_reason())
-        return gather_predictions(world, join_predictions(mine if group.is_rank0 else []), expected)
+        return gather_predictions(world, mine if group.is_rank0 else [], expected)
 
     def _predict_fold(self, fold: "Fold", ctx: RunContext) -> Steps[Predictions]:
         """Return one fold's predictions on its held-out part, on every rank of `ctx.world`; train it if necessary."""
@@ -274,15 +274,10 @@ class Incv:
 
     def _predict_samples(self, network: nn.Module, fold: "Fold", ctx: RunContext, ids: Ids) -> Predictions:
         """Predict each of the samples once, and return the predictions on every rank."""
-        data, ids = self._watch_data(fold, "predicting"), np.sort(ids)
-        name = f"incv/{fold.round}/{fold.number} predict"
-        labels = torch.from_numpy(data.labels).to(ctx.world.device)
-
-        def collect(passes: Passes) -> Predictions:
-            return collect_predictions(passes, labels, fold.number, self._config.agree_top_k)
-
-        own = predict([network], data, ids, self._recipe.precision, ctx, name, collect)
-        return gather_predictions(ctx.world, own, ids)
+        place = f"incv/{fold.round}/{fold.number} predict"
+        samples = SamplePass(partial(self._watch_data, fold), self._recipe.precision, ctx, place)
+        table = samples.run(network, ids, OUTPUTS, labels=self._data.labels, top_k=self._config.agree_top_k)
+        return Predictions.of_table(table, fold.number)
 
     def _refuse_unusable(self, predictions: Predictions) -> None:
         share = 1.0 - float(predictions.usable().mean())

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trainer.incv.predictions import Predictions, Status
+from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.sample_order import Ids
+from trainer.passes import Status
 
 _MEASURED = ("predicted", "loss", "given_probability", "predicted_probability")
 

@@ -1,6 +1,5 @@
 """Algorithm 3: Co-teaching on INCV's selected samples S, joined by the candidates C after E0 epochs."""
 
-from shards.errors import DataError
 from trainer import theory
 from trainer.config.schema import IncvConfig, Recipe
 from trainer.methods.coteaching import build_pair, require_rows_fit
@@ -25,11 +24,6 @@ def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: Noi
     if rule == "confident":
         return noise.selected_confident
     if rule == "held_out":
-        if noise.selected_held_out is None:
-            raise DataError(
-                f"{METHOD.name}.noise_of_selected is held_out, which the predictions of version 0.1 do not give: "
-                "restart the stage with `--redo incv`"
-            )
         return noise.selected_held_out
     if not isinstance(rule, str):
         return rule

@@ -12,16 +12,14 @@ from torch import nn
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StepIds
-from trainer.loading.sample_order import Ids, derive_stream, slice_for_rank
+from trainer.loading.sample_order import Ids, derive_stream
 from trainer.methods.dimensionality import draw_batches, is_turning_point, label_share, mean_lid
 from trainer.methods.losses import target_losses
 from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
-from trainer.methods.pass_rows import collect_rows, gather_rows
 from trainer.methods.sections import D2lConfig
 from trainer.methods.standard import StandardTask
 from trainer.methods.targets import mix_pairs
 from trainer.methods.task import TaskSettings
-from trainer.models.features import PenultimateFeatures
 from trainer.training.checkpoint import TrainState, load_module, module_state
 
 _log = logging.getLogger(__name__)
@@ -30,7 +28,7 @@ _PREVIOUS, _PREVIOUS_AVERAGE = "previous.", "previous_ema."
 """Prefixes in a checkpoint of the weights at the end of the last epoch, and of their average (`ema`)."""
 
 MeasureLid = Callable[[nn.Module, int], float | None]
-"""Returns the LID of the features that a module computes, after an epoch, the same on all ranks; None if there is no
+"""Returns the LID of a network's features after an epoch, the same on all ranks; None if there is no
 estimate. All ranks call it."""
 
 
@@ -77,7 +75,6 @@ class D2lTask(StandardTask):
     def __init__(self, module: nn.Module, setting: TaskSettings, rule: TurningRule, measure: MeasureLid) -> None:
         super().__init__(module, setting)
         self._rule, self._measure = rule, measure
-        self._features = PenultimateFeatures(self.module)
         self.history = LidHistory()
         self._alpha = torch.ones((), device=self.device)
         self._previous: dict[str, torch.Tensor] = {}
@@ -96,7 +93,7 @@ class D2lTask(StandardTask):
 
     def _follow_lid(self, epoch: int) -> None:
         """Measure the LID; at the turning point, return to the weights at the end of the epoch before."""
-        before, self.history = self.history, self.history.after(self._measure(self._features, epoch), self._rule)
+        before, self.history = self.history, self.history.after(self._measure(self.module, epoch), self._rule)
         turns = before.turned_after is None and self.history.turned_after is not None
         if turns:
             _log.info("d2l: the LID rises after epoch %d: back to the weights of the epoch before", epoch + 1)
@@ -144,19 +141,17 @@ class D2lTask(StandardTask):
         self._apply_history()
 
 
-def measure_lid(inputs: MethodInputs, features: nn.Module, epoch: int) -> float | None:
+def measure_lid(inputs: MethodInputs, network: nn.Module, epoch: int) -> float | None:
     """Return the mean LID of batches that are drawn from the training samples, with images in the centre crop."""
-    config, world = inputs.config, inputs.world
+    config = inputs.config
     stream = derive_stream(inputs.recipe.seed, f"{inputs.name}.lid")
     batches = draw_batches(stream, epoch, inputs.samples, config.lid_rows, config.lid_batches)
     drawn: Ids = np.concatenate(batches)
-    count = len(slice_for_rank(drawn, world.rank, world.size))
-    read = partial(collect_rows, count=count, convert=lambda outputs: outputs)
-    gathered = gather_rows(world, inputs.predict([features], drawn, "measuring the LID", read), drawn)
-    rows = torch.from_numpy(gathered.rows(gathered.ids))
+    table = inputs.passes.run(network, drawn, ("features",), doing="measuring the LID")
+    table = table.rows(table.usable).to(torch.device("cpu"))
     # Decided by one rank, since all must turn alike, whatever their processors round.
-    lid: float | None = world.broadcast_from_rank0(
-        lambda: mean_lid(rows, gathered.ids, batches, neighbours=config.neighbours)
+    lid: float | None = inputs.world.broadcast_from_rank0(
+        lambda: mean_lid(table["features"], table.ids.numpy(), batches, neighbours=config.neighbours)
     )
     return lid
 

@@ -4,8 +4,6 @@ T is estimated from the network that the method `standard` trained, so that cros
 network then learns the true labels: its predictions p, multiplied by T, have to explain the given ones.
 """
 
-from functools import partial
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,10 +12,8 @@ from torch import nn
 from shards.durable import read_json
 from trainer.acceleration.cuda_graphs import Inputs
 from trainer.config.schema import Recipe
-from trainer.loading.sample_order import slice_for_rank
 from trainer.methods.losses import at_least_fp32
 from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
-from trainer.methods.pass_rows import collect_rows
 from trainer.methods.sections import ForwardCorrectionConfig
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
@@ -53,10 +49,8 @@ def _find_transition(inputs: MethodInputs) -> Transition:
         facts = read_json(record)
         return Transition(np.array(facts["transition"]), np.array(facts["anchors"], np.int64))
     (source,) = METHOD.reads_methods
-    count = len(slice_for_rank(inputs.samples, inputs.world.rank, inputs.world.size))
-    read = partial(collect_rows, count=count, convert=lambda logits: logits.softmax(dim=1))
-    own = inputs.predict(inputs.trained_networks(source), inputs.samples, "predicting the training set", read)
-    return estimate_transition(inputs.world, own, inputs.samples, inputs.config.percentile)
+    table = inputs.passes.run(inputs.trained_networks(source)[0], inputs.samples, doing="predicting the training set")
+    return estimate_transition(table.rows(table.usable), inputs.config.percentile)
 
 
 def _build(inputs: MethodInputs) -> MethodTraining:

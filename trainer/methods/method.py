@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,30 +16,13 @@ from trainer.distributed.world import World
 from trainer.loading.epoch_plan import Mixing, Schedule, StaticPlan
 from trainer.loading.sample_order import Ids, build_windows, derive_stream
 from trainer.methods.networks import build_module
-from trainer.methods.predict import Passes
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
+from trainer.passes.sample_pass import SamplePass
 
 Input = Literal["labels", "selection", "noise_estimate"]
 """A method's inputs: the run's labels; INCV's selected and candidate samples; INCV's noise estimate."""
-Result = TypeVar("Result")
-
-
-class PredictPass(Protocol):
-    """A predict pass over training samples, with centre crops and networks in eval mode; all ranks call it.
-
-    It may raise Stopped, on all ranks alike: before the training, or in `end_epoch` of a Task.
-    """
-
-    def __call__(
-        self, networks: Sequence[nn.Module], ids: Ids, doing: str, read: Callable[[Passes], Result]
-    ) -> Result:
-        """Return what `read` makes of this rank's batches; over all ranks, each id occurs once.
-
-        doing: what the pass is for, in progress lines and in the log of unreadable images.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,8 +33,8 @@ class NoiseFacts:
     """ε, from the estimator named in `incv.noise_estimate`."""
     selected_confident: float
     """ε_S, the noise ratio of the selected samples, from the confident estimate of T (Prop. 2)."""
-    selected_held_out: float | None
-    """ε_S from the confusion matrix of the held-out predictions; None if version 0.1 made them."""
+    selected_held_out: float
+    """ε_S from the confusion matrix of the held-out predictions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +57,7 @@ class MethodInputs:
     world: World
     folder: Path
     """The method's folder in the run directory."""
-    predict: PredictPass
+    passes: SamplePass
     """Runs networks over training samples, outside of the steps."""
     trained_networks: Callable[[str], list[nn.Module]]
     """Returns the networks of a method in `Method.reads_methods`, on the device and in eval mode."""

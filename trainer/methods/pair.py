@@ -3,8 +3,8 @@
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs
+from trainer.acceleration.precision import autocast
 from trainer.methods.losses import target_losses
-from trainer.methods.precision import autocast
 from trainer.methods.targets import look_up
 from trainer.methods.task import BaseTask
 from trainer.models.frozen import set_train_mode

@@ -20,6 +20,7 @@ from trainer.acceleration.cuda_graphs import (
     Values,
     run_eagerly,
 )
+from trainer.acceleration.precision import autocast
 from trainer.acceleration.streams import CaptureError, ExclusiveStream
 from trainer.config.schema import OptimizerConfig, Precision
 from trainer.distributed.flat_tensors import flatten_bytes
@@ -29,7 +30,6 @@ from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
 from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import list_networks, to_device
-from trainer.methods.precision import autocast
 from trainer.methods.weight_average import WeightAverage
 from trainer.models.twin import TwinModel
 from trainer.training.checkpoint import (

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from shards.errors import DataError
-from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids
-from trainer.methods.pass_rows import Floats, PassRows, gather_rows
+from trainer.passes.table import SampleTable
 
+Floats = npt.NDArray[np.float32]
 _BLOCK = 2**24
-"""Probabilities of all ranks that are gathered at a time (64 MiB)."""
+"""Probabilities whose anchors are found at a time (64 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +53,19 @@ def normalise_rows(matrix: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     return rows / rows.sum(axis=1, keepdims=True)
 
 
-def estimate_transition(world: World, own: PassRows, samples: Ids, percentile: float) -> Transition:
-    """Estimate T from the probabilities of all training samples; a collective, the same on every rank.
+def estimate_transition(table: SampleTable, percentile: float) -> Transition:
+    """Estimate T from the `probabilities` [rows, classes] of all training samples whose prediction is usable.
 
-    own: this rank's probabilities, [rows, classes]; samples: of all ranks. The columns of a block of classes are
-    gathered at a time, so that memory is bounded; the result does not depend on the number of ranks.
+    The anchors are found for a block of classes at a time, in host memory.
     """
-    gathered = gather_rows(world, own, samples)
-    if not len(gathered.ids):
+    if not len(table):
         raise DataError(
             "no training sample has a usable prediction, from which to estimate the transition matrix: check the "
             "images with `incv shards verify`, and whether the training that predicts has diverged"
         )
-    block = max(1, _BLOCK // len(gathered.ids))
-    anchors = np.concatenate(
-        [
-            gathered.ids[choose_anchors(gathered.columns(first, min(first + block, gathered.width)), percentile)]
-            for first in range(0, gathered.width, block)
-        ]
-    )
-    return Transition(normalise_rows(gathered.rows(anchors)), anchors)
+    probabilities = table["probabilities"]
+    block = max(1, _BLOCK // len(table))
+    blocks = (part.T.contiguous().cpu().numpy() for part in probabilities.split(block, dim=1))
+    anchors = np.concatenate([choose_anchors(part, percentile) for part in blocks])
+    rows = torch.from_numpy(anchors).to(probabilities.device)
+    return Transition(normalise_rows(probabilities[rows].cpu().numpy()), table.ids[rows].cpu().numpy())

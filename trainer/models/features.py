@@ -8,34 +8,38 @@ from torch import Tensor, nn
 from shards.errors import ConfigError
 
 
-class PenultimateFeatures(nn.Module):
-    """Maps images to the features that a network's classifier reads: [rows, features]; shares its weights."""
+def forward_with_features(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits [rows, classes] and the features that the classifier reads [rows, features], by timm's functions.
 
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network: Any = network
+    The head runs twice, which costs a pooling: some networks have two classifiers, or layers before the only one.
+    """
+    split: Any = network
+    maps = split.forward_features(images)
+    features: Tensor = split.forward_head(maps, pre_logits=True)
+    return split.forward_head(maps), features.flatten(1)
 
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network.forward_head(self.network.forward_features(images), pre_logits=True)
-        return features.flatten(1)
+
+def refuse_features(needed_by: str, what: str, why: str) -> ConfigError:
+    """Return the error of a network that does not give the features that something reads."""
+    return ConfigError(
+        f"{needed_by} reads the features of the penultimate layer, which {what} does not give by "
+        f"forward_head(forward_features(images), pre_logits=True) ({why}): set model.name to a network that does, as "
+        "most of timm's do, or leave out what reads them"
+    )
 
 
 def require_features(network: nn.Module, size: int, what: str, needed_by: str) -> None:
     """Raise ConfigError unless the network, in eval mode, gives features of an image.
 
-    size: of the image, in pixels; what: the network; needed_by: who reads the features; both for the message.
+    Args:
+        size: of the image, in pixels.
+        what: the network, for the message.
+        needed_by: what reads the features, for the message.
     """
     try:
         with torch.no_grad():
-            shape = tuple(PenultimateFeatures(network)(torch.zeros(1, 3, size, size)).shape)
+            _, features = forward_with_features(network, torch.zeros(1, 3, size, size))
     except Exception as error:  # a third-party network may raise anything
-        raise ConfigError(
-            f"{needed_by} reads the features of the penultimate layer, which {what} does not give by "
-            f"forward_head(forward_features(images), pre_logits=True) ({str(error) or type(error).__name__}): choose "
-            "a model that does, as most of timm's do, or leave the method out"
-        ) from error
-    if len(shape) != 2 or shape[0] != 1:
-        raise ConfigError(
-            f"{needed_by} reads the features of the penultimate layer, but those of {what} have the shape {shape}, "
-            "not one row for each image: choose another model, or leave the method out"
-        )
+        raise refuse_features(needed_by, what, str(error) or type(error).__name__) from error
+    if features.shape[0] != 1:
+        raise refuse_features(needed_by, what, f"they have the shape {tuple(features.shape)}")

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.incv.confident import are_confident
-from trainer.incv.prediction_status import Status
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.passes import Status
 from trainer.records.run_directory import RunDirectory
 from trainer.report.curves import read_metrics
 from trainer.report.measured import RunSamples, read_columns

@@ -1,78 +1,75 @@
 """Counts the hits of each network, top-1 and top-5, and of the ensemble, which averages their probabilities."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from trainer.distributed.world import World
-from trainer.loading.batch import Batch
 from trainer.methods.epoch_evaluation import Accuracy
+from trainer.passes.outputs import NetworkRows, Output
+from trainer.passes.table import SampleTable
 
 _TOP = 5
 
 
-def hits(scores: torch.Tensor, labels: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Count top-1 and top-5 hits over the real rows (not padding): int64 [2]. scores: [rows, classes]."""
-    first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
-    # A row with a NaN or infinite score counts as wrong.
-    first &= torch.isfinite(scores).all(dim=1, keepdim=True) & real[:, None]
-    return torch.stack([first[:, 0].sum(), first.any(dim=1).sum()])
+def _judge(rows: Sequence[NetworkRows], readable: torch.Tensor) -> torch.Tensor:
+    """Whether a row is a top-1 and a top-5 hit of each network and, after them, of the ensemble of several.
 
-
-def count_hits(passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor) -> dict[str, Any]:
-    """Count the hits of all networks over a forward pass. An unreadable image counts as wrong.
-
-    labels: int64 [samples], indexed by sample_id, on the device of the batches.
-
-    The sums stay on the device until the end, so that there is no host-device sync between batches.
+    Returns bool [rows, networks, 2]. An unreadable image and a NaN or infinite score are no hit.
     """
-    sums: torch.Tensor | None = None
-    for batch, logits in passes:
-        there, real = batch.ids >= 0, batch.weights > 0
-        judges = list(logits)
-        if len(logits) > 1:
-            judges.append(torch.stack([scores.softmax(dim=1) for scores in logits]).mean(dim=0))
-        counted = torch.stack([there.sum(), (there & ~real).sum()])
-        counted = torch.cat([counted, *(hits(scores, labels[batch.ids.clamp(min=0)], real) for scores in judges)])
-        sums = counted if sums is None else sums + counted
-    total, unreadable, *hit = sums.tolist() if sums is not None else (0, 0)
+    judges = [network.logits for network in rows]
+    if len(rows) > 1:
+        judges.append(torch.stack([network.logits.softmax(dim=1) for network in rows]).mean(dim=0))
+    return torch.stack([_hits(scores, rows[0].labels, readable) for scores in judges], dim=1)
+
+
+def _hits(scores: torch.Tensor, labels: torch.Tensor, readable: torch.Tensor) -> torch.Tensor:
+    first = scores.topk(min(_TOP, scores.shape[1]), dim=1).indices == labels[:, None]
+    first &= torch.isfinite(scores).all(dim=1, keepdim=True) & readable[:, None]
+    return torch.stack([first[:, 0], first.any(dim=1)], dim=1)
+
+
+HITS = Output("hits", of_all=_judge)
+PREDICTED = Output("predicted", of_network=lambda rows: rows.logits.argmax(dim=1))
+
+
+def count_hits(world: World, own: SampleTable, networks: int) -> dict[str, Any]:
+    """Count the `HITS` of all ranks; a collective.
+
+    Args:
+        own: the rows of this rank.
+        networks: their number, which a rank without samples cannot infer.
+    """
+    judges = networks + (networks > 1)
+    counts = torch.zeros(2 + 2 * judges, dtype=torch.int64, device=own.ids.device)
+    if len(own):
+        counts[0], counts[1] = len(own), (~own.readable).sum()
+        counts[2:] = own["hits"].sum(dim=0).flatten()
+    count, unreadable, *hit = world.all_reduce(counts).tolist()
     pairs = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
-    ensemble = pairs.pop() if len(pairs) > 1 else None
-    return {"count": total, "unreadable": unreadable, "networks": pairs, "ensemble": ensemble}
+    ensemble = pairs.pop() if networks > 1 else None
+    return {"count": count, "unreadable": unreadable, "networks": pairs, "ensemble": ensemble}
 
 
 def count_label_hits(
-    passes: Iterable[tuple[Batch, list[torch.Tensor]]], labels: torch.Tensor, networks: int
-) -> torch.Tensor:
-    """Count the readable rows, then their top-1 hits: those of each network for the first kind of label, and so on.
+    world: World, own: SampleTable, labels: dict[str, torch.Tensor], networks: int
+) -> dict[str, Accuracy]:
+    """Return the accuracy of `PREDICTED` [rows, networks] on the readable images of all ranks; a collective.
 
-    labels: int64 [kinds, samples], indexed by sample_id, on the device of the batches; networks: their number, which
-    a rank without samples cannot infer. Returns int64 [1 + kinds * networks].
+    Args:
+        own: the rows of this rank.
+        labels: each kind of label, int64, by sample_id, on the device of the table.
     """
-    sums = torch.zeros(1 + len(labels) * networks, dtype=torch.int64, device=labels.device)
-    for batch, logits in passes:
-        real = batch.weights > 0
-        wanted = labels[:, batch.ids.clamp(min=0)]
-        found = torch.stack([scores.argmax(dim=1) for scores in logits])
-        hit = (found == wanted[:, None]) & real  # [kinds, networks, rows]
-        sums[0] += real.sum()
-        sums[1:] += hit.sum(dim=2).flatten()
-    return sums
-
-
-def reduce_counts(world: World, counted: dict[str, Any], networks: int) -> dict[str, Any]:
-    """Sum the counts over all ranks. networks: their number, which a rank without samples cannot infer."""
-    own = counted["networks"] or [{"top1": 0, "top5": 0}] * networks
-    pairs = [*own, counted["ensemble"] or {"top1": 0, "top5": 0}]
-    numbers = [counted["count"], counted["unreadable"], *(pair[top] for pair in pairs for top in ("top1", "top5"))]
-    count, unreadable, *hit = world.all_reduce(torch.tensor(numbers)).tolist()
-    *each, ensemble = [{"top1": hit[i], "top5": hit[i + 1]} for i in range(0, len(hit), 2)]
+    counts = torch.zeros(1 + len(labels) * networks, dtype=torch.int64, device=own.ids.device)
+    if len(own):
+        counts[0] = own.readable.sum()
+        wanted = torch.stack([of_kind[own.ids] for of_kind in labels.values()])
+        counts[1:] = (own["predicted"] == wanted[:, :, None]).sum(dim=1).flatten()
+    count, *hits = world.all_reduce(counts).tolist()
     return {
-        "count": count,
-        "unreadable": unreadable,
-        "networks": each,
-        "ensemble": ensemble if networks > 1 else None,
+        kind: Accuracy.of_hits(hits[number * networks : (number + 1) * networks], count)
+        for number, kind in enumerate(labels)
     }
 
 

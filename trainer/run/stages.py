@@ -1,7 +1,7 @@
 """Implements the stages, which read and write files of the run directory."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +14,7 @@ from torch import nn
 
 from shards.durable import read_json, write_json
 from shards.sample_index import SampleIndex
+from trainer.acceleration.precision import image_type
 from trainer.config.data import HELD_OUT_SET
 from trainer.config.schema import Recipe
 from trainer.distributed.stop import Stopped
@@ -23,12 +24,11 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
 from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
-from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts, Result
+from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
-from trainer.methods.precision import image_type
-from trainer.methods.predict import Passes, predict
 from trainer.methods.registry import get_method, methods_of
 from trainer.methods.task import BaseTask
+from trainer.passes.sample_pass import SamplePass
 from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels, read_labels, write_labels
@@ -36,7 +36,7 @@ from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
 from trainer.report.measured import last_selection
 from trainer.run.data_sets import find_key_root
-from trainer.run.evaluation import count_hits, count_label_hits, reduce_counts, top1_accuracy
+from trainer.run.evaluation import HITS, PREDICTED, count_hits, count_label_hits, top1_accuracy
 from trainer.run.export import export_network
 from trainer.run.incv_takeover import copy_incv
 from trainer.run.preflight import RunData
@@ -227,7 +227,7 @@ class StageRunner:
             shards=self._data.train.shard,
             world=self._ctx.world,
             folder=self._run.method(method.name),
-            predict=partial(self._predict_training, method.name),
+            passes=self._passes(method.name),
             trained_networks=lambda name: self._trained_here(get_method(name), data.classes),
             weights=self._data.weights,
             selected=selected,
@@ -235,20 +235,15 @@ class StageRunner:
             noise=noise,
         )
 
-    def _predict_training(
-        self,
-        stage: str,
-        networks: Sequence[nn.Module],
-        ids: Ids,
-        doing: str,
-        read: Callable[[Passes], Result],
-    ) -> Result:
-        """Run a method's own predict pass over training samples (PredictPass)."""
-        ctx = self._ctx
-        log = UnreadableLog(self._run, ctx.world.rank)
-        data = log.watch(self._training_set(), Location("train", stage, doing), self._recipe.data.max_unreadable)
-        with ctx.time_phase("predict", stage):
-            return predict(networks, data, ids, self._recipe.precision, ctx, f"{stage}: {doing}", read)
+    def _passes(self, stage: str) -> SamplePass:
+        """Return the pass over training samples that a method runs by itself."""
+        ctx, log = self._ctx, UnreadableLog(self._run, self._ctx.world.rank)
+
+        def images(doing: str) -> ImageSet:
+            location = Location("train", stage, doing)
+            return log.watch(self._training_set(), location, self._recipe.data.max_unreadable)
+
+        return SamplePass(images, self._recipe.precision, ctx, f"{stage}: {{doing}}", stage)
 
     def _evaluate(self) -> None:
         """Evaluate every method on every set; save each finished pass, so that a stopped evaluation can resume."""
@@ -284,11 +279,9 @@ class StageRunner:
         ctx = self._ctx
         location = Location(set_name, "evaluate", f"predicting with {method.name}")
         data = UnreadableLog(self._run, ctx.world.rank).watch(data, location)
-        title, labels = f"evaluate {method.name} on {set_name}", torch.from_numpy(data.labels).to(ctx.world.device)
-        own = predict(
-            networks, data, data.ids, self._recipe.precision, ctx, title, partial(count_hits, labels=labels)
-        )
-        return reduce_counts(ctx.world, own, len(networks))
+        samples = SamplePass(lambda doing: data, self._recipe.precision, ctx, f"evaluate {method.name} on {set_name}")
+        own = samples.run(networks, data.ids, (HITS,), labels=data.labels, gather=False)
+        return count_hits(ctx.world, own, len(networks))
 
     def _labels_by_kind(self) -> dict[str, torch.Tensor]:
         """Return the given labels of the training set and, if known, the true ones: on the device, by sample_id."""
@@ -303,12 +296,11 @@ class StageRunner:
     ) -> dict[str, Accuracy]:
         """Return the accuracy on the training images against each kind of label."""
         data, ctx = self._training_set(), self._ctx
-        title = f"evaluate {method.name} on the training set"
-        read = partial(count_label_hits, labels=torch.stack(list(labels.values())), networks=len(networks))
-        own = predict(networks, data, data.ids, self._recipe.precision, ctx, title, read)
-        count, hits = ctx.world.all_reduce(own).tensor_split([1])
-        each = hits.reshape(len(labels), len(networks)).tolist()
-        return {kind: Accuracy.of_hits(hit, int(count)) for kind, hit in zip(labels, each, strict=True)}
+        place = f"evaluate {method.name} on the training set"
+        own = SamplePass(lambda doing: data, self._recipe.precision, ctx, place).run(
+            networks, data.ids, (PREDICTED,), gather=False
+        )
+        return count_label_hits(ctx.world, own, labels, len(networks))
 
     def _trained(self, method: Method, classes: int) -> list[nn.Module]:
         folder = self._run.method(method.name)
