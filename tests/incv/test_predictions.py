@@ -20,17 +20,17 @@ from trainer.passes.table import SampleTable
 LOGITS = [[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 5.0, 0.0]]
 
 
-def batch(ids: list[int], labels: list[int], weights: list[float] | None = None) -> Batch:
+def batch(ids: list[int], weights: list[float] | None = None) -> Batch:
     weights = weights or [float(number >= 0) for number in ids]
     images = torch.zeros(len(ids), 3, 2, 2)
-    return Batch(torch.tensor(ids), images, torch.tensor(labels), torch.tensor(weights))
+    return Batch(torch.tensor(ids), images, torch.tensor(weights))
 
 
 def judged(ids, labels, logits, weights=None, top_k=1) -> Predictions:
     by_id = torch.zeros(max(ids) + 1, dtype=torch.int64)
     by_id[torch.tensor(ids)] = torch.tensor(labels)
     collector = Collector([COLUMNS[name] for name in OUTPUTS], by_id, top_k)
-    collector.add(batch(ids, labels, weights), [(torch.tensor(logits),)], len(ids), len(ids))
+    collector.add(batch(ids, weights), [(torch.tensor(logits),)], len(ids), len(ids))
     return Predictions.of_table(SampleTable.of(*collector.columns(torch.device("cpu")), "the pass"), fold=1)
 
 

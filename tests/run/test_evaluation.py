@@ -1,5 +1,6 @@
 """Counts against a numpy reference, and forward passes that return each id once."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,13 +22,16 @@ from trainer.run import evaluation
 CPU = torch.device("cpu")
 
 
+@dataclass
+class Labelled(Batch):
+    """A batch, and the labels of its rows, which a pass looks up by id."""
+
+    labels: torch.Tensor | None = None
+
+
 def batch_of(labels, weights, ids):
-    return Batch(
-        torch.tensor(ids),
-        torch.zeros(len(ids), 3, 2, 2),
-        torch.tensor(labels),
-        torch.tensor(weights, dtype=torch.float),
-    )
+    weights = torch.tensor(weights, dtype=torch.float)
+    return Labelled(torch.tensor(ids), torch.zeros(len(ids), 3, 2, 2), weights, labels=torch.tensor(labels))
 
 
 def table_of(passes, output, labels=None):
@@ -37,7 +41,7 @@ def table_of(passes, output, labels=None):
         real = int((batch.ids >= 0).sum())
         order = torch.argsort((batch.ids < 0).int(), stable=True)  # fill rows are the last
         given = batch.labels[order]
-        batch = Batch(batch.ids[order], batch.images, given, batch.weights[order])
+        batch = Batch(batch.ids[order], batch.images, batch.weights[order])
         by_id = torch.zeros(max(1, int(batch.ids.max()) + 1), dtype=torch.int64)
         by_id[batch.ids[:real]] = given[:real]
         collector = Collector([output], by_id, single=False)
@@ -150,9 +154,7 @@ def test_an_unreadable_image_is_missed_though_its_row_would_hit():
 
 def request_of(ids, rows):
     n = len(ids)
-    return BatchRequest(
-        np.array(ids), np.zeros((n, 4), np.int32), np.zeros(n, bool), np.zeros(n, np.int64), rows, False
-    )
+    return BatchRequest(np.array(ids), np.zeros((n, 4), np.int32), np.zeros(n, bool), rows, False)
 
 
 class Loader:
@@ -163,7 +165,7 @@ class Loader:
             ids = torch.full((request.rows,), -1)
             ids[: len(request.ids)] = torch.from_numpy(request.ids)
             images = ids.clamp(min=0).float()[:, None, None, None].expand(-1, 3, 2, 2)
-            yield Batch(ids, images, ids.clamp(min=0) % 3, (ids >= 0).float())
+            yield Labelled(ids, images, (ids >= 0).float(), labels=ids.clamp(min=0) % 3)
 
     def close(self):
         pass
@@ -276,5 +278,5 @@ def test_batches_are_closed_when_a_pass_fails():
 
 
 def test_a_network_that_answers_nan_hits_nothing():
-    batch = Batch(torch.arange(10), torch.zeros(10, 3, 2, 2), torch.arange(10), torch.ones(10))
+    batch = batch_of(list(range(10)), [1] * 10, list(range(10)))
     assert count_hits([(batch, [torch.full((10, 10), float("nan"))])])["networks"] == [{"top1": 0, "top5": 0}]

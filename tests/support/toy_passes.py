@@ -33,9 +33,10 @@ class ToyImages:
     def predict_requests(self, ids: np.ndarray, batch: int, world: World) -> list[BatchRequest]:
         mixed = np.random.default_rng(self._order).permutation(np.sort(ids))  # as by shards
         own = slice_for_rank(mixed, world.rank, world.size)
-        nothing = {"labels": np.empty(0, np.int64), "rows": min(batch, len(own)), "fill_with_images": False}
         return [
-            BatchRequest(part, np.zeros((len(part), 4), np.int32), np.zeros(len(part), bool), **nothing)
+            BatchRequest(
+                part, np.zeros((len(part), 4), np.int32), np.zeros(len(part), bool), min(batch, len(own)), False
+            )
             for part in (own[first : first + batch] for first in range(0, len(own), batch))
         ]
 
@@ -47,7 +48,7 @@ class ToyImages:
             ids[: len(request.ids)] = request.ids
             images = torch.stack([image_of(sample) for sample in ids.tolist()])
             weights = torch.tensor([float(sample >= 0 and sample % UNREADABLE > 0) for sample in ids.tolist()])
-            yield Batch(torch.from_numpy(ids), images, torch.full((request.rows,), -9), weights)
+            yield Batch(torch.from_numpy(ids), images, weights)
 
 
 class ToyNetwork(nn.Module):
