@@ -158,9 +158,9 @@ def measure(ranks: int, rows: int, rounds: int, patience: float) -> list[dict[st
     ours, other = figures[OURS], figures[REFERENCE]
     seconds, megabytes = ours["seconds"], [rows * ROW_BYTES / 1e6]
     return [
-        record_runs("gather_s", seconds, other["seconds"], unit="s", note=f"{said}; {copy}; the slowest rank"),
+        record_runs("gather_table_s", seconds, other["seconds"], unit="s", note=f"{said}; {copy}; the slowest rank"),
         record_runs(
-            "gather_extra_mb", ours["extra_mb"], megabytes, unit="MB", note=f"{said}; {memory}; reference: the table"
+            "gather_table_extra_mb", ours["extra_mb"], megabytes, unit="MB", note=f"{said}; {memory}; reference: the table"
         ),
     ]
 
