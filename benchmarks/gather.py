@@ -153,14 +153,18 @@ def measure(ranks: int, rows: int, rounds: int, patience: float) -> list[dict[st
         f"{rows:,} rows of {ROW_BYTES} bytes, {rows * ROW_BYTES / 1e9:.2f} GB, {ranks} gloo processes on one "
         f"machine, an equal part each, dealt at random; all end with the same bytes; {said_of(shares)}"
     )
-    memory = "highest resident memory during the call above that before it, the result included; the largest rank"
+    memory = "highest resident memory during the call above that before it, with the result; the largest rank; reference: the table"
     copy = "reference: as many bytes copied into new memory by as many processes at once"
     ours, other = figures[OURS], figures[REFERENCE]
     seconds, megabytes = ours["seconds"], [rows * ROW_BYTES / 1e6]
     return [
         record_runs("gather_table_s", seconds, other["seconds"], unit="s", note=f"{said}; {copy}; the slowest rank"),
         record_runs(
-            "gather_table_extra_mb", ours["extra_mb"], megabytes, unit="MB", note=f"{said}; {memory}; reference: the table"
+            "gather_table_extra_mb",
+            ours["extra_mb"],
+            megabytes,
+            unit="MB",
+            note=f"{said}; {memory}",
         ),
     ]
 
