@@ -153,7 +153,7 @@ def measure(ranks: int, rows: int, rounds: int, patience: float) -> list[dict[st
         f"{rows:,} rows of {ROW_BYTES} bytes, {rows * ROW_BYTES / 1e9:.2f} GB, {ranks} gloo processes on one "
         f"machine, an equal part each, dealt at random; all end with the same bytes; {said_of(shares)}"
     )
-    memory = "highest resident memory during the call above that before it, with the result; the largest rank; reference: the table"
+    memory = "resident memory at its highest above that before the call, of the largest rank; reference: the table"
     copy = "reference: as many bytes copied into new memory by as many processes at once"
     ours, other = figures[OURS], figures[REFERENCE]
     seconds, megabytes = ours["seconds"], [rows * ROW_BYTES / 1e6]
