@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 1800
+LIMIT = 3600
 """Seconds a run may take."""
 TIMES = ("images_per_s", "data_wait", "left_s", "stage_left_s", "run_left_s", "seconds", "time", "eval_s")
 """Keys of metrics.jsonl that differ between two runs of the same tree."""
@@ -98,7 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once; default: 2")
     parser.add_argument("--cifar", type=Path, help="the official CIFAR-10")
-    parser.add_argument("--keep", type=Path, help="a folder in which the run directories are kept")
+    parser.add_argument("--keep", type=Path, help="where run directories are kept; a second call resumes")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"), help="two files of digests")
     return parser.parse_args()
 
@@ -133,7 +133,11 @@ def make_run(given: argparse.Namespace, place: Path, name: str) -> Digests:
     run, began = RUNS[name], time.monotonic()
     for spelling in run.spellings:
         folder = place / name
-        done = start(given, place, run, folder, spelling)
+        try:
+            done = start(given, place, run, folder, spelling)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: no end within {LIMIT} s", file=sys.stderr, flush=True)
+            return {"error": f"no end within {LIMIT} s"}
         if done.returncode == 0:
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             return digests_of(folder)
