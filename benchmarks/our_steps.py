@@ -14,6 +14,7 @@ from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
 from trainer.distributed.devices import count_visible_gpus, prepare_gpu
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import World
+from trainer.loading.augment import Draws
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.epoch_plan import StaticPlan, StepIds
 from trainer.loading.image_set import ImageSet, open_image_set
@@ -131,8 +132,10 @@ def resident_batches(bench: Bench, rows: int, count: int = _RESIDENT) -> list[Ba
                 weights=torch.ones(rows, device=bench.device),
                 request=BatchRequest(
                     ids=ids,
-                    boxes=np.tile(np.array([0, 0, bench.pixels, bench.pixels], np.int32), (rows, 1)),
-                    flips=np.zeros(rows, bool),
+                    draws=Draws(
+                        np.tile(np.array([0, 0, bench.pixels, bench.pixels], np.int32), (rows, 1)),
+                        np.zeros(rows, bool),
+                    ),
                     rows=rows,
                     fill_with_images=True,
                 ),

@@ -1,4 +1,4 @@
-"""Augmented batches: the same pixels on any number of ranks and workers; loaders refuse what they cannot do."""
+"""Augmented batches: the same pixels on any number of ranks and workers; and by any loader."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch
 from shards.errors import ConfigError
 from tests.loading.test_loaders import (
     CPU,
+    LOADS,
     MEAN,
     STD,
     assert_same,
@@ -15,6 +16,7 @@ from tests.loading.test_loaders import (
     geometry_of,
     labels_of,
     plan_of,
+    resident_batches,
 )
 from tests.support.packed_pictures import noise
 from tests.support.requests import requests_of_plan
@@ -23,28 +25,33 @@ from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import World
 from trainer.loading import image_set as image_set_module
 from trainer.loading.augment import Geometry
+from trainer.loading.augmentations import NO_AUGMENTATIONS, build_augmentations
 from trainer.loading.image_set import choose_loader, open_image_set
-from trainer.loading.operations import NO_AUGMENTATION, Augmentation
-from trainer.loading.pixels import apply_operations, crop
+from trainer.loading.pixels import augment, crop
 
 GPU = torch.device("cuda")
 RESIZED = RandomResizedCropConfig(scale=(0.3, 1.0))
-OPERATIONS = {"rand_augment": RandAugmentConfig(operations=2), "color_jitter": ColorJitterConfig(hue=0.2)}
+OPERATIONS = {
+    "auto_augment": "cifar10",
+    "rand_augment": RandAugmentConfig(operations=2),
+    "color_jitter": ColorJitterConfig(hue=0.2),
+}
 
 
-def requests_of(index, geometry, augmentation):
+def requests_of(index, geometry, augmentations):
     plan = plan_of(index.usable_ids())
-    return list(requests_of_plan(plan, index, geometry, augmentation=augmentation))
+    return list(requests_of_plan(plan, index, geometry, augmentations=augmentations))
 
 
-def test_operations_follow_the_crop(equal_index):
+@pytest.mark.parametrize("load", LOADS)
+def test_operations_follow_the_crop(equal_index, load):
     geometry = geometry_of(pad=2)
-    requests = requests_of(equal_index, geometry, Augmentation(**OPERATIONS))
-    for request, batch in zip(requests, cpu_batches(equal_index, geometry, requests), strict=True):
-        assert len(request.operations) == len(request.ids)
+    requests = requests_of(equal_index, geometry, build_augmentations(ImageConfig(size=8, **OPERATIONS)))
+    for request, batch in zip(requests, load(equal_index, geometry, requests), strict=True):
+        assert request.draws.operations.shape == (len(request.ids), 5)
         for row, sample in enumerate(request.ids):
-            cut = crop(noise(int(sample), 12, 10), request.boxes[row], request.flips[row], 8, "zero")
-            expected = (apply_operations(cut, request.operations[row]) / 255.0 - MEAN) / STD
+            cut = crop(noise(int(sample), 12, 10), request.draws.boxes[row], request.draws.flips[row], 8, "zero")
+            expected = (augment(cut, request.draws[row : row + 1]) / 255.0 - MEAN) / STD
             np.testing.assert_allclose(batch.images[row].numpy(), expected.transpose(2, 0, 1), atol=1e-5)
 
 
@@ -93,7 +100,7 @@ def test_predict_passes_are_not_augmented(mixed_index):
 
 def test_dali_cuts_resized_crops_too(mixed_index):
     geometry = Geometry(16, None, 0, True, "zero", random_resized_crop=RESIZED)
-    requests = requests_of(mixed_index, geometry, NO_AUGMENTATION)
+    requests = requests_of(mixed_index, geometry, NO_AUGMENTATIONS)
     ours = cpu_batches(mixed_index, geometry, requests)
     theirs = dali_batches(mixed_index, geometry, requests, scales=True)
     for one, other in zip(ours, theirs, strict=True):
@@ -107,9 +114,7 @@ def test_dali_cuts_resized_crops_too(mixed_index):
     [
         ({}, "resident", "resident"),
         ({"random_resized_crop": RESIZED}, "cpu", "dali"),
-        ({"rand_augment": OPERATIONS["rand_augment"]}, "cpu", "cpu"),
-        ({"color_jitter": OPERATIONS["color_jitter"]}, "cpu", "cpu"),
-        ({"rand_augment": RandAugmentConfig(magnitude=30)}, "resident", "resident"),
+        (OPERATIONS, "resident", "resident"),
     ],
 )
 def test_auto_chooses_a_loader_that_can(equal_index, monkeypatch, image, without_gpu, with_gpu):
@@ -119,16 +124,13 @@ def test_auto_chooses_a_loader_that_can(equal_index, monkeypatch, image, without
         assert choose_loader(equal_index, equal_index.usable_ids(), config, execution, device) == expected
 
 
-@pytest.mark.parametrize(
-    ("loader", "key", "value"),
-    [
-        ("resident", "random_resized_crop", RESIZED),
-        ("resident", "rand_augment", OPERATIONS["rand_augment"]),
-        ("resident", "color_jitter", OPERATIONS["color_jitter"]),
-        ("dali", "rand_augment", OPERATIONS["rand_augment"]),
-        ("dali", "color_jitter", OPERATIONS["color_jitter"]),
-    ],
-)
-def test_a_loader_that_cannot_says_so_and_which_can(equal_index, loader, key, value):
-    with pytest.raises(ConfigError, match=rf"loader is {loader}.*image\.{key}: set execution.loader to auto or cpu"):
-        augmented_set(equal_index, loader, **{key: value})
+def test_the_resident_loader_refuses_resized_crops(equal_index):
+    with pytest.raises(ConfigError, match=r"loader: resident.*image\.random_resized_crop.*auto or cpu"):
+        augmented_set(equal_index, "resident", random_resized_crop=RESIZED)
+
+
+def test_loaders_agree_bitwise_where_they_decode_alike(equal_index):
+    """The resident loader augments whole batches on the device, the CPU loader image by image."""
+    geometry = geometry_of(pad=2)
+    requests = requests_of(equal_index, geometry, build_augmentations(ImageConfig(size=8, **OPERATIONS)))
+    assert_same(*(load(equal_index, geometry, requests) for load in (cpu_batches, resident_batches)))

@@ -59,7 +59,7 @@ def test_the_pixels_of_the_hole_are_the_mean_and_no_others_change(equal_index, l
     for request, batch, plain in zip(requests, load(equal_index, CUT, requests), whole, strict=True):
         for row in range(len(request.ids)):
             expected = plain.images[row].clone()
-            left, top, right, bottom = (max(0, int(edge)) for edge in request.holes[row])
+            left, top, right, bottom = (max(0, int(edge)) for edge in request.draws.holes[row])
             expected[:, top:bottom, left:right] = 0.0
             assert torch.equal(batch.images[row], expected)
         for row in range(len(request.ids), request.rows):
@@ -87,7 +87,7 @@ def test_the_number_of_ranks_changes_no_pixel(equal_index):
 
 def test_predict_passes_have_no_holes(equal_index):
     for request in predict_requests(equal_index.usable_ids(), 8, equal_index, CUT):
-        assert request.holes is None
+        assert request.draws.holes is None
 
 
 def test_a_hole_larger_than_the_image_is_refused():

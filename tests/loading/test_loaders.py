@@ -16,7 +16,7 @@ from tests.support.packed_pictures import noise, with_damage
 from tests.support.requests import requests_of_plan
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import World
-from trainer.loading.augment import Geometry
+from trainer.loading.augment import Draws, Geometry
 from trainer.loading.batch import BatchRequest
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.dali_loader import DaliLoader
@@ -130,12 +130,14 @@ def test_all_loaders_give_the_same_bits(equal_index, fill, pad, flip):
         assert batch.ids.tolist() == request.ids.tolist() + [-1] * (request.rows - n)
         assert batch.weights.tolist() == [1.0] * n + [0.0] * (request.rows - n)
         for row, sample in enumerate(request.ids):
-            expected = shown(noise(int(sample), 12, 10), request.boxes[row], request.flips[row], fill)
+            expected = shown(noise(int(sample), 12, 10), request.draws.boxes[row], request.draws.flips[row], fill)
             np.testing.assert_allclose(batch.images[row].numpy(), expected, atol=1e-5)
 
 
 def test_the_epoch_shows_both_mirrored_and_plain_images(equal_index):
-    flips = np.concatenate([request.flips for request in training_of(equal_index, geometry_of(), np.arange(37))])
+    flips = np.concatenate(
+        [request.draws.flips for request in training_of(equal_index, geometry_of(), np.arange(37))]
+    )
     assert 0 < flips.sum() < len(flips)
 
 
@@ -252,8 +254,7 @@ def test_training_shows_a_readable_image_in_its_place(damaged, equal_index):
 def test_a_batch_of_damaged_images_alone_still_comes(damaged, load, training):
     request = BatchRequest(
         ids=np.array([3, 17]),
-        boxes=np.array([[0, 0, 8, 8]] * 2, np.int32),
-        flips=np.zeros(2, bool),
+        draws=Draws(np.array([[0, 0, 8, 8]] * 2, np.int32), np.zeros(2, bool)),
         rows=4,
         fill_with_images=training,
     )

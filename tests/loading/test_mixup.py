@@ -29,7 +29,7 @@ def mixed_rows(request):
             int(request.ids[row]),
             int(request.ids[mix.partners[row]]),
             float(mix.shares[row]),
-            tuple(request.boxes[mix.partners[row]].tolist()),
+            tuple(request.draws.boxes[mix.partners[row]].tolist()),
         )
         for row in range(request.real_rows)
     ]

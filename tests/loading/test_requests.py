@@ -1,5 +1,6 @@
 """A rank's batch requests: the same samples and crops at any world size, each id in its place."""
 
+from operator import attrgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +45,7 @@ def plans(draw):
 def own_rows(requests):
     """What the ranks of a step really learn from: id, crop box and flip, rank after rank."""
     return [
-        (int(sample), tuple(request.boxes[row].tolist()), bool(request.flips[row]))
+        (int(sample), tuple(request.draws.boxes[row].tolist()), bool(request.draws.flips[row]))
         for request in requests
         for row, sample in enumerate(request.ids[: request.real_rows])
     ]
@@ -91,9 +92,9 @@ def test_crops_and_flips_are_the_draws_of_the_sample_in_its_epoch():
     for number, request in enumerate(requests):
         widths, heights = INDEX.width[request.ids], INDEX.height[request.ids]
         boxes, flips = training_boxes(GEOMETRY, plan.stream, number // 4, request.ids, widths, heights)
-        np.testing.assert_array_equal(request.boxes, boxes)
-        np.testing.assert_array_equal(request.flips, flips)
-    of_zero = {tuple(box) for request in requests for box in request.boxes[request.ids == 0].tolist()}
+        np.testing.assert_array_equal(request.draws.boxes, boxes)
+        np.testing.assert_array_equal(request.draws.flips, flips)
+    of_zero = {tuple(box) for request in requests for box in request.draws.boxes[request.ids == 0].tolist()}
     assert len(of_zero) == 3  # another crop in each epoch
 
 
@@ -123,8 +124,8 @@ def test_a_rank_without_a_row_shows_the_steps_rows():
 def test_a_restart_asks_for_the_same():
     plan = StaticPlan(derive_stream(0, "x"), np.arange(50), 8, 3, np.arange(100, 120), candidates_from=1)
     for whole, resumed in zip(requests_of(plan)[9:], requests_of(plan, first=9), strict=True):
-        for field in ("ids", "boxes", "flips"):
-            np.testing.assert_array_equal(getattr(whole, field), getattr(resumed, field))
+        for field in ("ids", "draws.boxes", "draws.flips"):
+            np.testing.assert_array_equal(attrgetter(field)(whole), attrgetter(field)(resumed))
 
 
 @pytest.mark.parametrize(("count", "batch", "rows"), [(23, 8, 8), (24, 8, 8), (5, 8, 5), (0, 8, None)])
@@ -136,5 +137,5 @@ def test_a_predict_pass_asks_for_each_id_once_in_storage_order(count, batch, row
     assert all(request.rows == rows and not request.fill_with_images for request in requests)
     assert all(request.real_rows == len(request.ids) for request in requests)
     for request in requests:
-        assert not request.flips.any()
-        np.testing.assert_array_equal(request.boxes[:, 0], (INDEX.width[request.ids] - 8) // 2)
+        assert not request.draws.flips.any()
+        np.testing.assert_array_equal(request.draws.boxes[:, 0], (INDEX.width[request.ids] - 8) // 2)

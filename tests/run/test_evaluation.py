@@ -13,6 +13,7 @@ from torch import nn
 import trainer.passes.forward
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import SINGLE_PROCESS
+from trainer.loading.augment import Draws
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.passes.forward import iterate_forward
 from trainer.passes.sample_pass import Collector
@@ -154,7 +155,7 @@ def test_an_unreadable_image_is_missed_though_its_row_would_hit():
 
 def request_of(ids, rows):
     n = len(ids)
-    return BatchRequest(np.array(ids), np.zeros((n, 4), np.int32), np.zeros(n, bool), rows, False)
+    return BatchRequest(np.array(ids), Draws(np.zeros((n, 4), np.int32), np.zeros(n, bool)), rows, False)
 
 
 class Loader:

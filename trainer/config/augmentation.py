@@ -1,10 +1,86 @@
-"""Sections of a recipe for the augmentation of training images; all are off by default."""
+"""Sections of a recipe for the augmentation of training images, all off by default, and augmentations of packages."""
 
-from typing import Annotated
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
+from shards.errors import ConfigError, did_you_mean
+from shards.plugins import PluginGroup
 from trainer.config.section import Section
+
+if TYPE_CHECKING:
+    import torch
+
+PLUGINS = PluginGroup("incv.augmentations", "augmentation")
+
+Drawn = tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]
+"""Operations [n, k] and strengths [n, k] of n images; -1: no operation."""
+Uniform = Callable[[str], npt.NDArray[np.float64]]
+"""Draws one number in [0, 1) per row, float64 [n]. Its argument names the purpose; draws for different purposes are
+independent. Each depends on the run's seed, the epoch, and the row's sample and view alone."""
+Operation = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""Turns images, uint8 [m, 3, h, w], and their strengths, float32 [m], into images of the same shape and dtype.
+
+An image must not depend on the others. On a GPU, an operation should not wait for the device.
+"""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Operations on training images, drawn for each row, between crop and normalisation.
+
+    A package offers one through an entry point of its name, in the group `incv.augmentations`.
+    """
+
+    name: str
+    options: Any
+    """The type of `image.augment.NAME`: a Section, or another type that Pydantic validates."""
+    operations: Mapping[str, Operation]
+    """By name, for `execution.trace`."""
+    draw: Callable[[Any, Uniform], Drawn]
+    """Draws the operations of n rows, as positions in `operations`, from the options; the first column comes first."""
+
+
+@cache
+def get_augmentation(name: str) -> Augmentation:
+    """Return the augmentation that a package offers; raise ConfigError if there is none or it is unusable."""
+    entry = PLUGINS.find(name, ())
+    if entry is None:
+        offered = PLUGINS.names()
+        hint = did_you_mean(name, offered) if offered else "no installed package offers any"
+        raise ConfigError(f"`image.augment`: unknown augmentation {name!r}; {hint}")
+    return PLUGINS.load(entry, Augmentation)
+
+
+def check_options(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Validate the options of the augmentations of packages, by name."""
+    for name, values in chosen.items():
+        try:
+            read_options(get_augmentation(name), values)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return chosen
+
+
+def read_options(augmentation: Augmentation, values: Any) -> Any:
+    """Return the options of an augmentation; raise ConfigError, with all wrong keys, if they do not fit."""
+    try:
+        return TypeAdapter(augmentation.options).validate_json(json.dumps(values))  # via JSON, as the recipe itself
+    except ValidationError as error:
+        wrong = [
+            f"`{'.'.join(['image.augment', augmentation.name, *map(str, each['loc'])])}`: {each['msg']}"
+            for each in error.errors()
+        ]
+        raise ConfigError("; ".join(wrong)) from None
+
+
+AugmentOptions = Annotated[dict[str, Any], AfterValidator(check_options)]
 
 
 class RandomResizedCropConfig(Section):

@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.augmentation import ColorJitterConfig, MixupConfig, RandAugmentConfig, RandomResizedCropConfig
+from trainer.config.augmentation import (
+    AugmentOptions,
+    ColorJitterConfig,
+    MixupConfig,
+    RandAugmentConfig,
+    RandomResizedCropConfig,
+)
 from trainer.config.data import DataConfig as DataConfig
 from trainer.config.data import DataSections as DataSections
 from trainer.config.data import LabelsConfig as LabelsConfig
@@ -42,9 +48,14 @@ class ImageConfig(Section):
     """Mirror training crops horizontally, with probability 1/2."""
     random_resized_crop: RandomResizedCropConfig | None = None
     """Training crops of random area and aspect ratio; null: of one size. Predict passes always use centre crops."""
+    auto_augment: Literal["cifar10", "imagenet"] | None = None
+    """AutoAugment (Cubuk et al. 2018): up to two operations per image, by the policy found for this data set."""
     rand_augment: RandAugmentConfig = RandAugmentConfig()
+    """Applied after AutoAugment."""
     color_jitter: ColorJitterConfig = ColorJitterConfig()
     """Applied after RandAugment."""
+    augment: AugmentOptions = Field(default_factory=dict)
+    """Options of augmentations that installed packages offer, by name; applied after all others, in order of name."""
     cutout: Annotated[int, Field(ge=0)] = 0
     """Side of the square, in pixels, that is blanked out at a random place in each training image; 0: none.
 

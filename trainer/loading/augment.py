@@ -1,16 +1,24 @@
-"""Random and centre crops as integer pixel boxes, computed from the image sizes in the index."""
+"""What each row shows of its image: crop, flip, holes and operations, drawn as arrays; and the operations' pixels."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from trainer.config.augmentation import RandomResizedCropConfig
+from trainer.config.augmentation import Operation, RandomResizedCropConfig
+from trainer.loading.augmentations import Augmentations
 from trainer.loading.sample_order import Ids, Views, draw_uniforms
+from trainer.loading.transfer import copy_to_device
 
 _CROP_ATTEMPTS = 10  # as in torchvision
 _CENTRE = 0.5  # the draw that centres a crop
+LOOKS = ("train", "weak", "centre")
+"""How a row shows its image. weak: crop and flip alone; centre: the centre crop of predict passes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,119 @@ class Geometry:
         if self.resize is None:
             return np.minimum(self.size, shorter + 2 * pad)
         return np.clip(np.rint(self.size * shorter / self.resize).astype(np.int64), 1, shorter)
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What n rows show of their images. `draws[rows]` are those of some rows."""
+
+    boxes: npt.NDArray[np.int32]
+    """[n, 4]: left, top, width, height in pixels of the stored image; a box may extend into the padding."""
+    flips: npt.NDArray[np.bool_]
+    """[n]: flip horizontally after the crop."""
+    holes: npt.NDArray[np.int32] | None = None
+    """[n, 4]: left, top, right and bottom of the square to blank out in each crop; None without cutout."""
+    operations: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
+    """[n, k]: positions in `table`, in the order in which they are applied; -1: none. [0, 0] if no row has any."""
+    strengths: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """[n, k]"""
+    table: dict[str, Operation] = field(default_factory=dict)
+    """The operations by name; the same object in all draws of a run."""
+
+    def __len__(self) -> int:
+        return len(self.flips)
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> "Draws":
+        holes = None if self.holes is None else self.holes[rows]
+        if not self.operations.size:
+            return Draws(self.boxes[rows], self.flips[rows], holes)
+        return Draws(
+            self.boxes[rows], self.flips[rows], holes, self.operations[rows], self.strengths[rows], self.table
+        )
+
+    def names(self) -> list[list[list[Any]]]:
+        """The name and the strength of each operation of each row, for a log."""
+        names = list(self.table)
+        return [
+            [[names[code], strength] for code, strength in zip(codes, strengths, strict=True) if code >= 0]
+            for codes, strengths in zip(self.operations.tolist(), self.strengths.tolist(), strict=True)
+        ]
+
+
+def join_draws(draws: Sequence[Draws]) -> Draws:
+    """Join draws of one kind: all with holes, or none; all with as many operations."""
+
+    def join(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([attrgetter(name)(each) for each in draws])
+
+    first = draws[0]
+    holes = None if first.holes is None else join("holes")
+    if not first.operations.size:
+        return Draws(join("boxes"), join("flips"), holes)
+    return Draws(join("boxes"), join("flips"), holes, join("operations"), join("strengths"), first.table)
+
+
+def draw_rows(
+    geometry: Geometry,
+    augmentations: Augmentations,
+    stream: int,
+    epoch: int,
+    ids: Ids,
+    views: Views,
+    widths: npt.NDArray[np.int32],
+    heights: npt.NDArray[np.int32],
+    looks: npt.NDArray[np.int8] | None = None,
+) -> Draws:
+    """Draw all that the rows show of their images in this epoch. looks: [n], index into LOOKS; None: `train`."""
+    boxes, flips = training_boxes(geometry, stream, epoch, ids, widths, heights, views)
+    holes = draw_holes(geometry, stream, epoch, ids, views)
+    operations, strengths = augmentations.draw(stream, epoch, ids, views)
+    if looks is not None:
+        centred = np.flatnonzero(looks == LOOKS.index("centre"))
+        boxes[centred] = centre_boxes(geometry, widths[centred], heights[centred])
+        flips[centred] = False
+        operations[looks > 0] = -1
+        if holes is not None:
+            holes[looks > 0] = 0
+    return Draws(boxes, flips, holes, operations, strengths, augmentations.table)
+
+
+def centre_draws(geometry: Geometry, widths: npt.NDArray[np.int32], heights: npt.NDArray[np.int32]) -> Draws:
+    """Return what predict passes show: the centre crops alone."""
+    return Draws(centre_boxes(geometry, widths, heights), np.zeros(len(widths), bool))
+
+
+def apply(images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Apply each row's operations, one column of the draws after the other: uint8 [n, 3, h, w] to uint8.
+
+    Each operation runs once a column, on its rows alone. The host knows which rows these are, so it never waits for
+    the device.
+    """
+    if not draws.operations.size:
+        return images
+    columns = draws.operations.shape[1]
+    sorted_rows = np.argsort(draws.operations.T, axis=1, kind="stable")  # [k, n]
+    places = np.argsort(sorted_rows, axis=1)
+    moves = [sorted_rows[0], *(places[at - 1][sorted_rows[at]] for at in range(1, columns)), places[-1]]
+    strengths = np.take_along_axis(draws.strengths.T, sorted_rows, axis=1)
+    gathers, values = copy_to_device(images.device, np.stack(moves), strengths)
+    functions = list(draws.table.values())
+    for at in range(columns):
+        images = images[gathers[at]]
+        images = _apply_column(images, draws.operations[sorted_rows[at], at], values[at], functions)
+    return images[gathers[-1]]
+
+
+def _apply_column(
+    images: torch.Tensor, codes: np.ndarray, strengths: torch.Tensor, functions: Sequence[Operation]
+) -> torch.Tensor:
+    """Apply one operation to each image. codes: ascending."""
+    present, starts = np.unique(codes, return_index=True)
+    parts = []
+    for code, first, end in zip(present.tolist(), starts, [*starts[1:], len(codes)], strict=True):
+        part = images[first:end]
+        parts.append(part if code < 0 else functions[code](part, strengths[first:end]))
+    return torch.cat(parts)
 
 
 def training_boxes(

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.loading.augment import Draws
 from trainer.loading.epoch_plan import StepIds
 from trainer.loading.mixup import RowMix
-from trainer.loading.operations import Operations
 from trainer.loading.sample_order import Ids
 from trainer.loading.transfer import copy_to_device
 
@@ -25,10 +25,8 @@ class BatchRequest:
 
     ids: Ids
     """int64 [n]"""
-    boxes: npt.NDArray[np.int32]
-    """[n, 4]: left, top, width, height in pixels of the stored image; a box may extend into the padding."""
-    flips: npt.NDArray[np.bool_]
-    """[n]: flip horizontally after the crop."""
+    draws: Draws
+    """What the n rows show of their images."""
     rows: int
     """Fixed number of rows of the batch; rows beyond n are fill rows with weight 0."""
     fill_with_images: bool
@@ -37,12 +35,8 @@ class BatchRequest:
     """How many of the n rows have weight 1; -1 for all, 0 on a rank that has no sample in this step."""
     step: StepIds | None = None
     """The ids of the training step over all ranks; None in predict passes."""
-    operations: Sequence[Operations] = ()
-    """[n], the operations on each image after the crop; empty if there are none."""
     mix: RowMix | None = None
     """How rows are mixed with others of the request; None without mixup."""
-    holes: npt.NDArray[np.int32] | None = None
-    """[n, 4]: left, top, right and bottom of the square to blank out in each image; None without cutout."""
 
     @property
     def real_rows(self) -> int:
@@ -138,8 +132,8 @@ def assemble_batches(
         weights.append(own_weights)
         unreadable.append([int(sample) for sample in request.ids[lost[lost < request.real_rows]]])
     source, weight = np.concatenate(sources), np.concatenate(weights)
-    if requests[0].holes is not None:
-        show = partial(_show_with_holes, show, np.concatenate([request.holes for request in requests]))
+    if requests[0].draws.holes is not None:
+        show = partial(_show_with_holes, show, np.concatenate([request.draws.holes for request in requests]))
     images = show(source)
     if not requests[0].fill_with_images and not weight.all():
         images[copy_to_device(images.device, np.flatnonzero(weight == 0))[0]] = 0

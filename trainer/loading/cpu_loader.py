@@ -15,7 +15,7 @@ from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
 from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
-from trainer.loading.pixels import Normalise, Pixels, apply_operations, crop, decode
+from trainer.loading.pixels import Normalise, Pixels, augment, augment_and_normalise, crop, decode
 from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
@@ -57,7 +57,7 @@ class CpuLoader:
                 images, failed = decoding.result()
                 for upcoming in islice(remaining, 1):
                     pending.append((upcoming, self._pool.submit(self._decode, upcoming)))
-                yield assemble_batch(request, failed, partial(self._show, images), self._device)
+                yield assemble_batch(request, failed, partial(self._show, request, images), self._device)
         finally:
             for _, decoding in pending:
                 decoding.cancel()
@@ -65,20 +65,22 @@ class CpuLoader:
     def _decode(self, request: BatchRequest) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
         """Return the images of the request's rows, [n, size, size, 3], and the indices of rows that failed to decode.
 
-        For a CPU, the images are normalised here, by several threads and while they are still in the CPU cache.
+        For a CPU, the images are augmented and normalised here, by several threads and while they are still in the
+        CPU cache.
         """
         encoded = (self._reader.read_or_none(int(sample)) for sample in request.ids)
         normalise = self._normalise if self._normalise.fits_cpu else None
         images, failed = decode_rows(request, encoded, self._geometry, normalise)
         return torch.from_numpy(images), failed
 
-    def _show(self, images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _show(self, request: BatchRequest, images: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         shown = select_rows(images, rows)
         if self._normalise.fits_cpu:
             return shown.permute(0, 3, 1, 2)
         if self._device.type == "cuda":
             shown = shown.pin_memory()
-        return self._normalise(shown.to(self._device, non_blocking=True))
+        shown = shown.to(self._device, non_blocking=True)
+        return augment_and_normalise(shown, request.draws[rows], self._normalise)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -91,10 +93,10 @@ def decode_rows(
     geometry: Geometry,
     normalise: Normalise | None = None,
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
-    """Decode, crop and augment the request's rows; return images [n, size, size, 3] and the indices of failed rows.
+    """Decode and crop the request's rows; return images [n, size, size, 3] and the indices of failed rows.
 
-    Images are uint8, or float32 if `normalise` is given. A row fails if its entry in `encoded` is None or cannot be
-    decoded; its image is then black.
+    Images are uint8 crops, or float32 if `normalise` is given, which also augments them. A row fails if its entry in
+    `encoded` is None or cannot be decoded; its image is then black.
     """
     shape = (geometry.size, geometry.size, 3)
     images = np.empty((len(request.ids), *shape), np.uint8 if normalise is None else np.float32)
@@ -106,16 +108,15 @@ def decode_rows(
         if normalise is None:
             images[row] = image
         else:
-            normalise.write(image, images[row])
+            normalise.write(augment(image, request.draws[row : row + 1]), images[row])
     return images, np.asarray(failed, np.int64)
 
 
 def _decode_each(
     request: BatchRequest, encoded: Iterable[bytes | None], geometry: Geometry
 ) -> Iterator[Pixels | None]:
-    operations = request.operations or [()] * len(request.ids)
-    for data, box, flip, own in zip(encoded, request.boxes, request.flips, operations, strict=True):
+    for data, box, flip in zip(encoded, request.draws.boxes, request.draws.flips, strict=True):
         try:
-            yield apply_operations(crop(decode(data or b""), box, flip, geometry.size, geometry.fill), own)
+            yield crop(decode(data or b""), box, flip, geometry.size, geometry.fill)
         except UndecodableImage:
             yield None

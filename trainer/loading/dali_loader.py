@@ -19,7 +19,7 @@ from trainer.loading.augment import Geometry
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batch, select_rows
 from trainer.loading.cpu_loader import decode_rows
 from trainer.loading.dali_pipeline import DecodingFailed, DecodingPipeline, EncodedBatch
-from trainer.loading.pixels import Normalise
+from trainer.loading.pixels import Normalise, augment_and_normalise
 from trainer.loading.prefetch import PrefetchThread
 from trainer.loading.shard_reader import ShardReader
 
@@ -135,18 +135,20 @@ class DaliLoader:
         return [self._reader.read_or_none(sample) for sample in ids]
 
     def _batch(self, encoded: _Encoded, pixels: torch.Tensor) -> Batch:
-        return assemble_batch(encoded.request, encoded.failed, partial(self._show, pixels), self._device)
+        return assemble_batch(
+            encoded.request, encoded.failed, partial(self._show, encoded.request, pixels), self._device
+        )
 
     def _decode_on_cpu(self, decoding: deque[_Encoded]) -> Iterator[Batch]:
         """Decode on the CPU, one image at a time, the requests that were in flight when DALI failed."""
         while decoding:
             encoded = decoding.popleft()
             pixels, failed = decode_rows(encoded.request, encoded.images, self._geometry)
-            show = partial(self._show, torch.from_numpy(pixels).to(self._device))
+            show = partial(self._show, encoded.request, torch.from_numpy(pixels).to(self._device))
             yield assemble_batch(encoded.request, failed, show, self._device)
 
-    def _show(self, pixels: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        return self._normalise(select_rows(pixels, rows))
+    def _show(self, request: BatchRequest, pixels: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        return augment_and_normalise(select_rows(pixels, rows), request.draws[rows], self._normalise)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -159,4 +161,4 @@ def _feed(group: Iterator[_Encoded], decoding: deque[_Encoded]) -> Iterator[Enco
     """Yield the encoded batches to the pipeline, and record each request in `decoding` as in flight."""
     for encoded in group:
         decoding.append(encoded)
-        yield EncodedBatch(encoded.images, encoded.request.boxes, encoded.request.flips)
+        yield EncodedBatch(encoded.images, encoded.request.draws.boxes, encoded.request.draws.flips)

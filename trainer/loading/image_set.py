@@ -13,10 +13,10 @@ from shards.sample_index import SampleIndex
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.augment import Geometry
+from trainer.loading.augmentations import NO_AUGMENTATIONS, Augmentations, build_augmentations
 from trainer.loading.batch import Batches, BatchRequest, Loader
 from trainer.loading.cpu_loader import CpuLoader
 from trainer.loading.epoch_plan import EpochPlan, Schedule
-from trainer.loading.operations import NO_AUGMENTATION, Augmentation
 from trainer.loading.pixels import Normalise
 from trainer.loading.requests import predict_requests, training_requests
 from trainer.loading.resident_loader import ResidentLoader, can_be_resident
@@ -34,8 +34,8 @@ class ImageSet:
     """Label of each sample, indexed by sample_id."""
     geometry: Geometry
     loader: Loader
-    augmentation: Augmentation = NO_AUGMENTATION
-    """Operations on training images that follow the crop."""
+    augmentations: Augmentations = NO_AUGMENTATIONS
+    """Of training images, after the crop."""
 
     @property
     def classes(self) -> int:
@@ -51,7 +51,7 @@ class ImageSet:
     ) -> Batches:
         """Yield a batch for each step of the plans, from `first_step` of the job on."""
         requests = training_requests(
-            schedule, plans, self.index, self.geometry, first_step, world.rank, world.size, self.augmentation
+            schedule, plans, self.index, self.geometry, first_step, world.rank, world.size, self.augmentations
         )
         return self.loader.batches(requests)
 
@@ -89,35 +89,28 @@ def open_image_set(
         )
     else:
         loader = CpuLoader(index, geometry, normalise, device, execution.workers, window)
-    return ImageSet(index, ids, labels, geometry, loader, Augmentation(image.rand_augment, image.color_jitter))
+    return ImageSet(index, ids, labels, geometry, loader, build_augmentations(image))
 
 
 def choose_loader(
     index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig, device: torch.device
 ) -> str:
     """Return `resident`, `dali` or `cpu`. With execution.loader: auto, small sets are resident; others use DALI if
-    there is a GPU and DALI is usable, else cpu. A loader that lacks an augmentation of the recipe is not used."""
+    there is a GPU and DALI is usable, else cpu."""
     check_loader(index, ids, image, execution)
     if execution.loader != "auto":
         return execution.loader
-    if can_be_resident(index, ids, build_geometry(image)) and not _missing_augmentations("resident", image):
+    if can_be_resident(index, ids, build_geometry(image)):
         return "resident"
-    supported = _dali_supports_padding(image) and not _missing_augmentations("dali", image)
-    return "dali" if device.type == "cuda" and supported and _is_dali_installed() else "cpu"
+    return "dali" if device.type == "cuda" and _dali_supports_padding(image) and _is_dali_installed() else "cpu"
 
 
 def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: ExecutionConfig) -> None:
     """Raise ConfigError if the loader named in the recipe cannot load these images."""
-    missing = _missing_augmentations(execution.loader, image)
-    if missing:
-        raise ConfigError(
-            f"execution.loader is {execution.loader}, which does not support {' and '.join(missing)}: set "
-            "execution.loader to auto or cpu, or leave the augmentation out"
-        )
     if execution.loader == "resident" and not can_be_resident(index, ids, build_geometry(image)):
         raise ConfigError(
-            "`execution.loader: resident` needs images of one size, no scaling, and at most 2 GiB of pixels: set "
-            "execution.loader to auto or cpu"
+            "`execution.loader: resident` needs images of one size, no scaling (image.resize and "
+            "image.random_resized_crop null), and at most 2 GiB of pixels: set execution.loader to auto or cpu"
         )
     if execution.loader == "dali" and not _dali_supports_padding(image):
         raise ConfigError(
@@ -126,18 +119,6 @@ def check_loader(index: SampleIndex, ids: Ids, image: ImageConfig, execution: Ex
         )
     if execution.loader == "dali" and not _is_dali_installed():
         raise ConfigError("execution.loader is dali, but DALI is not installed: run pip install 'incv[dali]'")
-
-
-def _missing_augmentations(loader: str, image: ImageConfig) -> list[str]:
-    """Return the keys of the recipe's augmentations that a loader does not support; the CPU loader supports all."""
-    missing = []
-    if loader == "resident" and image.random_resized_crop is not None:
-        missing.append("image.random_resized_crop")
-    if loader in ("resident", "dali") and image.rand_augment.operations:
-        missing.append("image.rand_augment")
-    if loader in ("resident", "dali") and image.color_jitter.is_on:
-        missing.append("image.color_jitter")
-    return missing
 
 
 def _dali_supports_padding(image: ImageConfig) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from shards.image_check import decode_rgb
-from trainer.loading.operations import Operations
+from trainer.loading.augment import Draws, apply
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -55,16 +55,12 @@ def _resize(image: Pixels, size: int) -> Pixels:
     return scaled[0].permute(1, 2, 0).numpy()
 
 
-def apply_operations(image: Pixels, operations: Operations) -> Pixels:
-    """Apply the operations, in order, with torchvision's functions: uint8 [H, W, 3] to uint8 [H, W, 3]."""
-    if not operations:
+def augment(image: Pixels, draws: Draws) -> Pixels:
+    """Apply the operations of one row's draws to its crop, uint8 [H, W, 3]."""
+    if not draws.operations.size:
         return image
-    from trainer.loading.image_operations import APPLY  # imported here, as in `decode`
-
-    planes = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1).contiguous()
-    for operation in operations:
-        planes = APPLY[operation.name](planes, operation.strength)
-    return planes.permute(1, 2, 0).numpy()
+    planes = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    return apply(planes, draws)[0].permute(1, 2, 0).numpy()
 
 
 class Normalise:
@@ -103,3 +99,8 @@ class Normalise:
         lines[...] = pixels.reshape(lines.shape)
         lines *= np.tile(self.scale.numpy(), width)
         lines += np.tile(self.shift.numpy(), width)
+
+
+def augment_and_normalise(crops: torch.Tensor, draws: Draws, normalise: Normalise) -> torch.Tensor:
+    """Apply the rows' operations to their crops and normalise them, on the device: uint8 [n, size, size, 3]."""
+    return normalise(apply(crops.permute(0, 3, 1, 2), draws).permute(0, 2, 3, 1))

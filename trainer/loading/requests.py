@@ -1,4 +1,4 @@
-"""Build one rank's `BatchRequest`s from epoch plans: boxes, flips, operations, mixtures and fill rows."""
+"""Build one rank's `BatchRequest`s from epoch plans: draws, mixtures and fill rows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,16 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.sample_index import SampleIndex
-from trainer.loading.augment import Geometry, centre_boxes, draw_holes, training_boxes
+from trainer.loading.augment import LOOKS, Geometry, centre_draws, draw_rows
+from trainer.loading.augmentations import NO_AUGMENTATIONS, Augmentations
 from trainer.loading.batch import BatchRequest
 from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.loading.mixup import RowMix, draw_mix, partner_rows
-from trainer.loading.operations import NO_AUGMENTATION, Augmentation, Operations
 from trainer.loading.sample_order import Ids, slice_for_rank
 
 _ROWS_AT_ONCE = 8192
-"""Rows for which crops and flips are drawn in one call: a call for each step would cost as much as a small step."""
-_LOOKS = ("train", "weak", "centre")
+"""Rows for which all is drawn in one call: a call for each step would cost as much as a small step."""
 
 
 def training_requests(
@@ -28,7 +27,7 @@ def training_requests(
     first_step: int = 0,
     rank: int = 0,
     world: int = 1,
-    augmentation: Augmentation = NO_AUGMENTATION,
+    augmentations: Augmentations = NO_AUGMENTATIONS,
 ) -> Iterator[BatchRequest]:
     """Yield one request per step of the plans from `first_step` on.
 
@@ -42,21 +41,28 @@ def training_requests(
         while group := list(islice(steps, most)):
             shown = [_rows_of_rank(schedule, plan, step, rank, world, geometry.size) for step in group]
             joined = _join(shown)
-            draws = _draw(geometry, augmentation, schedule.stream, plan.epoch, joined, index)
+            draws = draw_rows(
+                geometry,
+                augmentations,
+                schedule.stream,
+                plan.epoch,
+                joined.ids,
+                joined.views if joined.views.any() else 0,
+                index.width[joined.ids],
+                index.height[joined.ids],
+                joined.looks if joined.looks.any() else None,
+            )
             end = 0
             for step, own in zip(group, shown, strict=True):
                 part = slice(end, end := end + len(own.ids))
                 yield BatchRequest(
                     ids=own.ids,
-                    boxes=draws.boxes[part],
-                    flips=draws.flips[part],
+                    draws=draws[part],
                     rows=rows,
                     fill_with_images=True,
                     real=own.real,
                     step=step,
-                    operations=draws.operations[part],
                     mix=own.mix,
-                    holes=None if draws.holes is None else draws.holes[part],
                 )
 
 
@@ -67,7 +73,7 @@ class _Rows:
     ids: Ids
     views: npt.NDArray[np.int64]
     looks: npt.NDArray[np.int8]
-    """Index into _LOOKS."""
+    """Index into LOOKS."""
     real: int = 0
     """How many of the rows are the rank's own samples."""
     mix: RowMix | None = None
@@ -87,7 +93,7 @@ def _rows_of_rank(schedule: Schedule, plan: EpochPlan, step: StepIds, rank: int,
         for number, look in enumerate(part.looks):
             ids.append(of_step)
             views.append(np.broadcast_to(part.views(position, number), of_step.shape))
-            looks.append(np.full(of_step.shape, _LOOKS.index(look), np.int8))
+            looks.append(np.full(of_step.shape, LOOKS.index(look), np.int8))
             own.append(slice_for_rank(np.arange(len(of_step)), rank, world) + starts[-1])
             starts.append(starts[-1] + len(of_step))
     every = _Rows(np.concatenate(ids), np.concatenate(views), np.concatenate(looks))
@@ -113,32 +119,6 @@ def _rows_of_rank(schedule: Schedule, plan: EpochPlan, step: StepIds, rank: int,
     return _Rows(every.ids[shown], every.views[shown], every.looks[shown], real, mix)
 
 
-@dataclass(frozen=True, eq=False)
-class _Draws:
-    boxes: npt.NDArray[np.int32]
-    flips: npt.NDArray[np.bool_]
-    holes: npt.NDArray[np.int32] | None
-    operations: list[Operations]
-
-
-def _draw(
-    geometry: Geometry, augmentation: Augmentation, stream: int, epoch: int, rows: _Rows, index: SampleIndex
-) -> _Draws:
-    """Draw what each row shows. Weak looks have neither holes nor operations, and centred ones no flip."""
-    ids, widths, heights = rows.ids, index.width[rows.ids], index.height[rows.ids]
-    views = rows.views if rows.views.any() else 0
-    boxes, flips = training_boxes(geometry, stream, epoch, ids, widths, heights, views)
-    holes = draw_holes(geometry, stream, epoch, ids, views)
-    operations = augmentation.draw(stream, epoch, ids, views)
-    weak, centred = np.flatnonzero(rows.looks), np.flatnonzero(rows.looks == _LOOKS.index("centre"))
-    boxes[centred], flips[centred] = centre_boxes(geometry, widths[centred], heights[centred]), False
-    if holes is not None:
-        holes[weak] = 0
-    for row in weak if operations else ():
-        operations[row] = ()
-    return _Draws(boxes, flips, holes, operations)
-
-
 def predict_requests(
     ids: Ids,
     batch: int,
@@ -157,8 +137,7 @@ def predict_requests(
         part = ids[first : first + batch]
         yield BatchRequest(
             ids=part,
-            boxes=centre_boxes(geometry, index.width[part], index.height[part]),
-            flips=np.zeros(len(part), bool),
+            draws=centre_draws(geometry, index.width[part], index.height[part]),
             rows=min(batch, len(ids)),
             fill_with_images=False,
         )

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from shards.image_check import UndecodableImage
 from shards.sample_index import SampleIndex
-from trainer.loading.augment import Geometry
+from trainer.loading.augment import Draws, Geometry, join_draws
 from trainer.loading.batch import Batch, Batches, BatchRequest, assemble_batches
-from trainer.loading.pixels import Normalise, decode
+from trainer.loading.pixels import Normalise, augment_and_normalise, decode
 from trainer.loading.prefetch import make_batches
 from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import ShardReader
@@ -33,7 +33,7 @@ def can_be_resident(index: SampleIndex, ids: Ids, geometry: Geometry) -> bool:
     widths, heights = index.width[ids], index.height[ids]
     same = bool((widths == widths[0]).all() and (heights == heights[0]).all())
     room = min(int(widths[0]), int(heights[0]))
-    unscaled = geometry.resize is None and geometry.size <= room
+    unscaled = geometry.resize is None and geometry.random_resized_crop is None and geometry.size <= room
     return same and unscaled and len(ids) * int(widths[0]) * int(heights[0]) * 3 <= MAX_RESIDENT_BYTES
 
 
@@ -107,20 +107,19 @@ class ResidentLoader:
 
     def _make_batches(self, requests: Sequence[BatchRequest]) -> list[Batch]:
         stored = self._row_of[np.concatenate([request.ids for request in requests])]
-        boxes = np.concatenate([request.boxes for request in requests])
-        flips = np.concatenate([request.flips for request in requests])
+        draws = join_draws([request.draws for request in requests])
 
         def show(rows: Ids) -> torch.Tensor:
-            return self._normalise(self._crop(stored[rows], boxes[rows], flips[rows]))
+            shown = draws[rows]
+            return augment_and_normalise(self._crop(stored[rows], shown), shown, self._normalise)
 
         assert self._images is not None
         return assemble_batches(requests, np.flatnonzero(self._images.failed[stored]), show, self._device)
 
-    def _crop(self, stored: Ids, boxes: np.ndarray, flips: np.ndarray) -> torch.Tensor:
+    def _crop(self, stored: Ids, draws: Draws) -> torch.Tensor:
         size, pad = self._geometry.size, self._geometry.pad
-        source, left, top, flipped = copy_to_device(
-            self._device, stored, boxes[:, 0].astype(np.int64) + pad, boxes[:, 1].astype(np.int64) + pad, flips
-        )
+        corners = draws.boxes[:, :2].T.astype(np.int64) + pad
+        source, left, top, flipped = copy_to_device(self._device, stored, *corners, draws.flips)
         assert self._images is not None
         images = self._images.pixels[source]
         if pad:

@@ -27,13 +27,12 @@ class Trace:
             "training": training,
             "step": step,
             "ids": request.ids[:real].tolist(),
-            "boxes": request.boxes[:real].tolist(),
-            "flips": request.flips[:real].astype(int).tolist(),
+            "boxes": request.draws.boxes[:real].tolist(),
+            "flips": request.draws.flips[:real].astype(int).tolist(),
             "chosen": [ids.tolist() for ids in chosen] if chosen is not None else None,
         }
-        if request.operations:
-            drawn = request.operations[:real]
-            line["operations"] = [[[one.name, one.strength] for one in operations] for operations in drawn]
+        if request.draws.operations.size:
+            line["operations"] = request.draws[:real].names()
         if request.mix is not None:
             line["partners"] = request.ids[request.mix.partners[:real]].tolist()
             line["shares"] = request.mix.shares[:real].tolist()
