@@ -14,6 +14,7 @@ from tests.support.processes import DRIVER, finish, require_whole, step_folders,
 Incv = Callable[..., Answer]
 AUGMENTED = (
     *("image.pad=0", "image.random_resized_crop={scale: [0.5, 1.0]}", "image.rand_augment.operations=1"),
+    "image.auto_augment=cifar10",
     *("image.color_jitter={brightness: 0.3, hue: 0.1}", "incv.mixup.alpha=0.3", "standard.mixup.alpha=0.3"),
 )
 SHORT = (
@@ -53,7 +54,7 @@ def test_each_augmentation_changes_the_training(incv: Incv, playground: Path) ->
         answer = incv(*plain, f"run{number}", key)
         assert answer.code == 0, answer.err
         found[key] = ends(playground / f"run{number}")["standard"]
-    assert len(set(found.values())) == len(found) == 5
+    assert len(set(found.values())) == len(found) == 6
 
 
 @pytest.mark.slow
@@ -71,8 +72,7 @@ def test_a_killed_run_ends_as_one_that_was_not(incv: Incv, playground: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["execution.loader=resident"], "image.random_resized_crop and image.rand_augment and image.color_jitter"),
-        (["execution.loader=dali"], "image.rand_augment and image.color_jitter"),
+        (["execution.loader=resident"], "image.resize and image.random_resized_crop null"),
         (["methods=[coteaching_incv]", "coteaching.mixup.alpha=0.2"], "coteaching_incv does not support mixup"),
     ],
 )

@@ -124,6 +124,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "data.eval_fraction",
     "evaluation.*",
     *("image.cutout", "image.random_resized_crop", "image.rand_augment.*", "image.color_jitter.*", "*.mixup.alpha"),
+    *("image.auto_augment", "image.augment"),
 )
 web_recipes = pytest.mark.parametrize("name", ["webvision50", "webvision1000"])
 

@@ -44,7 +44,7 @@ class Augmentation:
     operations: Mapping[str, Operation]
     """By name, for `execution.trace`."""
     draw: Callable[[Any, Uniform], Drawn]
-    """Draws the operations of n rows, as positions in `operations`, from the options; the first column comes first."""
+    """Draws the operations of n rows from the options: positions in `operations`, in the order of application."""
 
 
 @cache

@@ -49,9 +49,11 @@ class ImageConfig(Section):
     random_resized_crop: RandomResizedCropConfig | None = None
     """Training crops of random area and aspect ratio; null: of one size. Predict passes always use centre crops."""
     auto_augment: Literal["cifar10", "imagenet"] | None = None
-    """AutoAugment (Cubuk et al. 2018): up to two operations per image, by the policy found for this data set."""
+    """AutoAugment (Cubuk et al. 2018): up to two operations per image, by the policy found for this data set.
+
+    Applied before RandAugment.
+    """
     rand_augment: RandAugmentConfig = RandAugmentConfig()
-    """Applied after AutoAugment."""
     color_jitter: ColorJitterConfig = ColorJitterConfig()
     """Applied after RandAugment."""
     augment: AugmentOptions = Field(default_factory=dict)
