@@ -22,7 +22,8 @@ def rows_of(plan, rank=0, world=1, schedule=SCHEDULE, geometry=CUT):
     """What the steps of a plan show, step by step: (id, box, flip, hole) of each real row, in order."""
     found = []
     for request in training_requests(schedule, [plan], INDEX, geometry, 0, rank, world):
-        drawn = zip(request.ids, request.boxes, request.flips, request.holes, strict=True)
+        draws = request.draws
+        drawn = zip(request.ids, draws.boxes, draws.flips, draws.holes, strict=True)
         rows = [(int(sample), *box.tolist(), bool(flip), *hole.tolist()) for sample, box, flip, hole in drawn]
         found.append(rows[: request.real_rows])
     return found

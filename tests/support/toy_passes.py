@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainer.distributed.world import SINGLE_PROCESS, World
+from trainer.loading.augment import Draws
 from trainer.loading.batch import Batch, BatchRequest
 from trainer.loading.sample_order import slice_for_rank
 from trainer.passes.sample_pass import SamplePass
@@ -35,7 +36,10 @@ class ToyImages:
         own = slice_for_rank(mixed, world.rank, world.size)
         return [
             BatchRequest(
-                part, np.zeros((len(part), 4), np.int32), np.zeros(len(part), bool), min(batch, len(own)), False
+                part,
+                Draws(np.zeros((len(part), 4), np.int32), np.zeros(len(part), bool)),
+                min(batch, len(own)),
+                False,
             )
             for part in (own[first : first + batch] for first in range(0, len(own), batch))
         ]

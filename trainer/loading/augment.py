@@ -12,13 +12,12 @@ import torch
 
 from trainer.config.augmentation import Operation, RandomResizedCropConfig
 from trainer.loading.augmentations import Augmentations
+from trainer.loading.epoch_plan import LOOKS
 from trainer.loading.sample_order import Ids, Views, draw_uniforms
 from trainer.loading.transfer import copy_to_device
 
 _CROP_ATTEMPTS = 10  # as in torchvision
 _CENTRE = 0.5  # the draw that centres a crop
-LOOKS = ("train", "weak", "centre")
-"""How a row shows its image. weak: crop and flip alone; centre: the centre crop of predict passes."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ class Schedule:
 
 
 Look = Literal["train", "weak", "centre"]
-"""What an image of a row shows: the recipe's augmentation, its crop and flip alone, or the centre crop."""
+"""How a row shows its image: with the recipe's augmentation, with crop and flip alone, or in the centre crop."""
+LOOKS: tuple[Look, ...] = get_args(Look)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.sample_index import SampleIndex
-from trainer.loading.augment import LOOKS, Geometry, centre_draws, draw_rows
+from trainer.loading.augment import Geometry, centre_draws, draw_rows
 from trainer.loading.augmentations import NO_AUGMENTATIONS, Augmentations
 from trainer.loading.batch import BatchRequest
-from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
+from trainer.loading.epoch_plan import LOOKS, EpochPlan, Schedule, StepIds
 from trainer.loading.mixup import RowMix, draw_mix, partner_rows
 from trainer.loading.sample_order import Ids, slice_for_rank
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
-from trainer.records.profile import Stopwatch
+if TYPE_CHECKING:  # it imports torch, and `remove_times` is also for those who do not wait for it
+    from trainer.records.profile import Stopwatch
 
 TIMES = ("images_per_s", "data_wait", "left_s", "stage_left_s", "run_left_s")
 """Keys of metrics.jsonl: images of all ranks per second, and the share of the time that the loop waited for batches,
@@ -39,7 +40,7 @@ class Pace:
         self,
         total_steps: int,
         later: Later = NOTHING_LATER,
-        watch: Stopwatch | None = None,
+        watch: "Stopwatch | None" = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """watch: is told of the same waits and steps, for --profile."""
