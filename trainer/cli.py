@@ -28,8 +28,8 @@ from trainer.doctor.command import add_commands as add_doctor_commands
 from trainer.outputs.command import add_commands as add_output_commands
 from trainer.records.logs import configure_logging
 from trainer.records.run_directory import RunDirectory
-from trainer.report.left_out import describe_counts
-from trainer.report.next_steps import format_steps, next_steps
+from trainer.report.sections.images import describe_counts
+from trainer.report.sections.next_steps import format_steps, next_steps
 from trainer.report.summary import summary_table
 from trainer.report.sweep_table import SweepRun, format_sweep, summarise_sweep, write_sweep
 from trainer.reproduce.command import add_commands as add_reproduce_commands

@@ -16,7 +16,7 @@ from tests.support.command_line import TINY, exit_code
 from tests.support.photos import PHOTO_RECIPE, write_photos
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
-from trainer.report.sources import find_sources
+from trainer.report.run import find_sources
 
 CLASSES = ('<img src=x onerror="alert(1)">', "=SUM(A1)", 'birds, "small"', "7")
 ODD = ("<script>alert(2)<\u2215script>", "=cmd\u202e")  # names of photos begin like this

@@ -13,7 +13,7 @@ from tests.report.conftest import fabricate
 from tests.support.browser import Browser
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
-from trainer.report.sources import find_sources
+from trainer.report.run import find_sources
 
 SAMPLES, CLASSES = 2_400_000, 1000
 SECONDS, BYTES = 2.0, 15_000_000

@@ -18,7 +18,7 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.methods.method import Epochs, ExpectedSizes
 from trainer.methods.registry import methods_of
 from trainer.methods.standard_incv import METHOD
-from trainer.report.collect import describe_methods
+from trainer.report.sections.accuracy import describe_methods
 from trainer.report.summary import best_method, gain
 from trainer.run.recipe import load_recipe
 

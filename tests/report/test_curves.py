@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer.report.curves import MOST_POINTS, read_metrics
-from trainer.report.figures import curve_panels, metric_lines
 from trainer.report.plots import Series, line_chart
+from trainer.report.sections.curves import MOST_POINTS, curve_panels, metric_lines, read_metrics
 
 STEPS, EVERY = 3000, 100
 

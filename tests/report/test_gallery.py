@@ -18,9 +18,9 @@ from trainer.incv.confident import confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
-from trainer.report.gallery import rank_within_class, take_first, take_spread
 from trainer.report.pictures import ENCODINGS, encode_pictures
-from trainer.report.sources import find_sources
+from trainer.report.run import find_sources
+from trainer.report.sections.gallery import rank_within_class, take_first, take_spread
 
 Make = Callable[..., Path]
 labels_of_samples = st.lists(st.integers(0, 8), min_size=0, max_size=120).map(lambda each: np.array(each, np.int32))

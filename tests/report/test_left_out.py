@@ -10,7 +10,7 @@ from shards.sample_index import SampleIndex
 from shards.sources.source import IgnoredFile
 from tests.support.pictures import ListSource, picture
 from trainer.records.run_directory import RunDirectory
-from trainer.report.left_out import OUTCOMES, describe_counts, list_left_out, read_left_out, write_left_out
+from trainer.report.sections.images import OUTCOMES, describe_counts, list_left_out, read_left_out, write_left_out
 
 GOOD, MISNAMED, BAD = picture(), picture(kind="WEBP"), b"<html>"
 

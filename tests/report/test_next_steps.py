@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.records.run_directory import RunDirectory
-from trainer.report.next_steps import count_on, format_steps, next_steps
+from trainer.report.sections.next_steps import count_on, format_steps, next_steps
 
 RUN = RunDirectory(Path("runs/my photos"))
 

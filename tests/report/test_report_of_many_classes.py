@@ -15,8 +15,8 @@ from shards.durable import read_json, write_json
 from trainer.incv.selection_index import State
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
-from trainer.report.class_names import short_names
-from trainer.report.tables import label_table
+from trainer.report.sections.noise import label_table
+from trainer.report.text import short_names
 
 Make = Callable[..., Path]
 CLASSES = 1000

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
+from trainer.report.measured import last_selection
+from trainer.report.tables import count_starts, sampling_error, start_rows
 
 from shards.durable import read_json, write_json, write_parquet
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
-from trainer.report.measured import last_selection
 from trainer.report.summary import correction_words, summary_table, verdict
-from trainer.report.tables import count_starts, sampling_error, start_rows
 
 Make = Callable[..., Path]
 VOID = {"meta", "img", "br", "link", "input", "hr"}

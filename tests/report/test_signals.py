@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
-from trainer.report.measured import RunSamples
+from trainer.report.run import RunSamples
 from trainer.report.signals import (
     confirmed_noise,
     rare_classes,

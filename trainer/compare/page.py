@@ -4,30 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from trainer import report
 from trainer.compare.comparison import Comparison, Curves
 from trainer.compare.text import count_words, list_differences, list_groups
+from trainer.report.page import TEMPLATES, make_environment
 from trainer.report.plots import Series, for_widths, line_chart
 from trainer.report.text import show_controls
 from trainer.reproduce.tables import UNITS
 
-_STYLE = Path(report.__file__).parent / "template"  # of page.css and tables.css
 _COLOURS = 8
 _MOST_LINES = 6  # of one chart; more groups have a chart for each recipe
 
 
 def render_page(comparison: Comparison) -> str:
     """Render the page; the template and the charts escape all text that comes from runs."""
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, _STYLE]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=show_controls,
-    )
+    environment = make_environment(Path(__file__).parent, TEMPLATES)  # the latter for page.css and tables.css
     return environment.get_template("comparison.html").render(
         comparison=comparison,
         groups=list_groups(comparison.groups),

@@ -9,7 +9,7 @@ import yaml
 
 from shards.durable import read_json
 from shards.errors import ConfigError, DataError
-from trainer.report.curves import read_metrics
+from trainer.report.sections.curves import read_metrics
 from trainer.reproduce.identity import identify_record
 from trainer.reproduce.matching import Identity
 from trainer.reproduce.records import RunRecord, parse_record

@@ -7,8 +7,8 @@ from pathlib import Path
 from trainer.doctor.ranks import ObservedRun, Rank, read_run
 from trainer.doctor.verdict import format_spans, judge
 from trainer.records.run_directory import RunDirectory
+from trainer.report.sections.images import find_unreadable
 from trainer.report.text import format_duration, shorten
-from trainer.report.unreadable import find_unreadable
 
 WIDTH = 100
 _MAX_SINGLE_ROWS = 8  # with more ranks, similar ones share a row

@@ -12,7 +12,6 @@ from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels, read_labels
-from trainer.report.measured import last_selection
 from trainer.run.recipe import load_recipe
 
 
@@ -50,8 +49,7 @@ def load_finished_run(root: Path) -> FinishedRun:
             "in the folder in which the run was started, or copy the shards back"
         )
     index = SampleIndex.load(folder)
-    selection = last_selection(run)
-    assert selection is not None
+    selection = SelectionIndex.read(run.selection)
     if len(selection.state) != len(index):
         raise DataError(
             f"{folder} has {len(index):,} samples, but {run.selection} has {len(selection.state):,}: the shards were "

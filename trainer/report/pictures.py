@@ -2,9 +2,10 @@
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image
 
@@ -114,3 +115,15 @@ def choose_encoding(ids: Sequence[int], image_of: ImageOf, most_characters: int)
 
 def _characters(picture: Picture) -> int:
     return -(-len(picture.data) // 3) * 4
+
+
+def thumbnails(suspects: Iterable[dict[str, Any]], image_of: ImageOf | None) -> dict[int, dict[str, Any]]:
+    """Return sample_id -> {"uri": data URI, "pixelated": bool}, without samples whose image cannot be read."""
+    found: dict[int, dict[str, Any]] = {}
+    if image_of is None:
+        return found
+    for suspect in suspects:
+        if (image := read_image(suspect["sample_id"], image_of)) is not None:
+            picture = encode_picture(image)
+            found[suspect["sample_id"]] = {"uri": picture.uri, "pixelated": picture.pixelated}
+    return found

@@ -1,6 +1,6 @@
 """Measures what a run shows of its own quality, from its files, for `trust`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from trainer.incv.confident import are_confident
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.passes import Status
-from trainer.records.run_directory import RunDirectory
-from trainer.report.curves import read_metrics
-from trainer.report.measured import RunSamples, read_columns
+from trainer.report.run import ReportRun, RunSamples
+from trainer.report.sections.curves import read_metrics
 from trainer.report.summary import first_set, gain, method_with
 from trainer.report.trust import Signals
 
@@ -27,27 +26,19 @@ _FEW_REPEATED = 10
 _RARE_SHARE, _RARE_COUNT = 1 / 3, 5
 
 
-def measure_signals(
-    run: RunDirectory,
-    samples: RunSamples,
-    selection: SelectionIndex | None,
-    repeated: Repeated,
-    incv: dict[str, Any] | None,
-    report: dict[str, Any],
-) -> Signals | None:
+def measure_signals(run: ReportRun, report: dict[str, Any]) -> Signals | None:
     """Return the signals of a run whose INCV has finished; None for other runs. report: the report so far."""
+    incv, selection, samples = run.incv, run.selection, run.samples
     if incv is None or selection is None or not incv.get("rounds") or not samples.inside.any():
         return None
-    first = incv["rounds"][0]
+    first, noise = incv["rounds"][0], report["noise"]
+    repeated = read_repeated(run, samples)
     given = samples.given[samples.inside]
-    noise = report["noise"]
-    estimate = stated_estimate(noise, (report["config"].get("incv") or {}).get("noise_estimate"))
-    assert estimate is not None
-    name, value = estimate
     listed = selection.ids_by_suspicion()
     if samples.checked is not None:
         listed = listed[~samples.checked[listed]]
-    metrics = [read_metrics(path) for (round_, _), path in run.fold_metrics().items() if round_ == 0]
+    folds = run.directory.fold_metrics().items()
+    metrics = [read_metrics(path) for (round_, _), path in folds if round_ == 0]
     ahead, error = _gain(report)
     return Signals(
         samples=len(given),
@@ -55,8 +46,8 @@ def measure_signals(
         chance=float(np.bincount(given).max() / len(given)),
         agreement=first["agreement"],
         agreement_each=tuple(first.get("agreement_each") or ()),
-        estimate=value,
-        other_estimate=noise["confident"] if name == "paper" else noise["paper"],
+        estimate=float(noise[noise["stated"]]),
+        other_estimate=noise["confident"] if noise["stated"] == "paper" else noise["paper"],
         repeated=_share(repeated, np.arange(len(samples.given))),
         repeated_listed=_share(repeated, listed[:LISTED]),
         train_accuracy=_last(metrics, "train_accuracy"),
@@ -84,14 +75,14 @@ def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float
 
 
 def confirmed_noise(
-    run: RunDirectory, samples: RunSamples, selection: SelectionIndex | None, repeated: Repeated
+    run: ReportRun, samples: RunSamples, selection: SelectionIndex | None, repeated: Repeated
 ) -> float | None:
     """Return the share of labels that first and last round contradict by the same class, the last one confidently.
 
     Networks that do not memorise also contradict difficult images twice, but rarely with confidence. None unless
     every sample that is not selected was predicted in several rounds: removed samples are not.
     """
-    rounds = len(run.round_files("predictions.parquet"))
+    rounds = len(run.rounds("predictions.parquet"))
     if selection is None or rounds < 2 or not samples.inside.any():
         return None
     inside = _trained(samples, selection)
@@ -113,15 +104,15 @@ def confirmed_noise(
     return float(((repeated[open_] == 1) & confident[open_]).sum() / len(inside))
 
 
-def read_repeated(run: RunDirectory, samples: RunSamples) -> Repeated:
+def read_repeated(run: ReportRun, samples: RunSamples) -> Repeated:
     """Read the predictions of all rounds, and compare those of each sample."""
-    return repeated_predictions(_read_predictions(run), samples.given)
-
-
-def _read_predictions(run: RunDirectory) -> Iterator[RoundPredictions]:
-    for path in run.round_files("predictions.parquet").values():
-        ids, predicted, status = read_columns(path, "sample_id", "predicted", "status")
-        yield ids[status == Status.OK], predicted[status == Status.OK]
+    rounds = []
+    for path in run.rounds("predictions.parquet").values():
+        table = run.read(path)
+        ids, predicted = (table[name].to_numpy() for name in ("sample_id", "predicted"))
+        usable = table["status"].to_numpy() == Status.OK
+        rounds.append((ids[usable], predicted[usable]))
+    return repeated_predictions(rounds, samples.given)
 
 
 def repeated_predictions(rounds: Iterable[RoundPredictions], given: NDArray[np.int32]) -> Repeated:

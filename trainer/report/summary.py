@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.report.text import shorten, show_controls
+from trainer.report.text import points, share, shorten, show_controls
 from trainer.report.trust import explain_level
 
 WIDTH = 90
@@ -19,16 +19,6 @@ def method_with(report: dict[str, Any], role: str, among: Iterable[str]) -> str 
     """Return the first method in `among` with the role `headline` or `reference`; None if there is none."""
     roles = report.get("methods") or {}
     return next((method for method in among if (roles.get(method) or {}).get(role)), None)
-
-
-def share(value: float | None, digits: int = 1) -> str:
-    """Format a fraction as a percentage: 0.405 -> 40.5 %; a dash for None."""
-    return "–" if value is None else f"{value * 100:.{digits}f} %"
-
-
-def points(value: float | None) -> str:
-    """Format a percentage: 93.04 -> 93.0 %; a dash for None."""
-    return "–" if value is None else f"{value:.1f} %"
 
 
 def first_set(report: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]] | None:
@@ -112,6 +102,11 @@ def claimed_noise(report: dict[str, Any]) -> float | None:
         return None
     estimate: float = report["noise"][stated]
     return estimate
+
+
+def states_noise(report: dict[str, Any]) -> bool:
+    """Whether the report shows shares of wrong labels: they are known, or estimated with enough trust."""
+    return report["noise"]["true"] is not None or claimed_noise(report) is not None
 
 
 def claim_words(report: dict[str, Any], estimate: float) -> tuple[str, str]:

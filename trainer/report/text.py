@@ -1,10 +1,13 @@
-"""Formats durations, shortens long texts and shows control characters, for the report and the command line."""
+"""Formats numbers, durations, names of classes and other texts, for the report and the command line."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+_SYNSET = re.compile(r"(?P<wnid>n\d{8}) +(?P<words>\S.*)")
 _CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
 
 
@@ -50,3 +53,27 @@ def shorten(text: str, most: int, keep_end: bool = False) -> str:
 def printable(text: str) -> str:
     """Escape the characters that could control a terminal or reorder its text: a name may come from anywhere."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """Format a fraction as a percentage: 0.405 -> 40.5 %; a dash for None."""
+    return "–" if value is None else f"{value * 100:.{digits}f} %"
+
+
+def points(value: float | None) -> str:
+    """Format a percentage: 93.04 -> 93.0 %; a dash for None."""
+    return "–" if value is None else f"{value:.1f} %"
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Shorten `n01440764 tench, Tinca tinca` to `tench`; other names are unchanged.
+
+    A name shared by several classes (crane, maillot) keeps its WordNet id: `crane (n02012849)`.
+    """
+    synsets = [_SYNSET.fullmatch(name) for name in names]
+    first = [synset["words"].split(",")[0].strip() if synset else None for synset in synsets]
+    shared = Counter(first)
+    return [
+        name if synset is None else f"{word} ({synset['wnid']})" if shared[word] > 1 else str(word)
+        for name, synset, word in zip(names, synsets, first, strict=True)
+    ]

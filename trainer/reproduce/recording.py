@@ -14,7 +14,7 @@ from shards.errors import ConfigError, InputError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.loading.shard_reader import ShardReader
-from trainer.report.suspects import thumbnails
+from trainer.report.pictures import thumbnails
 from trainer.reproduce.matching import Identity, find_differences
 from trainer.reproduce.records import RunRecord, parse_record, read_record
 from trainer.reproduce.run_files import describe_stage, read_run_files

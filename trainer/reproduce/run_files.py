@@ -13,7 +13,8 @@ from shards.durable import read_json
 from shards.errors import ConfigError, DataError
 from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
-from trainer.report.collect import RunFacts, collect_report
+from trainer.report.collect import collect_report
+from trainer.report.run import ReportRun
 
 _ROUND = ("round", "selected", "candidates", "removed", "agreement", "label_precision", "label_recall", "theory")
 _BEFORE_METHODS = ("pack", "labels")
@@ -39,7 +40,7 @@ class RunFiles:
     def report(self) -> dict[str, Any]:
         """The content of report.json; of an unfinished run, what is known so far."""
         if not self.is_finished:
-            return collect_report(RunFacts.read(self.run.root))
+            return collect_report(ReportRun(self.run))
         content: dict[str, Any] = read_json(self.run.report_json)
         return content
 

@@ -11,10 +11,8 @@ from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
 from trainer.loading.shard_reader import ShardReader
 from trainer.records.run_directory import RunDirectory
-from trainer.records.stored_labels import read_labels
 from trainer.report import write_report
-from trainer.report.gaps import ReadableRun
-from trainer.report.sources import find_sources
+from trainer.report.run import Missing, ReportRun, find_sources
 from trainer.run.data_sets import find_key_root
 from trainer.run.recipe import load_recipe
 
@@ -41,8 +39,8 @@ def report_directory(root: Path) -> dict[str, Any]:
 
     Raises ConfigError if `root` has no file of a run.
     """
-    run = ReadableRun(root)
-    if not RunDirectory(root).has_results():
+    run = RunDirectory(root)
+    if not run.has_results():
         raise ConfigError(
             f"{root} is not a run directory: it has neither manifest.json nor labels, rounds or methods of a run"
         )
@@ -54,9 +52,10 @@ def report_directory(root: Path) -> dict[str, Any]:
     return write_run_report(run, recipe, index)
 
 
-def _open_shards(run: ReadableRun, recipe: Recipe) -> SampleIndex:
+def _open_shards(run: RunDirectory, recipe: Recipe) -> SampleIndex:
     """Open the training set; raises DataError or ConfigError if it is missing or not that of the run."""
     index = SampleIndex.load(Path(recipe.data.train.shards))
-    if run.labels.exists() and read_labels(run.labels).ids.max(initial=-1) >= len(index):
+    labels = ReportRun(run).read(run.labels)
+    if not isinstance(labels, Missing) and labels["sample_id"].to_numpy().max(initial=-1) >= len(index):
         raise ConfigError(f"{index.folder} has fewer samples than this run, so it was packed again")
     return index

@@ -28,7 +28,7 @@ from trainer.records.profile import Profile
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.records.trackers import tracker_settings
-from trainer.report.left_out import write_left_out
+from trainer.report.sections.images import write_left_out
 from trainer.run.data_sets import load_packed_splits, name_folders, open_splits, with_folders
 from trainer.run.fitted_recipe import fit_recipe, log_trainings
 from trainer.run.incv_takeover import check_takeover, open_finished_incv, plan_takeover

@@ -34,7 +34,6 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels, read_labels, write_labels
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
-from trainer.report.measured import last_selection
 from trainer.run.data_sets import find_key_root
 from trainer.run.evaluation import HITS, PREDICTED, count_hits, count_label_hits, top1_accuracy
 from trainer.run.export import export_network
@@ -141,8 +140,7 @@ class StageRunner:
 
     def _review(self) -> pa.Table:
         """Build the list of labels to review from the last selection."""
-        index, selection = self._data.train, last_selection(self._run)
-        assert selection is not None
+        index, selection = self._data.train, SelectionIndex.read(self._run.selection)
         rejected = index.verdict != 0
         labels = read_labels(self._run.labels)
         samples = ReviewedSamples(

@@ -2,13 +2,15 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.config.shipped import MANIFEST, RESOLVED
 from trainer.records.run_directory import RunDirectory
+from trainer.report.run import ReportRun
+from trainer.report.section import Report, Section
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,16 @@ class Step:
     lines: tuple[str, ...]
 
 
-def next_steps(report: dict[str, Any], run: RunDirectory) -> list[Step]:
+def collect(run: ReportRun) -> dict[str, Any]:
+    return {}
+
+
+def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
+    steps = next_steps(report, run.directory)
+    return {"steps": steps} if steps else None
+
+
+def next_steps(report: Report, run: RunDirectory) -> list[Step]:
     """Return what the user can do with the result; nothing if there is none, or none to be trusted.
 
     Correcting labels makes sense only if the truth is unknown.
@@ -35,7 +46,7 @@ def next_steps(report: dict[str, Any], run: RunDirectory) -> list[Step]:
     return [*steps, Step("Write the data set without the flagged images", (command,))]
 
 
-def _correct(report: dict[str, Any], run: RunDirectory) -> Step:
+def _correct(report: Report, run: RunDirectory) -> Step:
     """Return the step that corrects labels in a new file and runs again in a new run directory."""
     earlier = (report["config"].get("labels") or {}).get("corrections")
     if earlier:
@@ -72,3 +83,6 @@ def format_steps(steps: Sequence[Step]) -> str:
         title = f"{'next' if number == 0 else 'or'}: {step.title[0].lower()}{step.title[1:]}"
         texts.append("\n  ".join([title, *step.lines]))
     return "\n".join(texts)
+
+
+SECTION = Section("next", "Next steps", collect, render, Path(__file__).with_suffix(".html"), link=None, leads=True)
