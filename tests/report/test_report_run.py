@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
-from trainer.report.measured import last_selection
-from trainer.report.tables import count_starts, sampling_error, start_rows
 
 from shards.durable import read_json, write_json, write_parquet
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
+from trainer.report.run import ReportRun
+from trainer.report.sections.accuracy import sampling_error
+from trainer.report.sections.history import start_rows
 from trainer.report.summary import correction_words, summary_table, verdict
 
 Make = Callable[..., Path]
@@ -129,9 +130,10 @@ def test_accuracy_in_percent_from_exact_counts(make_run: Make) -> None:
 
 
 def test_the_sampling_error_is_that_of_a_share(make_run: Make) -> None:
-    report = write_report(RunDirectory(make_run()))
-    counted = report["accuracy"]["test"]["standard"]["count"]
-    assert f"at most ±{100 * 1.96 * (0.5 * 0.5 / counted) ** 0.5:.1f} points" in sampling_error(report, "test")
+    run_dir = make_run()
+    counted = write_report(RunDirectory(run_dir))["accuracy"]["test"]["standard"]["count"]
+    assert sampling_error(counted) == pytest.approx(100 * 1.96 * (0.5 * 0.5 / counted) ** 0.5)
+    assert f"With {counted} images, the sampling error" in (run_dir / "report.html").read_text()
 
 
 def test_flagged_samples_that_were_held_out_are_counted_apart(make_run: Make) -> None:
@@ -168,7 +170,7 @@ def test_files_are_strict_json_equal_to_the_returned_report(make_run: Make) -> N
     assert [start["processes"] for start in start_rows(report)] == ["1 on cpu", "16 on cuda, torchrun"]
     assert [start["ended"] for start in start_rows(report)] == ["killed", "wrote this report"]
     assert start_rows(report)[1]["resumed from"] == "incv, round 2, fold 1, step 60"
-    assert count_starts(report) == "2 starts; 1 of them resumed from a checkpoint."
+    assert "2 starts; 1 of them resumed from a checkpoint." in (run_dir / "report.html").read_text()
     del report["time_s"]["report"]
     assert start_rows(report)[-1]["ended"] == "still running, or killed"
 
@@ -197,20 +199,6 @@ def test_suspects_are_contradicted_never_selected_and_sorted(make_run: Make) -> 
     assert all(suspect["true"] == true[suspect["sample_id"]] for suspect in suspects)
     losses = [suspect["loss"] for suspect in suspects]
     assert losses == sorted(losses, reverse=True)
-
-
-def test_a_selection_of_an_earlier_version_takes_the_predicted_probability_from_the_rounds(make_run: Make) -> None:
-    run_dir = make_run()
-    run = RunDirectory(run_dir)
-    expected = write_report(run)["suspicious"]
-    index = SelectionIndex.read(run.selection)
-    write_parquet(run.selection, pq.read_table(run.selection).drop_columns(["predicted_probability"]))
-    assert write_report(run)["suspicious"] == expected
-    found = last_selection(run)
-    assert found is not None
-    np.testing.assert_array_equal(found.predicted_probability, index.predicted_probability)
-    shutil.rmtree(run.rounds)
-    assert {suspect["predicted_probability"] for suspect in write_report(run)["suspicious"]} == {None}
 
 
 def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
@@ -346,7 +334,7 @@ def test_strongly_contradicted_checks_are_worth_a_second_look_and_not_flagged(ma
     checked = np.arange(0, 600, 7)
     check_labels(run_dir, checked)
     report = write_report(RunDirectory(run_dir), digit, pa.chunked_array([[f"key{number}" for number in range(600)]]))
-    selection, given = last_selection(RunDirectory(run_dir)), column(run_dir / "labels.parquet", "label")
+    selection, given = ReportRun(RunDirectory(run_dir)).selection, column(run_dir / "labels.parquet", "label")
     assert selection is not None
     expected = {
         number: selection.predicted_probability[number]
@@ -375,7 +363,7 @@ def test_strongly_contradicted_checks_are_worth_a_second_look_and_not_flagged(ma
 
 def test_a_second_look_is_not_asked_for_without_reason(make_run: Make) -> None:
     run_dir = make_run()
-    selection, given = last_selection(RunDirectory(run_dir)), column(run_dir / "labels.parquet", "label")
+    selection, given = ReportRun(RunDirectory(run_dir)).selection, column(run_dir / "labels.parquet", "label")
     assert selection is not None
     check_labels(run_dir, np.flatnonzero((selection.predicted == given) | (selection.predicted_probability < 0.8)))
     report = write_report(RunDirectory(run_dir))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
-from trainer.report.run import RunSamples
+from trainer.report.run import ReportRun, RunSamples
 from trainer.report.signals import (
     confirmed_noise,
     rare_classes,
@@ -70,7 +70,7 @@ def test_the_stated_estimate():
     assert stated_estimate({"paper": None, "confident": None, "confirmed": None}, None) is None
 
 
-def two_rounds(folder: Path) -> tuple[RunDirectory, SelectionIndex, RunSamples]:
+def two_rounds(folder: Path) -> tuple[ReportRun, SelectionIndex, RunSamples]:
     """A run of 12 samples with the given label 0, of which 4 are held out; 2 of the others are contradicted twice."""
     run = RunDirectory(folder)
     index = SelectionIndex.of_candidates(12, np.arange(12))
@@ -87,7 +87,7 @@ def two_rounds(folder: Path) -> tuple[RunDirectory, SelectionIndex, RunSamples]:
         table = Predictions(ids, none, predicted, predicted == 0, zeros, zeros, zeros, second, zeros, second, none)
         table.write(run.round_predictions(number))
         index.write(run.round_selection(number))
-    return run, index, RunSamples(np.zeros(12, np.int32), None, np.ones(12, bool), ["cat", "dog", "fox"])
+    return ReportRun(run), index, RunSamples(np.zeros(12, np.int32), None, np.ones(12, bool), ["cat", "dog", "fox"])
 
 
 def test_held_out_samples_do_not_count(tmp_path):
