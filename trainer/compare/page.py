@@ -54,8 +54,6 @@ def _draw_chart(curves: Curves, title: str, places: Sequence[int]) -> dict[str, 
     rounds = sorted({x for line in series for x, _ in line.points}) if curves.x_label == "round" else None
     alone = f", {series[0].label}" if len(series) == 1 else ""  # a single line has no legend
     chart = for_widths(
-        lambda width: line_chart(
-            series, title=show_controls(title), x_label=curves.x_label, x_ticks=rounds, size=(width, 280)
-        )
+        line_chart, series, title=show_controls(title), x_label=curves.x_label, x_ticks=rounds, height=280
     )
     return {"title": f"{title}{alone}", "plot": chart}

@@ -38,13 +38,17 @@ def render_page(report: Report, run: ReportRun) -> str:
     environment = make_environment(TEMPLATES)
     sections, end_of_page = _render_sections(environment, report, run)
     report["gaps"] |= run.gaps
+    estimate = claimed_noise(report)
     script = "\n".join((TEMPLATES / name).read_text() for name in SCRIPTS)
     return environment.get_template("page.html").render(
         report=report,
         verdict=verdict(report),
         correction_words=correction_words(report),
         trust_words=explain_level(report["trust"]["level"]) if report["trust"] else "",
-        tiles=tiles(report),
+        claim=None if estimate is None else claim_words(report, estimate),
+        accuracy=_show_accuracy(report),
+        seconds=[value for value in report["time_s"].values() if value is not None],
+        hardware=(report["starts"]["list"] or [{}])[-1].get("hardware"),
         sections=sections,
         end_of_page=end_of_page,
         script=Markup(script),
@@ -63,6 +67,7 @@ def make_environment(*folders: Path) -> Environment:
         finalize=show_controls,
     )
     environment.filters |= {"share": share, "points": points, "duration": format_duration, "tight": _tighten}
+    environment.filters["number"] = "{:,}".format
     return environment
 
 
@@ -94,64 +99,13 @@ def _tighten(text: str) -> str:
     return text.replace("Co-t", "Co\u2011t")
 
 
-def tiles(report: Report) -> list[dict[str, str]]:
-    """Return the key figures, each with value, label and a note for comparison."""
-    found = [_came_in_tile(report)]
-    if noise := _noise_tile(report):
-        found.append(noise)
-    selection, rounds = report["selection"], report["rounds"]
-    if selection is not None:
-        part = selection["selected"] / report["samples"] if report["samples"] else None
-        found.append(
-            _tile(f"{selection['selected']:,}", "labels kept by INCV", f"{share(part)} of {report['samples']:,}")
-        )
-        if report["noise"]["true"] is None:
-            held_out = report["held_out"]["flagged"]
-            note = f"{held_out:,} of them held out of training" if held_out else "see the gallery"
-            found.append(_tile(f"{report['flagged']:,}", "labels flagged", note))
-        expected = (rounds[-1]["theory"] if rounds else None) or {}
-        for key, name in (("label_precision", "label precision"), ("label_recall", "label recall")):
-            if selection[key] is not None:
-                note = f"theory {share(expected.get(key))}" if expected else ""
-                found.append(_tile(share(selection[key]), name, note))
+def _show_accuracy(report: Report) -> dict[str, Any] | None:
+    """Return evaluation set, accuracy and a comparison of the method in the headline; None without an accuracy."""
     evaluated = first_set(report)
     method = best_method(report, evaluated[1]) if evaluated else None
-    if evaluated and method:
-        ahead = gain(report, evaluated[1], method)
-        note = method_title(report, method) if ahead is None else compare_words(ahead)
-        found.append(_tile(points(evaluated[1][method]["top1"]), f"top-1 on {evaluated[0]}", note))
-    seconds = [value for value in report["time_s"].values() if value is not None]
-    if seconds:
-        found.append(_tile(format_duration(sum(seconds)), "total time", _hardware(report)))
-    return found
-
-
-def _came_in_tile(report: Report) -> dict[str, str]:
-    counts = report["left_out"]["counts"]
-    rejected = counts.get("rejected", 0) + report["unreadable"]["count"]
-    skipped = f"{rejected:,} could not be used" if rejected else "all could be used"
-    held_out = report["held_out"]["samples"]
-    label = "images to train on" if held_out else "images came in"
-    more = f"{held_out:,} more held out for evaluation; " if held_out else ""
-    return _tile(f"{report['samples']:,}", label, f"{report['classes']:,} classes; {more}{skipped}")
-
-
-def _hardware(report: Report) -> str:
-    """Return the hardware of the last start, or how many stages there are."""
-    start = (report["starts"]["list"] or [{}])[-1]
-    return str(start.get("hardware") or f"{len(report['time_s'])} stages")
-
-
-def _noise_tile(report: Report) -> dict[str, str] | None:
-    noise = report["noise"]
-    if noise["true"] is not None:
-        return _tile(share(noise["true"]), "of labels are wrong", f"estimated {share(noise['confident'])}")
-    estimate = claimed_noise(report)
-    if estimate is None:
+    if evaluated is None or method is None:
         return None
-    wrong, count = claim_words(report, estimate)
-    return _tile(wrong, "of labels estimated wrong", f"{count} of {report['samples']:,}")
-
-
-def _tile(value: str, label: str, note: str) -> dict[str, str]:
-    return {"value": value, "label": label, "note": note}
+    where, results = evaluated
+    ahead = gain(report, results, method)
+    note = method_title(report, method) if ahead is None else compare_words(ahead)
+    return {"where": where, "top1": results[method]["top1"], "note": note}

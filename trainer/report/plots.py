@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from markupsafe import Markup
 
@@ -69,9 +70,10 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def for_widths(draw: Callable[[int], Markup], wide: int = 480) -> Markup:
-    """Draw a chart twice, for wide screens and for phones; the page's CSS shows one of them."""
-    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(wide), draw(NARROW))
+def for_widths(draw: Callable[..., Markup], *data: Any, wide: int = 480, **options: Any) -> Markup:
+    """Draw a chart of this data twice, for wide screens and for phones; the page's CSS shows one of them."""
+    charts = (draw(*data, width=width, **options) for width in (wide, NARROW))
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(*charts)
 
 
 def line_chart(
@@ -79,7 +81,8 @@ def line_chart(
     *,
     title: str,
     x_label: str = "",
-    size: tuple[int, int] = (480, 280),
+    width: int = 480,
+    height: int = 280,
     x_ticks: Sequence[float] | None = None,
     y_range: tuple[float, float] | None = None,
     ticks: Ticks = plain,
@@ -89,7 +92,6 @@ def line_chart(
 
     grows: whether the second and further rows of the legend add to the height, instead of taking from the chart.
     """
-    width, height = size
     known = [(x, y) for line in series for x, y in line.points if y is not None]
     xs, ys = [x for x, _ in known] or [0.0, 1.0], [y for _, y in known] or [0.0, 1.0]
     along = list(x_ticks or nice_ticks(min(xs), max(xs), 5 if width > 300 else 3))

@@ -67,7 +67,7 @@ def draw_curves(experiment: Experiment, runs: Runs) -> str | None:
                 points = [(epoch + 1, value) for epoch, value in enumerate(mean_curve(curves))]
                 series.append(Series(f"{row.title} ({len(curves)})", points, colour))
         if series:
-            chart = line_chart(series, title=setting.title, x_label="epoch", size=(520, 320))
+            chart = line_chart(series, title=setting.title, x_label="epoch", width=520, height=320)
             alone = f" of {series[0].label}" if len(series) == 1 else ""  # a single line has no legend
             panels.append((f"{setting.title}: test accuracy{alone} (%)", chart))
     return arrange(experiment.title, panels) if panels else None
@@ -93,7 +93,14 @@ def draw_rounds(experiment: Experiment, runs: Runs) -> str | None:
         if series:
             rounds = sorted({x for line in series for x, _ in line.points})
             chart = line_chart(
-                series, title=title, x_label="round", size=(520, 360), x_ticks=rounds, y_range=(0, 1), ticks=percent
+                series,
+                title=title,
+                x_label="round",
+                width=520,
+                height=360,
+                x_ticks=rounds,
+                y_range=(0, 1),
+                ticks=percent,
             )
             panels.append((title, chart))
     return arrange(experiment.title, panels) if panels else None
@@ -121,7 +128,7 @@ def draw_theory(experiment: Experiment, runs: Runs) -> str | None:
             series = [Series("theory", theory, 1), Series("measured", measured, 0, joined=False)]
             ticks = nice_ticks(0, highest)
             chart = line_chart(
-                series, title=title, x_label="noise ratio", size=(340, 280), x_ticks=ticks, y_range=(0, 1)
+                series, title=title, x_label="noise ratio", width=340, height=280, x_ticks=ticks, y_range=(0, 1)
             )
             panels.append((f"{kind}: {title}", chart))
     return arrange(experiment.title, panels, columns=3) if panels else None

@@ -101,8 +101,7 @@ def _draw(report: Report, name: str, results: dict[str, dict[str, Any]]) -> Mark
     ]
     if not bars:
         return None
-    title, ticks = f"Top-1 accuracy on {name}", "{:g} %".format
-    return for_widths(lambda width: bar_chart(bars, title=title, high=100, ticks=ticks, width=width), wide=960)
+    return for_widths(bar_chart, bars, title=f"Top-1 accuracy on {name}", high=100, ticks="{:g} %".format, wide=960)
 
 
 def _table(report: Report, name: str, results: dict[str, dict[str, Any]]) -> Table:

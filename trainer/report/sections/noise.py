@@ -113,8 +113,7 @@ def _draw(noise: dict[str, Any]) -> Markup | None:
     bars = [Bar(label, value, share(value), colour) for label, value, colour in rows if value is not None]
     if not bars:
         return None
-    options: dict[str, Any] = {"title": "Share of wrong labels", "reference": noise["true"], "ticks": percent}
-    return for_widths(lambda width: bar_chart(bars, width=width, **options))
+    return for_widths(bar_chart, bars, title="Share of wrong labels", reference=noise["true"], ticks=percent)
 
 
 def label_table(report: Report) -> Table | None:

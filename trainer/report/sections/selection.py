@@ -152,14 +152,16 @@ def _draw_quality(report: Report) -> Markup | None:
         expected = [(entry["round"], entry["theory"][key]) for entry in rounds]
         series.append(Series(f"{name}, theory", expected, colour, dashed=True))
     low = min(y for line in series for _, y in line.points if y is not None)
-    options: dict[str, Any] = {
-        "title": "Label precision and recall after each round, measured and by theory",
-        "x_label": "round",
-        "x_ticks": [float(entry["round"]) for entry in rounds],
-        "y_range": (min(low, 0.9), 1.0),
-        "ticks": percent,
-    }
-    return for_widths(lambda width: line_chart(series, size=(width, 300), **options))
+    return for_widths(
+        line_chart,
+        series,
+        title="Label precision and recall after each round, measured and by theory",
+        x_label="round",
+        x_ticks=[float(entry["round"]) for entry in rounds],
+        y_range=(min(low, 0.9), 1.0),
+        ticks=percent,
+        height=300,
+    )
 
 
 def _draw_losses(losses: dict[str, Any] | None) -> Markup | None:
@@ -169,12 +171,8 @@ def _draw_losses(losses: dict[str, Any] | None) -> Markup | None:
     series = [
         Series(name, _outline(losses["edges"], shares), _COLOURS[name]) for name, shares in losses["shares"].items()
     ]
-    options: dict[str, Any] = {
-        "title": "Held-out loss by state",
-        "x_label": "held-out loss of the given label",
-        "ticks": percent,
-    }
-    return for_widths(lambda width: line_chart(series, size=(width, 300), **options))
+    title, x_label = "Held-out loss by state", "held-out loss of the given label"
+    return for_widths(line_chart, series, title=title, x_label=x_label, ticks=percent, height=300)
 
 
 def _outline(edges: Sequence[float], heights: Sequence[float]) -> list[tuple[float, float | None]]:
@@ -192,7 +190,7 @@ def _draw_counts(report: Report) -> Markup:
     shown = [key for key in (*STATES, "unusable") if key in always or any(entry[key] for entry in rounds)]
     rows = [(f"round {entry['round']}", [entry[key] for key in shown]) for entry in rounds]
     parts = [(key, f"var(--c{_COLOURS[key]})" if key in _COLOURS else "var(--faint)") for key in shown]
-    return for_widths(lambda width: stacked_bars(rows, parts, title="Samples by state after each round", width=width))
+    return for_widths(stacked_bars, rows, parts, title="Samples by state after each round")
 
 
 def _rounds_table(report: Report) -> Table:

@@ -39,39 +39,29 @@ def collect(run: ReportRun) -> dict[str, Any]:
 
 def _read_profile(path: Path) -> list[dict[str, Any]] | None:
     """Return steps and seconds of each training, summed over the starts of a run, in run order, numbered from 1."""
-    trainings: dict[tuple[Any, ...], dict[str, Any]] = {}
+    trainings: dict[tuple[str, int | None, int | None], list[dict[str, Any]]] = {}
     try:
         for entry in read_json(path):
-            name = tuple(entry[key] for key in ("stage", "round", "fold"))
-            _add(trainings.setdefault(name, _nothing(*name)), entry)
+            trainings.setdefault((entry["stage"], entry["round"], entry["fold"]), []).append(entry)
+        return [_add_up(*name, entries) for name, entries in trainings.items()] or None
     except (DataError, KeyError, TypeError, ValueError):  # missing or malformed: the report is written without it
         return None
-    return list(trainings.values()) or None
 
 
-def _nothing(stage: str, round_: int | None, fold: int | None) -> dict[str, Any]:
-    from_one = [None if number is None else number + 1 for number in (round_, fold)]
+def _add_up(stage: str, round_: int | None, fold: int | None, starts: list[dict[str, Any]]) -> dict[str, Any]:
+    round_, fold = (None if number is None else number + 1 for number in (round_, fold))
+    phases = dict.fromkeys(phase for start in starts for phase in start["seconds"])
     return {
-        "training": title_of(stage) if round_ is None else f"Round {from_one[0]}, fold {from_one[1]}",
+        "training": title_of(stage) if round_ is None else f"Round {round_}, fold {fold}",
         "stage": stage,
-        "round": from_one[0],
-        "fold": from_one[1],
-        "devices": [],
-        "starts": 0,
-        "steps": 0,
-        "wall_s": 0.0,
-        "seconds": {},
+        "round": round_,
+        "fold": fold,
+        "devices": list(dict.fromkeys(str(start["device"]) for start in starts)),
+        "starts": len(starts),
+        "steps": sum(int(start["steps"]) for start in starts),
+        "wall_s": sum(float(start["wall_s"]) for start in starts),
+        "seconds": {phase: sum(float(start["seconds"].get(phase, 0.0)) for start in starts) for phase in phases},
     }
-
-
-def _add(training: dict[str, Any], entry: dict[str, Any]) -> None:
-    training["starts"] += 1
-    training["steps"] += int(entry["steps"])
-    training["wall_s"] += float(entry["wall_s"])
-    if str(entry["device"]) not in training["devices"]:
-        training["devices"].append(str(entry["device"]))
-    for phase, seconds in entry["seconds"].items():
-        training["seconds"][phase] = training["seconds"].get(phase, 0.0) + float(seconds)
 
 
 def render(report: Report, run: ReportRun) -> Mapping[str, Any]:
@@ -104,15 +94,14 @@ def _draw_stages(seconds: dict[str, float | None]) -> Markup | None:
     ]
     if not bars:
         return None
-    return for_widths(lambda width: bar_chart(bars, title="Time of each stage", ticks=None, width=width), wide=960)
+    return for_widths(bar_chart, bars, title="Time of each stage", ticks=None, wide=960)
 
 
 def _draw_phases(parts: list[tuple[dict[str, Any], dict[str, float]]], phases: list[tuple[str, str, str]]) -> Markup:
     """Plot the time share of each phase as one stacked bar per training."""
     rows = [(training["training"], [part[phase] for phase, _, _ in phases]) for training, part in parts]
     colours = [(words, colour) for _, words, colour in phases]
-    title = "Time of each training by phase"
-    return for_widths(lambda width: stacked_bars(rows, colours, title=title, width=width, ticks=share), wide=960)
+    return for_widths(stacked_bars, rows, colours, title="Time of each training by phase", ticks=share, wide=960)
 
 
 def _phase_table(parts: list[tuple[dict[str, Any], dict[str, float]]], phases: list[tuple[str, str, str]]) -> Table:
