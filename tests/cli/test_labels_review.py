@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.csv_file import unescape_cell
-from shards.durable import read_json, write_parquet
+from shards.durable import read_json
 from shards.pack import PackOptions, pack
 from shards.sources import open_source
 from tests.support.command_line import TINY, Answer, contents, exit_code, unchanged
@@ -194,15 +194,12 @@ def test_changed_corrections_are_refused_until_the_labels_are_redone(folder: Pat
 
 
 def test_a_list_is_kept_if_edited_and_made_again_if_lost(reviewed: Path, folder: Path, incv: Incv) -> None:
-    """Also for a run of a version that wrote neither the list nor the predicted probability."""
     files = {name: Path("run", name).read_bytes() for name in ("labels_review.csv", "labels_review.parquet")}
     Path("run/labels_review.csv").write_text("key,label\n7/00.png,7\n")
     run(incv, f"data.train.root={reviewed / 'photos'}", "--run-dir", "run")
     assert Path("run/labels_review.csv").read_text() == "key,label\n7/00.png,7\n"
     for name in files:
         Path("run", name).unlink()
-    for path in Path("run").rglob("selection.parquet"):
-        write_parquet(path, pq.read_table(path).drop_columns(["predicted_probability"]))
     run(incv, f"data.train.root={reviewed / 'photos'}", "--run-dir", "run")
     assert {name: Path("run", name).read_bytes() for name in files} == files
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError
 from tests.support.prediction_rows import rows, shuffled
 from trainer.config.schema import IncvConfig
@@ -356,16 +355,6 @@ def test_the_index_comes_back_from_its_file(tmp_path_factory, seed):
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(back, name), getattr(index, name))
         assert getattr(back, name).dtype == getattr(index, name).dtype
-
-
-def test_a_file_without_the_predicted_probability_is_read(tmp_path: Path):
-    index, path = some_index(), tmp_path / "selection.parquet"
-    index.write(path)
-    write_parquet(path, read_parquet(path, "index").drop_columns(["predicted_probability"]))
-    back = SelectionIndex.read(path)
-    assert back.checksum() == index.checksum()
-    assert np.isnan(back.predicted_probability).all()
-    assert back.predicted_probability.dtype == np.float32
 
 
 @settings(max_examples=50, deadline=None)

@@ -36,7 +36,6 @@ class SelectionIndex:
     loss: npt.NDArray[np.float32]
     given_probability: npt.NDArray[np.float32]
     predicted_probability: npt.NDArray[np.float32]
-    """NaN in an index read from a file of a version that did not store it."""
 
     @classmethod
     def of_candidates(
@@ -84,7 +83,8 @@ class SelectionIndex:
 
     @classmethod
     def read(cls, path: Path) -> "SelectionIndex":
-        table = read_parquet(path, "selection index")
-        columns = {name: table[name].to_numpy() for name in cls.__dataclass_fields__ if name in table.column_names}
-        columns.setdefault("predicted_probability", np.full(len(table), np.nan, np.float32))
-        return cls(**columns)
+        return cls.of_table(read_parquet(path, "selection index", list(cls.__dataclass_fields__)))
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> "SelectionIndex":
+        return cls(**{name: table[name].to_numpy() for name in cls.__dataclass_fields__})

@@ -153,8 +153,7 @@ class ReportRun:
         return {number: path for number, path in paths.items() if not isinstance(self.read(path), Missing)}
 
     def selection_of(self, path: Path) -> SelectionIndex:
-        table = self.read(path)
-        return SelectionIndex(**{name: table[name].to_numpy() for name in SelectionIndex.__dataclass_fields__})
+        return SelectionIndex.of_table(self.read(path))
 
     def key_of(self, sample_id: int) -> str | None:
         return None if self.keys is None else self.keys[sample_id].as_py()
