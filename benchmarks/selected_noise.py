@@ -4,7 +4,7 @@
     PYTHONPATH=. python benchmarks/selected_noise.py OUT --cifar FOLDER [--data shapes|cifar] [--jobs N]
 
 Runs `image_folder_finetune` on image folders with known wrong labels, with two values of
-`coteaching.noise_of_selected` after the same INCV. Prints and appends to OUT/selected_noise.jsonl: the noise
+`coteaching_incv.noise_of_selected` after the same INCV. Prints and appends to OUT/selected_noise.jsonl: the noise
 estimates, both estimates of ε_S, the true shares of wrong labels, and the accuracy on other images.
 """
 
@@ -35,7 +35,7 @@ def run_case(case: Case, out: Path, cifar: Path | None) -> dict[str, Any]:
     first = folder / RULES[0]
     accuracy: dict[str, float] = {}
     for rule in RULES:
-        keys = [f"coteaching.noise_of_selected={rule}"]
+        keys = [f"coteaching_incv.noise_of_selected={rule}"]
         if accuracy:
             keys += ["methods=[coteaching_incv]", "--incv-from", str(first)]
         else:

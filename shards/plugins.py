@@ -1,7 +1,7 @@
 """Records that installed packages offer through entry points, such as data sets and training methods."""
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol, TypeVar
@@ -24,15 +24,22 @@ class PluginGroup:
     group: str
     noun: str
     """What a record is, for errors: "data set"."""
+    built_in: Mapping[str, str] = field(default_factory=dict)
+    """Our own records by name, in order, each as an entry point names it: `module:attribute`.
+
+    They are listed here and not in our package's metadata, so that a source tree works without installation.
+    """
 
     def names(self) -> list[str]:
-        """The names that packages offer, sorted."""
-        return sorted(_list_entry_points(self.group))
+        """The names of our own records, then those that packages offer, sorted."""
+        return [*self.built_in, *sorted(_list_entry_points(self.group).keys() - self.built_in.keys())]
 
-    def find(self, name: str, built_in: Container[str]) -> EntryPoint | None:
+    def find(self, name: str, built_in: Container[str] = ()) -> EntryPoint | None:
         """The entry point of that name, None if there is none; raises ConfigError if the name is not unique."""
         offered = _list_entry_points(self.group).get(name, [])
-        if offered and name in built_in:
+        if not offered and name in self.built_in:
+            return EntryPoint(name, self.built_in[name], self.group)
+        if offered and (name in built_in or name in self.built_in):
             package = package_of(offered[0])
             raise ConfigError(
                 f"the package {package} offers a {self.noun} named {name!r}, which is the name of a built-in one: "

@@ -119,7 +119,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
     "*.min_steps",
     "*.label_smoothing",
     "*.ema",
-    "*.gce",
+    "*.loss.kind",
     *("incv.halves", "incv.folds"),
     "data.eval_fraction",
     "evaluation.*",

@@ -19,8 +19,10 @@ from trainer.config.key_reference import (
 )
 from trainer.config.recipe_file import all_keys
 from trainer.config.schema import Positive, Ratio, Recipe
-from trainer.methods.sections import SECTIONS
+from trainer.methods.registry import METHODS, get_method
 from trainer.run.recipe import recipe_schema
+
+SECTIONS = {name: get_method(name).section for name in METHODS.built_in}
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:

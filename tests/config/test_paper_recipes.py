@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.shipped_recipes import shipped
-from trainer.methods import BUILT_IN
+from trainer.methods.registry import METHODS
 from trainer.run.stage_graph import stage_keys, stages_of
 
 CIFAR10 = {  # recipe -> noise, ratio
@@ -68,9 +68,9 @@ def test_incv_is_the_papers(name: str) -> None:
 
 
 @each_recipe
-@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("method", METHODS.built_in)
 def test_the_main_training_is_the_papers(name: str, method: str) -> None:
-    section = shipped(name, [f"methods=[{', '.join(BUILT_IN)}]"]).section(method)
+    section = shipped(name, [f"methods=[{', '.join(METHODS.built_in)}]"]).section(method)
     assert section.epochs == 200
     assert values_of(section.optimizer, *ADAM) == ADAM
     assert section.optimizer.milestones == MILESTONES_MAIN
@@ -115,7 +115,7 @@ def test_plus_differs_from_algorithm_3_in_its_named_parts_alone(name: str) -> No
     optimizer = ("kind", "learning_rate", "schedule", "milestones", "weight_decay", "decay_scope")
     at_this_noise = {
         "cifar10_sym80": {
-            *("incv.gce.q", "incv.rounds", "incv.epochs"),
+            *("incv.loss.kind", "incv.loss.q", "incv.rounds", "incv.epochs"),
             *(f"coteaching_incv.{key}" for key in ("noise_of_selected", "warmup_epochs", "ema.use_buffers")),
         },
         "cifar10_asym40": {

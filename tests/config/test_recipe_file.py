@@ -227,12 +227,12 @@ def test_an_override_that_cannot_be_applied(recipe, override, told):
         ("incv.remove_ratio=from_noise", "incv", "remove_ratio", "from_noise"),
         ("incv.remove_ratio=2.5", "incv", "remove_ratio", 2.5),
         ("incv.remove_ratio=0", "incv", "remove_ratio", 0.0),
-        ("coteaching.warmup_epochs=3", "coteaching_incv", "warmup_epochs", 3),
-        ("coteaching.warmup_epochs=from_noise", "coteaching_incv", "warmup_epochs", "from_noise"),
+        ("coteaching_incv.warmup_epochs=3", "coteaching_incv", "warmup_epochs", 3),
+        ("coteaching_incv.warmup_epochs=from_noise", "coteaching_incv", "warmup_epochs", "from_noise"),
         ("coteaching.forget_rate=estimate", "coteaching", "forget_rate", "estimate"),
         ("coteaching.forget_rate=1", "coteaching", "forget_rate", 1.0),
-        ("coteaching.noise_of_selected=confident", "coteaching_incv", "noise_of_selected", "confident"),
-        ("coteaching.noise_of_selected=0.2", "coteaching_incv", "noise_of_selected", 0.2),
+        ("coteaching_incv.noise_of_selected=confident", "coteaching_incv", "noise_of_selected", "confident"),
+        ("coteaching_incv.noise_of_selected=0.2", "coteaching_incv", "noise_of_selected", 0.2),
     ],
 )
 def test_keys_of_a_word_or_a_number(recipe, override, section, key, value):
@@ -244,9 +244,9 @@ def test_keys_of_a_word_or_a_number(recipe, override, section, key, value):
     [
         ("incv.remove_ratio=from_nois", "'from_noise'"),
         ("incv.remove_ratio=-1", "0"),
-        ("coteaching.warmup_epochs=1.5", "integer"),
+        ("coteaching_incv.warmup_epochs=1.5", "integer"),
         ("coteaching.forget_rate=1.5", "1"),
-        ("coteaching.noise_of_selected=guess", "'confident'"),
+        ("coteaching_incv.noise_of_selected=guess", "'confident'"),
     ],
 )
 def test_such_a_key_is_named_without_the_members_of_its_union(recipe, override, told):

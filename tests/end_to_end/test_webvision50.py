@@ -30,7 +30,7 @@ def overrides(webvision: Path, ilsvrc12: Path, shards: Path, classes: int, batch
         "incv.epochs=1",
         "standard.epochs=1",
         "coteaching.epochs=2",
-        "coteaching.warmup_epochs=1",
+        "coteaching_incv.warmup_epochs=1",
     ]
     return [*of_data, *size, *short]
 

@@ -13,7 +13,7 @@ from trainer.run.runner import run_recipe
 
 TINY = RECIPES / "tiny.yaml"
 BRIEF = ["execution.threads=1", "incv.rounds=1", "incv.epochs=1", "standard.epochs=1", "coteaching.epochs=1"]
-BRIEF += ["coteaching.warmup_epochs=0", "execution.log_every=1"]
+BRIEF += ["coteaching_incv.warmup_epochs=0", "execution.log_every=1"]
 TRAININGS = ["rounds/0/fold0", "rounds/0/fold1", "methods/standard", "methods/coteaching", "methods/coteaching_incv"]
 
 

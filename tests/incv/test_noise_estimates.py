@@ -3,6 +3,8 @@
 import json
 import warnings
 from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +26,9 @@ from trainer.incv.noise_estimates import (
 )
 from trainer.incv.predictions import Predictions, Status
 from trainer.methods import coteaching_incv
+from trainer.methods.built_in import CoteachingConfig, CoteachingIncvConfig
 from trainer.methods.coteaching import forget_rate
-from trainer.methods.method import NoiseFacts
-from trainer.methods.sections import CoteachingConfig, CoteachingIncvConfig
+from trainer.methods.inputs import NoiseFacts
 from trainer.run.recipe import load_recipe
 
 
@@ -414,7 +416,8 @@ def test_forget_rate_of_coteaching_alone():
     found = estimates(0.2, confident=0.4)
 
     def rate(rule: object, noise: NoiseFacts | None = None) -> float:
-        return forget_rate(CoteachingConfig(epochs=5, forget_rate=rule), recipe, noise)
+        inputs: Any = SimpleNamespace(recipe=recipe, incv=SimpleNamespace(noise=noise))
+        return forget_rate(CoteachingConfig(epochs=5, forget_rate=rule), inputs)
 
     assert (rate(0.3), rate(0.0), rate("true_ratio")) == (0.3, 0.0, 0.25)
     assert rate("estimate", facts(found, incv())) == 0.2

@@ -19,7 +19,7 @@ from tests.support.untimed import untimed
 from trainer.distributed.stop import Stopped
 from trainer.loading.image_set import open_image_set
 from trainer.methods.d2l import measure_lid
-from trainer.methods.method import MethodInputs
+from trainer.methods.inputs import MethodInputs
 from trainer.methods.networks import load_trained_networks
 from trainer.passes.sample_pass import SamplePass
 from trainer.records.stored_labels import read_labels

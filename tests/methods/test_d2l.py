@@ -13,12 +13,12 @@ from tests.support import RECIPES
 from tests.support.toy_networks import assert_same_network, batch_of, descend, linear, normed, setting, step_at
 from trainer.config.schema import EvaluationConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
+from trainer.methods.built_in import D2lConfig
 from trainer.methods.d2l import D2lTask, LidHistory, TurningRule, initial_epochs
 from trainer.methods.dimensionality import label_share
 from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
 from trainer.methods.method import ExpectedSizes
 from trainer.methods.registry import get_method
-from trainer.methods.sections import D2lConfig
 from trainer.methods.standard import StandardTask
 from trainer.run.recipe import load_recipe
 
@@ -255,8 +255,7 @@ def test_a_third_of_the_epochs_is_initial():
 
 def test_the_estimate_counts_the_measurements():
     sizes = ExpectedSizes(50_000, 0, 0, 0.0, None)
-    (passes,) = get_method("d2l").predict_passes(config(), sizes)
-    assert (passes.count, passes.samples) == (200, 1280)
+    assert get_method("d2l").expect_passes(config(), sizes) == [(200, 1280)]
 
 
 @pytest.mark.parametrize(

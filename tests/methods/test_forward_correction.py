@@ -143,13 +143,13 @@ class Inputs(SimpleNamespace):
 
 def test_t_comes_from_the_network_of_standard_and_is_computed_once(tmp_path):
     inputs = Inputs(tmp_path)
-    training = forward_correction.METHOD.build(inputs)
+    training = forward_correction.build(inputs)
     assert inputs.asked == [("network of standard", list(range(40)), "predicting the training set")]
     assert np.array(training.facts["transition"]).sum(axis=1) == pytest.approx(1.0)
     write_json(tmp_path / "training.json", training.facts)
     again = Inputs(tmp_path)
     again.table = None  # another machine could predict otherwise
-    assert forward_correction.METHOD.build(again).facts == training.facts
+    assert forward_correction.build(again).facts == training.facts
     assert again.asked == []
 
 

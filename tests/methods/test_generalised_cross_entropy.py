@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError
 from tests.support import RECIPES
+from tests.support.installed_package import install_package, run_python
 from tests.support.toy_networks import RATE, batch_of, linear, setting, step_at
-from trainer.methods.losses import generalised_losses, sample_losses
+from trainer.config.losses import GceConfig, LossConfig
+from trainer.config.recipe_file import recipe_yaml
+from trainer.methods.built_in import StandardConfig
+from trainer.methods.losses import build_row_losses, generalised_losses, sample_losses
 from trainer.methods.standard import StandardTask
 from trainer.run.recipe import load_recipe
+from trainer.run.result_keys import result_keys
 
 DEMO = RECIPES / "demo.yaml"
 CLASSES = 4
@@ -76,7 +82,8 @@ def test_a_label_without_any_probability_has_a_finite_gradient() -> None:
 
 def test_a_step_takes_its_gradient() -> None:
     network, batch = linear(1), batch_of(8, real=5)
-    task = StandardTask(copy.deepcopy(network), setting(gce_q=0.7))
+    section = StandardConfig(epochs=1, loss=GceConfig(kind="gce", q=0.7))
+    task = StandardTask(copy.deepcopy(network), setting(), build_row_losses(section))
     report = task.step(batch, step_at(5))
     p = network(batch.images[:5]).softmax(1).gather(1, batch.labels[:5, None])[:, 0]
     loss = ((1 - p**0.7) / 0.7).mean()
@@ -86,15 +93,82 @@ def test_a_step_takes_its_gradient() -> None:
 
 
 def test_only_trainings_on_the_given_labels_take_it() -> None:
-    recipe = load_recipe(DEMO, ["incv.gce.q=0.5", "standard.gce.q=0.7"])
+    recipe = load_recipe(DEMO, ["incv.loss={kind: gce, q: 0.5}", "standard.loss.kind=gce", "standard.loss.q=0.7"])
     assert recipe.incv is not None
-    assert recipe.incv.gce.q == 0.5
-    assert recipe.section("standard").gce.q == 0.7
-    with pytest.raises(ConfigError, match=r"coteaching\.gce"):
-        load_recipe(DEMO, ["coteaching.gce.q=0.7"])
+    assert recipe.incv.loss == GceConfig(kind="gce", q=0.5)
+    assert recipe.section("standard").loss == GceConfig(kind="gce", q=0.7)
+    with pytest.raises(ConfigError, match=r"coteaching\.loss"):
+        load_recipe(DEMO, ["coteaching.loss={kind: gce, q: 0.7}"])
 
 
 @pytest.mark.parametrize("q", ["0", "-0.1", "1.5"])
 def test_a_power_outside_its_range_is_refused(q: str) -> None:
-    with pytest.raises(ConfigError, match=r"incv\.gce\.q"):
-        load_recipe(DEMO, [f"incv.gce.q={q}"])
+    with pytest.raises(ConfigError, match=r"`incv\.loss\.q`"):
+        load_recipe(DEMO, ["incv.loss.kind=gce", f"incv.loss.q={q}"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("{kind: gcee, q: 0.7}", "unknown loss 'gcee'; did you mean gce"),
+        ("{kind: gce}", "missing key `incv.loss.q`"),
+        ("{kind: gce, p: 0.7}", "unknown key `incv.loss.p`"),
+        ("{q: 0.7}", "unknown key `incv.loss.q`"),
+        ("gce", "`incv.loss`"),
+        ("null", "`incv.loss`"),
+    ],
+)
+def test_a_wrong_loss_is_named(loss: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(DEMO, [f"incv.loss={loss}"])
+    assert words in str(refused.value)
+
+
+def test_options_count_as_results_and_outlast_the_resolved_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe(DEMO, ["incv.loss={kind: gce, q: 0.7}"])
+    changed = {key: value for key, value in result_keys(recipe).items() if key not in result_keys(load_recipe(DEMO))}
+    assert changed == {"incv.loss.kind": "gce", "incv.loss.q": 0.7}
+    (tmp_path / "resolved.yaml").write_text(recipe_yaml(recipe))
+    assert load_recipe(tmp_path / "resolved.yaml") == recipe
+
+
+def test_a_method_that_inherits_a_section_may_take_another_loss() -> None:
+    keys = ["methods=[standard_incv]", "standard.loss={kind: gce, q: 0.7}", "standard_incv.loss.kind=cross_entropy"]
+    assert load_recipe(DEMO, keys).section("standard_incv").loss == LossConfig()
+    assert load_recipe(DEMO, keys[:2]).section("standard_incv").loss == GceConfig(kind="gce", q=0.7)
+    assert load_recipe(DEMO, [*keys[:2], "standard_incv.loss.q=0.5"]).section("standard_incv").loss.q == 0.5
+
+
+TOY_LOSS = """
+from trainer.config.losses import Loss, LossConfig
+
+class Options(LossConfig):
+    scale: float = 2.0
+
+def rows(logits, targets, smoothing, scale):
+    return scale * (logits - targets[:, None]).square().mean(dim=1)
+
+LOSS = Loss("toy", Options, "toy_loss:rows")
+"""
+TOY_STEP = """
+from pathlib import Path
+import sys
+import torch
+from trainer.methods.losses import build_row_losses
+from trainer.run.recipe import load_recipe
+
+recipe = load_recipe(Path(sys.argv[1]), sys.argv[2:])
+print(build_row_losses(recipe.incv)(torch.ones(2, 3), torch.tensor([0, 3])).tolist())
+"""
+
+
+def test_a_loss_of_a_package_is_one_file(tmp_path: Path) -> None:
+    install_package(tmp_path, "toy_loss", "incv.losses", "toy = toy_loss:LOSS", TOY_LOSS)
+    for options, values in (("{kind: toy}", "[2.0, 8.0]"), ("{kind: toy, scale: 1.0}", "[1.0, 4.0]")):
+        done = run_python(tmp_path, "-c", TOY_STEP, str(DEMO), f"incv.loss={options}")
+        assert done.stdout.strip() == values, done.stderr
+    described = run_python(tmp_path, "-m", "trainer", "keys", "incv.loss").stdout
+    assert "with kind: toy" in described
+    assert "scale" in described
+    refused = run_python(tmp_path, "-m", "trainer", "validate", "-c", "demo", "incv.loss={kind: toy, scale: many}")
+    assert "`incv.loss.scale`" in refused.stderr

@@ -3,15 +3,14 @@
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
 from shards.errors import ConfigError
 from tests.support import REPOSITORY, toy_package_folder
 from tests.support.installed_package import install_package, run_python
-from trainer.methods import BUILT_IN
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
-from trainer.methods.sections import INHERITS, SECTIONS
 from trainer.run.recipe import load_recipe
 
 # The rows of the paper's experiments, whether a method of that name is registered or not.
@@ -62,8 +61,10 @@ def test_every_method_is_complete():
     for method in methods_of(recipe):
         assert method.networks in (1, 2)
         assert isinstance(method.config(recipe), method.section)
-        assert method.inputs(recipe) <= {"labels", "selection", "noise_estimate"}
-    assert sum(method.is_reference for method in usable_methods()) == 1
+        assert set(method.reads(recipe)) <= {"selection", "noise_estimate", "features", *method_names()}
+        module, _, function = method.builder.partition(":")
+        assert callable(getattr(import_module(module), function))
+    assert [method.role for method in usable_methods()].count("reference") == 1
 
 
 def test_methods_are_trained_in_the_order_of_the_registry_whatever_that_of_the_recipe():
@@ -143,8 +144,9 @@ def test_a_taken_name_does_not_end_other_commands(tmp_path):
     assert (listed.returncode, listed.stderr) == (0, "")
 
 
-def test_the_built_in_sections_are_those_of_the_methods() -> None:
-    assert tuple(SECTIONS) == BUILT_IN
-    for name in BUILT_IN:
-        assert get_method(name).section is SECTIONS[name]
-        assert get_method(name).inherits == INHERITS.get(name)
+def test_a_recipe_is_read_without_torch(tmp_path):
+    check = "from pathlib import Path; import sys; from trainer.run.recipe import load_recipe"
+    recipe = REPOSITORY / "recipes" / "tiny.yaml"
+    read = f"load_recipe(Path({str(recipe)!r}), ['incv.loss={{kind: gce, q: 0.7}}'])"
+    done = run_python(tmp_path, "-c", f"{check}; {read}; print('torch' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr

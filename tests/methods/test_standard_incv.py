@@ -15,9 +15,9 @@ from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
 from trainer.config.schema import Recipe
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.methods.built_in import STANDARD_INCV as METHOD
 from trainer.methods.method import Epochs, ExpectedSizes
 from trainer.methods.registry import methods_of
-from trainer.methods.standard_incv import METHOD
 from trainer.report.sections.accuracy import describe_methods
 from trainer.report.summary import best_method, gain
 from trainer.run.recipe import load_recipe
@@ -27,7 +27,7 @@ KEYS = (
     "labels.ratio=0.5",
     "incv.rounds=1",
     "incv.noise_estimate=paper",
-    "standard.gce={q: 0.7}",
+    "standard.loss={kind: gce, q: 0.7}",
     f"batch.global={BATCH}",
     f"standard.epochs={EPOCHS}",
     "execution.threads=1",
@@ -114,7 +114,7 @@ def test_the_loss_is_that_of_the_section(runs: dict[str, Path], monkeypatch: pyt
     assert first_loss(run) < 1 / 0.7 < math.log(10)
     monkeypatch.chdir(run.parent)
     other = run.parent / "mixed"
-    keys = [each for each in KEYS if "gce" not in each]
+    keys = [each for each in KEYS if "loss" not in each]
     keys += ["methods=[standard_incv]", "standard_incv.mixup.alpha=1", "standard_incv.epochs=1"]
     command = ["run", "-c", str(RECIPES / "tiny.yaml"), "--run-dir", str(other), "--incv-from", str(run), *keys]
     assert exit_code(command) == 0
@@ -158,9 +158,9 @@ def test_the_network_is_evaluated_and_exported(runs: dict[str, Path]) -> None:
 
 
 def test_unset_keys_are_those_of_standard() -> None:
-    loaded = recipe("standard.epochs=7", "standard.gce={q: 0.5}", "standard.mixup.alpha=0.2")
+    loaded = recipe("standard.epochs=7", "standard.loss={kind: gce, q: 0.5}", "standard.mixup.alpha=0.2")
     section = METHOD.config(loaded)
-    assert (section.epochs, section.gce.q, section.mixup.alpha, section.candidates) == (7, 0.5, 0.2, "none")
+    assert (section.epochs, section.loss.q, section.mixup.alpha, section.candidates) == (7, 0.5, 0.2, "none")
     assert METHOD.config(recipe("standard.epochs=7", "standard_incv.epochs=9")).epochs == 9
 
 
@@ -170,7 +170,7 @@ def test_unset_keys_are_those_of_standard() -> None:
 def test_the_estimate_counts_the_samples_of_an_epoch(mode: str, epochs: Epochs) -> None:
     loaded = recipe("standard_incv.epochs=9", f"standard_incv.candidates={mode}")
     sizes = ExpectedSizes(samples=200, selected=100, candidates=40, noise=0.5, incv=loaded.incv)
-    assert METHOD.passes(METHOD.config(loaded), sizes) == [epochs]
+    assert METHOD.expect_epochs(loaded, METHOD.config(loaded), sizes) == [epochs]
 
 
 def test_the_same_seed_gives_the_same_order_whatever_the_candidates(runs: dict[str, Path]) -> None:

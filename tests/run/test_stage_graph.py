@@ -204,8 +204,8 @@ def test_other_data_redo_what_reads_them():
         ("coteaching.epochs=6", {"coteaching", "coteaching_incv", *FOLLOWERS}),
         ("coteaching.rank=eval_first", {"coteaching", "coteaching_incv", *FOLLOWERS}),
         ("coteaching.forget_rate=0.4", {"coteaching", *FOLLOWERS}),
-        ("coteaching.noise_of_selected=0.1", {"coteaching_incv", *FOLLOWERS}),
-        ("coteaching.warmup_epochs=1", {"coteaching_incv", *FOLLOWERS}),
+        ("coteaching_incv.noise_of_selected=0.1", {"coteaching_incv", *FOLLOWERS}),
+        ("coteaching_incv.warmup_epochs=1", {"coteaching_incv", *FOLLOWERS}),
         ("data.eval.test.limit=50", {"evaluate", "report"}),
     ],
 )

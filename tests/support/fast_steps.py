@@ -11,10 +11,10 @@ from trainer.config.schema import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch, BatchMix
 from trainer.loading.epoch_plan import Schedule, StepIds
+from trainer.methods.built_in import ChooseBy
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
 from trainer.methods.decoupling import DecouplingTask
 from trainer.methods.mentornet import MentorNetTask
-from trainer.methods.sections import Compare, Rank
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.factory import create_model
@@ -59,12 +59,12 @@ def build_task(kind: str, a: nn.Module, b: nn.Module, setting: TaskSettings) -> 
     if kind == "standard":
         return StandardTask(a, setting)
     if kind.startswith("decoupling"):
-        compare: Compare = "eval_first" if kind.endswith("eval_first") else "one_pass"
+        compare: ChooseBy = "eval_first" if kind.endswith("eval_first") else "one_pass"
         return DecouplingTask(TwinModel(a, b), setting, compare)
     if kind == "mentornet":  # half as long: the steps that are tested reach all phases
         setting = replace(setting, schedule=replace(SCHEDULE, epochs=SCHEDULE.epochs // 2))
         return MentorNetTask(a, setting, 0.5, stream=7, samples=SAMPLES)
-    rank: Rank = "one_pass" if kind == "one_pass" else "eval_first"
+    rank: ChooseBy = "one_pass" if kind == "one_pass" else "eval_first"
     return CoteachingTask(TwinModel(a, b), setting, ForgetSchedule(ROWS, 0.5, 6), rank)
 
 

@@ -18,7 +18,7 @@ from trainer.config.argument_types import (
 from trainer.config.key_reference import Section, describe_schema, find_key, format_page, format_text, select_section
 from trainer.config.schema import Recipe
 from trainer.config.shipped import RECIPES, recipe_path
-from trainer.methods.sections import SECTIONS
+from trainer.methods.registry import METHODS, get_method
 
 PRINTED = {
     "run-dir": "the run directory that these arguments would use",
@@ -169,7 +169,8 @@ def _keys(parsed: argparse.Namespace) -> int:
     if parsed.markdown:
         if parsed.section is not None:
             raise ConfigError("--markdown prints all sections: leave out the section, or --markdown")
-        print(format_page(describe_schema(Recipe, SECTIONS)), end="")
+        built_in = {name: get_method(name).section for name in METHODS.built_in}
+        print(format_page(describe_schema(Recipe, built_in)), end="")
         return 0
     sections = describe_schema(Recipe, method_sections())
     if parsed.section is None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from trainer.config.section import PathText, Positive, Ratio, Section, execution
 from trainer.config.shard_folder import default_folder
@@ -24,12 +24,6 @@ class DataConfig(Section):
     """Use only the first N classes of the source; null: all."""
     resize: Positive | None = None
     """When packing, resize the shorter side to this many pixels; null: keep the size."""
-    shards: PathText = execution("")
-    """Folder of the packed split; the `pack` stage creates it if it does not exist.
-
-    Default: a folder in data/shards, named by a hash of all keys that packing reads, so that recipes that differ in
-    one of them never share it.
-    """
     root: PathText | None = execution(None)
     """Folder of the raw images; read only when packing."""
     csv: PathText | None = execution(None)
@@ -47,13 +41,20 @@ class DataConfig(Section):
     """image_csv, image_folder: accept paths and links that leave root."""
     limit: Positive | None = None
     """Use only this many samples, spread evenly over the classes; null: all."""
+    shards: PathText = Field("", validate_default=True, json_schema_extra={"execution": True})
+    """Folder of the packed split; the `pack` stage creates it if it does not exist.
 
-    @model_validator(mode="after")
-    def _choose_folder(self) -> "DataConfig":
-        if not self.shards:
-            packing = self.model_dump(mode="json", exclude={"shards", "limit"}, exclude_defaults=True)
-            object.__setattr__(self, "shards", default_folder(packing))  # before anyone sees the frozen section
-        return self
+    Default: a folder in data/shards, named by a hash of all keys that packing reads, so that recipes that differ in
+    one of them never share it.
+    """
+
+    @field_validator("shards")
+    @classmethod
+    def _choose_folder(cls, shards: str, others: ValidationInfo) -> str:
+        """Return the default if the folder is not set; `others` has all keys above, apart from those refused."""
+        packing = {key: value for key, value in others.data.items() if value != cls.model_fields[key].default}
+        packing.pop("limit", None)
+        return shards or default_folder({"source": ""} | packing)
 
 
 HELD_OUT_SET = "held_out"

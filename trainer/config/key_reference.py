@@ -4,13 +4,15 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from trainer.config.section import Section as RecipeSection
 
 PAGE_COMMAND = "incv keys --markdown > docs/recipe.md"
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "true or false", NoneType: "null", Any: "any value"}
@@ -53,6 +55,8 @@ class Section:
     """Dotted; the empty string is the top level."""
     text: str
     keys: tuple[Key, ...]
+    kind: str = ""
+    """The value of the key `kind` for which the section has these keys too; empty: any."""
 
 
 def describe_schema(schema: type[BaseModel], extra: Mapping[str, type[BaseModel]] | None = None) -> list[Section]:
@@ -60,17 +64,21 @@ def describe_schema(schema: type[BaseModel], extra: Mapping[str, type[BaseModel]
     found = list(_walk(schema, ""))
     for name, section in (extra or {}).items():
         found += _walk(section, name)
-    names: dict[type[BaseModel], list[str]] = {}
-    for name, section in found:
-        names.setdefault(section, []).append(name)
+    names: dict[tuple[type[BaseModel], str], list[str]] = {}
+    for name, section, kind in found:
+        names.setdefault((section, kind), []).append(name)
     return [
-        Section(tuple(each), _paragraph(section.__doc__) if each != [""] else "", tuple(_keys(section)))
-        for section, each in names.items()
+        Section(tuple(each), _paragraph(section.__doc__) if each != [""] else "", tuple(_keys(section, kind)), kind)
+        for (section, kind), each in names.items()
     ]
 
 
-def _walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    yield prefix, section
+def _walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel], str]]:
+    """Yield (name, section, kind) of a section and those inside it."""
+    yield prefix, section, ""
+    for kind, options in section.kinds().items() if issubclass(section, RecipeSection) else ():
+        if options is not section:
+            yield prefix, options, kind
     for name, field in section.model_fields.items():
         for inner, suffix in _inner_sections(field.annotation):
             yield from _walk(inner, f"{prefix}.{field.alias or name}{suffix}".removeprefix("."))
@@ -88,8 +96,10 @@ def _inner_sections(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
             yield from _inner_sections(member)
 
 
-def _keys(section: type[BaseModel]) -> Iterator[Key]:
+def _keys(section: type[BaseModel], kind: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
+        if kind and name not in section.__annotations__:  # a key of any kind
+            continue
         inner = next(_inner_sections(field.annotation), None)
         text = field.description or (inner[0].__doc__ if inner is not None else None)
         described = describe_type(field.annotation, field.metadata)
@@ -162,7 +172,7 @@ def select_section(sections: Sequence[Section], name: str) -> list[Section]:
     for section in sections:
         names = tuple(own for own in section.names if own == name or own.startswith(f"{name}."))
         if names:
-            selected.append(Section(names, section.text, section.keys))
+            selected.append(replace(section, names=names))
     return selected
 
 
@@ -172,7 +182,7 @@ def find_key(sections: Sequence[Section], name: str) -> Section | None:
     for section in sections:
         keys = tuple(key for key in section.keys if key.name == last)
         if keys and prefix in section.names:
-            return Section((prefix,), "", keys)
+            return Section((prefix,), "", keys, section.kind)
     return None
 
 
@@ -181,6 +191,7 @@ def format_text(sections: Sequence[Section]) -> str:
     blocks = []
     for section in sections:
         head = ", ".join(name or "top level" for name in section.names)
+        head += f" with kind: {section.kind}" if section.kind else ""
         lines = [head, *textwrap.wrap(section.text, _WIDTH)]
         for key in section.keys:
             default = "required" if key.default == "required" else f"default: {key.default}"
@@ -195,6 +206,7 @@ def format_page(sections: Sequence[Section]) -> str:
     blocks = [_PAGE_HEAD]
     for section in sections:
         names = ", ".join(f"`{name}`" for name in section.names if name) or "Top level"
+        names += f" with `kind: {section.kind}`" if section.kind else ""
         lines = [f"## {names}", *(["", section.text] if section.text else [])]
         lines += ["", "| key | values | default | results | meaning |", "|---|---|---|---|---|"]
         for key in section.keys:

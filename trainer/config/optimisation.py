@@ -58,16 +58,6 @@ class EmaConfig(Section):
     """
 
 
-class GceConfig(Section):
-    """Generalised cross-entropy (Zhang and Sabuncu 2018): (1 - p^q) / q, where p is the probability of the label."""
-
-    q: Annotated[float, Field(gt=0, le=1)]
-    """Towards 0: cross-entropy; 1: mean absolute error. Larger values fit wrong labels less, and learn more slowly.
-
-    0.7 is the authors' value.
-    """
-
-
 class EvaluationConfig(Section):
     """Evaluation of the methods while they train; the `evaluate` stage at the end does not depend on it."""
 

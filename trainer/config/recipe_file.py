@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from shards.errors import ConfigError
-from trainer.config.schema import Recipe
+from trainer.config.schema import Recipe, Section
 
 _MOST_VALUES = 2_000_000  # a noise matrix of 1000 classes has one million
 
@@ -177,11 +177,12 @@ def _near_matches(path: Sequence[str], schema: type[Recipe]) -> str:
     return f"; keys here: {here}" if here else ""
 
 
-def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def all_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield all keys of a section and its subsections, dotted."""
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key
         for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                yield from all_keys(inner, f"{key}.")
+            if isinstance(inner, type) and issubclass(inner, Section):
+                for each in (inner, *inner.kinds().values()):
+                    yield from all_keys(each, f"{key}.")

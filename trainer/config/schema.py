@@ -18,9 +18,9 @@ from trainer.config.augmentation import (
 from trainer.config.data import DataConfig as DataConfig
 from trainer.config.data import DataSections as DataSections
 from trainer.config.data import LabelsConfig as LabelsConfig
+from trainer.config.losses import AnyLoss, LossConfig
 from trainer.config.optimisation import EmaConfig as EmaConfig
 from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
-from trainer.config.optimisation import GceConfig as GceConfig
 from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
 from trainer.config.section import PathText as PathText
 from trainer.config.section import Positive as Positive
@@ -205,8 +205,8 @@ class TrainingConfig(Section):
 class LabelTrainingConfig(TrainingConfig):
     """A training on the given labels, with a choice of the loss."""
 
-    gce: GceConfig | None = None
-    """Learn with the generalised cross-entropy, which is robust to wrong labels; null: with the cross-entropy."""
+    loss: AnyLoss = LossConfig()
+    """The cross-entropy, or another loss of each row, such as one that is robust to wrong labels."""
 
 
 class IncvConfig(LabelTrainingConfig):

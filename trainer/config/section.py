@@ -19,3 +19,8 @@ def execution(default: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def kinds(cls) -> "dict[str, type[Section]]":
+        """Return the sections that may stand in place of this one, by its key `kind`; they have its keys and more."""
+        return {}

@@ -147,14 +147,14 @@ class CostModel:
         phases = list(self._cost_incv(recipe.incv, gpus)) if recipe.incv else []
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
         for method in methods:
-            phases += self.cost_training(method.name, self._passes(method, sizes), method.networks, gpus)
+            phases += self.cost_training(method.name, self._epochs(method, sizes), method.networks, gpus)
             phases += [
-                self.cost_predicting(method.name, each.samples, each.count, method.networks, gpus)
-                for each in method.predict_passes(self._fitted(method, sizes), sizes)
+                self.cost_predicting(method.name, samples, passes, method.networks, gpus)
+                for passes, samples in method.expect_passes(self._fitted(method, sizes), sizes)
             ]
         if recipe.evaluation.every:
             for method in methods:
-                epochs = sum(each.count for each in self._passes(method, sizes))
+                epochs = sum(each.count for each in self._epochs(method, sizes))
                 count = -(-epochs // recipe.evaluation.every)
                 phases += [
                     self.cost_predicting(method.name, n, count, method.networks, gpus) for n in self.eval_samples
@@ -163,13 +163,14 @@ class CostModel:
             phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
         return phases
 
-    def _passes(self, method: Method, sizes: ExpectedSizes) -> Sequence[Epochs]:
-        return method.passes(self._fitted(method, sizes), sizes)
+    def _epochs(self, method: Method, sizes: ExpectedSizes) -> Sequence[Epochs]:
+        return method.expect_epochs(self.recipe, self._fitted(method, sizes), sizes)
 
     def _fitted(self, method: Method, sizes: ExpectedSizes) -> TrainingConfig:
         """Return the method's section, with its epochs raised by `min_steps`."""
         config: TrainingConfig = method.config(self.recipe)
-        return fit_section(config, count_steps(method.passes(config, sizes)[0].selected, self.recipe.batch.rows))
+        first = method.expect_epochs(self.recipe, config, sizes)[0]
+        return fit_section(config, count_steps(first.selected, self.recipe.batch.rows))
 
     def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each half of the GPUs trains every second fold, or all GPUs train all folds: in

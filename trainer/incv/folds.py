@@ -9,6 +9,7 @@ from torch import nn
 
 from trainer.incv.predictions import Predictions
 from trainer.loading.sample_order import Ids, epoch_order
+from trainer.methods.losses import RowLosses
 from trainer.methods.networks import BEST
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
@@ -25,10 +26,14 @@ class FoldTask(StandardTask):
     """Standard training that can also keep the weights of the epoch with the best held-out agreement."""
 
     def __init__(
-        self, module: nn.Module, setting: TaskSettings, predict: Callable[[nn.Module], Predictions] | None
+        self,
+        module: nn.Module,
+        setting: TaskSettings,
+        predict: Callable[[nn.Module], Predictions] | None,
+        losses: RowLosses | None = None,
     ) -> None:
         """predict: predicts the held-out part after each epoch; None to use the last epoch's network instead."""
-        super().__init__(module, setting)
+        super().__init__(module, setting, losses)
         self._predict = predict
         self.best_agreement = -1.0
         self.best_epoch = -1

@@ -28,6 +28,7 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.epoch_plan import Mixing, StaticPlan
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, build_windows, derive_stream
+from trainer.methods.losses import build_row_losses
 from trainer.methods.networks import build_network, seed_rng
 from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
@@ -242,6 +243,7 @@ class Incv:
                 steps=max(plan.total_steps, self._first_round_steps()),
             ),
             predict=(lambda network: self._predict_after_epoch(network, fold, ctx, training)) if fold.best else None,
+            losses=build_row_losses(config),
         )
         data = self._watch_data(fold, "training", recipe.data.max_unreadable)
         yield from iterate_training(

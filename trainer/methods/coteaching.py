@@ -10,17 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StaticPlan, StepIds
 from trainer.loading.sample_order import slice_for_rank
 from trainer.loading.transfer import copy_to_device
+from trainer.methods.built_in import ChooseBy, CoteachingConfig
+from trainer.methods.inputs import MethodInputs, MethodTraining
 from trainer.methods.losses import sample_losses, target_losses
-from trainer.methods.method import Epochs, Input, Method, MethodInputs, MethodTraining, NoiseFacts
 from trainer.methods.pair import PairTask, count_agreeing, order_rows, pair_values
-from trainer.methods.sections import CoteachingConfig, Rank
 from trainer.methods.task import TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
@@ -90,7 +88,7 @@ class CoteachingTask(PairTask):
         module: TwinModel,
         setting: TaskSettings,
         forget_schedule: ForgetSchedule,
-        rank: Rank,
+        rank: ChooseBy,
     ) -> None:
         """rank: which losses select the rows. setting.micro applies to `eval_first` only, because `one_pass` needs
         the losses of all rows before the first backward."""
@@ -206,7 +204,7 @@ class CoteachingTask(PairTask):
 
 
 def build_pair(
-    inputs: MethodInputs, plan: StaticPlan, forget_rate: float, rank: Rank, ramp_epochs: int
+    inputs: MethodInputs, plan: StaticPlan, forget_rate: float, rank: ChooseBy, ramp_epochs: int
 ) -> MethodTraining:
     """Build the Co-teaching task for `plan`. forget_rate: τ, or ε_S in Algorithm 3."""
     module = inputs.module()
@@ -217,64 +215,14 @@ def build_pair(
     return MethodTraining(task, sizes | {"forget_rate": forget_rate, "warmup_epochs": plan.candidates_from})
 
 
-def forget_rate(config: CoteachingConfig, recipe: Recipe, noise: NoiseFacts | None) -> float:
+def forget_rate(config: CoteachingConfig, inputs: MethodInputs) -> float:
     """Return τ, the share of rows dropped once the ramp has ended."""
     if config.forget_rate == "true_ratio":
-        return recipe.labels.ratio
-    if config.forget_rate == "estimate":
-        assert noise is not None
-        return noise.ratio
-    return config.forget_rate
+        return inputs.recipe.labels.ratio
+    return inputs.incv.noise.ratio if config.forget_rate == "estimate" else config.forget_rate
 
 
-def require_rows_fit(recipe: Recipe, section: str, rank: Rank, candidates: int, ranks: int) -> None:
-    """Raise ConfigError if batch.micro is too small for one_pass, which selects among all rows before any backward.
-
-    candidates: maximum number of rows of C in a step; ranks: number of processes.
-    """
-    micro, batch = recipe.batch.micro, recipe.batch.rows
-    if micro is None or rank != "one_pass":
-        return
-    rows = -(-batch // ranks) + -(-candidates // ranks)
-    if micro < rows:
-        raise ConfigError(
-            f"batch.micro is {micro}, but `{section}.rank: one_pass` needs up to {rows} rows of a step on a GPU at "
-            f"once: set {section}.rank to eval_first, or batch.micro to null or at least {rows}"
-        )
-
-
-def _inputs(recipe: Recipe) -> frozenset[Input]:
-    config = recipe.section(METHOD.name)
-    estimates = config is not None and config.forget_rate == "estimate"
-    return frozenset({"labels", "noise_estimate"} if estimates else {"labels"})
-
-
-def _validate(recipe: Recipe) -> None:
-    if METHOD.config(recipe).forget_rate == "true_ratio" and not recipe.labels.ratio:
-        raise ValueError(
-            f"{METHOD.name}.forget_rate is true_ratio, the ratio of synthetic label noise, but this recipe has none "
-            "(labels.ratio = 0): set it to estimate, or to a number"
-        )
-
-
-def _validate_rows(recipe: Recipe, ranks: int) -> None:
-    require_rows_fit(recipe, METHOD.name, METHOD.config(recipe).rank, candidates=0, ranks=ranks)
-
-
-def _build(inputs: MethodInputs) -> MethodTraining:
+def build(inputs: MethodInputs) -> MethodTraining:
     config: CoteachingConfig = inputs.fit_config(inputs.samples)
-    rate = forget_rate(config, inputs.recipe, inputs.noise)
+    rate = forget_rate(config, inputs)
     return build_pair(inputs, inputs.plan(inputs.samples), rate, config.rank, config.ramp_epochs)
-
-
-METHOD = Method(
-    "coteaching",
-    "Co-teaching",
-    CoteachingConfig,
-    _build,
-    networks=2,
-    inputs=_inputs,
-    passes=lambda config, sizes: [Epochs(config.epochs, sizes.samples, ranks_first=config.rank == "eval_first")],
-    validate=_validate,
-    validate_rows=_validate_rows,
-)

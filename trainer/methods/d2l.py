@@ -13,10 +13,10 @@ from trainer.acceleration.cuda_graphs import Inputs, StaticSizes
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StepIds
 from trainer.loading.sample_order import Ids, derive_stream
+from trainer.methods.built_in import D2lConfig
 from trainer.methods.dimensionality import draw_batches, is_turning_point, label_share, mean_lid
+from trainer.methods.inputs import MethodInputs, MethodTraining
 from trainer.methods.losses import target_losses
-from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
-from trainer.methods.sections import D2lConfig
 from trainer.methods.standard import StandardTask
 from trainer.methods.targets import mix_pairs
 from trainer.methods.task import TaskSettings
@@ -161,20 +161,8 @@ def initial_epochs(config: D2lConfig) -> int:
     return round(config.epochs / 3) if config.initial_epochs == "auto" else config.initial_epochs
 
 
-def _build(inputs: MethodInputs) -> MethodTraining:
+def build(inputs: MethodInputs) -> MethodTraining:
     plan, config = inputs.plan(inputs.samples), inputs.fit_config(inputs.samples)
     rule = TurningRule(plan.epochs, initial_epochs(config), config.window)
     task = D2lTask(inputs.module(), inputs.settings(plan), rule, partial(measure_lid, inputs))
     return MethodTraining(task, {"initial_epochs": rule.initial})
-
-
-METHOD = Method(
-    "d2l",
-    "D2L",
-    D2lConfig,
-    _build,
-    predict_passes=lambda config, sizes: [
-        PredictPasses(config.epochs, min(config.lid_rows * config.lid_batches, sizes.samples))
-    ],
-    reads_features=True,
-)

@@ -12,10 +12,10 @@ With `compare: one_pass`, the predictions are those of the training forward, as 
 import torch
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram
+from trainer.methods.built_in import ChooseBy, DecouplingConfig
+from trainer.methods.inputs import MethodInputs, MethodTraining
 from trainer.methods.losses import target_losses
-from trainer.methods.method import Epochs, Method, MethodInputs, MethodTraining
 from trainer.methods.pair import PairTask, count_agreeing, order_rows, pair_values
-from trainer.methods.sections import Compare, DecouplingConfig
 from trainer.methods.task import TaskSettings
 from trainer.models.frozen import set_train_mode
 from trainer.models.twin import TwinModel
@@ -48,7 +48,7 @@ rows' labels network a and network b predict, [2]; and the number of its rows wh
 class DecouplingTask(PairTask):
     """Trains a TwinModel: each network learns from its own loss on the rows whose predictions differ."""
 
-    def __init__(self, module: TwinModel, setting: TaskSettings, compare: Compare = "one_pass") -> None:
+    def __init__(self, module: TwinModel, setting: TaskSettings, compare: ChooseBy = "one_pass") -> None:
         super().__init__(module, setting)
         self._compare = compare
 
@@ -102,19 +102,9 @@ class DecouplingTask(PairTask):
         return shares + poison, agreed, learnt.sum()
 
 
-def _build(inputs: MethodInputs) -> MethodTraining:
+def build(inputs: MethodInputs) -> MethodTraining:
     config: DecouplingConfig = inputs.config
     module = inputs.module()
     assert isinstance(module, TwinModel)
     plan = inputs.plan(inputs.samples)
     return MethodTraining(DecouplingTask(module, inputs.settings(plan), config.compare))
-
-
-METHOD = Method(
-    "decoupling",
-    "Decoupling",
-    DecouplingConfig,
-    _build,
-    networks=2,
-    passes=lambda config, sizes: [Epochs(config.epochs, sizes.samples, ranks_first=config.compare == "eval_first")],
-)

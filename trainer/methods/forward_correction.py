@@ -11,10 +11,8 @@ from torch import nn
 
 from shards.durable import read_json
 from trainer.acceleration.cuda_graphs import Inputs
-from trainer.config.schema import Recipe
+from trainer.methods.inputs import MethodInputs, MethodTraining
 from trainer.methods.losses import at_least_fp32
-from trainer.methods.method import Method, MethodInputs, MethodTraining, PredictPasses
-from trainer.methods.sections import ForwardCorrectionConfig
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
 from trainer.methods.transition import Transition, estimate_transition
@@ -48,32 +46,13 @@ def _find_transition(inputs: MethodInputs) -> Transition:
     if inputs.world.broadcast_from_rank0(record.exists):
         facts = read_json(record)
         return Transition(np.array(facts["transition"]), np.array(facts["anchors"], np.int64))
-    (source,) = METHOD.reads_methods
-    table = inputs.passes.run(inputs.trained_networks(source)[0], inputs.samples, doing="predicting the training set")
+    (network,) = inputs.trained_networks("standard")
+    table = inputs.passes.run(network, inputs.samples, doing="predicting the training set")
     return estimate_transition(table.rows(table.usable), inputs.config.percentile)
 
 
-def _build(inputs: MethodInputs) -> MethodTraining:
+def build(inputs: MethodInputs) -> MethodTraining:
     transition, plan = _find_transition(inputs), inputs.plan(inputs.samples)
     task = ForwardCorrectionTask(inputs.module(), inputs.settings(plan), transition.matrix)
     facts = {"transition": transition.matrix.tolist(), "anchors": transition.anchors.tolist()}
     return MethodTraining(task, facts)
-
-
-def _validate(recipe: Recipe) -> None:
-    if METHOD.config(recipe).label_smoothing:
-        raise ValueError(
-            f"{METHOD.name}.label_smoothing is above 0, but the transition matrix already says how far a given label "
-            "is trusted: set it to 0"
-        )
-
-
-METHOD = Method(
-    "forward_correction",
-    "F-correction",
-    ForwardCorrectionConfig,
-    _build,
-    predict_passes=lambda config, sizes: [PredictPasses(1, sizes.samples)],
-    reads_methods=("standard",),
-    validate=_validate,
-)

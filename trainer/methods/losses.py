@@ -1,7 +1,27 @@
 """Cross-entropy and generalised cross-entropy of each row, in fp32 at any precision."""
 
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
 import torch
 import torch.nn.functional as F
+
+from trainer.config.losses import find_loss
+from trainer.config.schema import LabelTrainingConfig
+
+RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Called with (logits, targets); returns the loss of each row, [rows], in fp32 at any precision.
+
+logits: [rows, classes]; targets: labels, int64 [rows], or with mixup probabilities, float [rows, classes].
+"""
+
+
+def build_row_losses(section: LabelTrainingConfig) -> RowLosses:
+    """Return the loss that a training's section asks for."""
+    module, _, function = find_loss(section.loss.kind).function.partition(":")
+    options = section.loss.model_dump(exclude={"kind"})
+    return partial(getattr(import_module(module), function), smoothing=section.label_smoothing, **options)
 
 
 def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -22,16 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from shards.errors import ConfigError
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.config.schema import Recipe
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StepIds
 from trainer.loading.sample_order import Ids, draw_uniforms
 from trainer.loading.transfer import copy_to_device
+from trainer.methods.inputs import MethodInputs, MethodTraining
 from trainer.methods.losses import sample_losses, target_losses
-from trainer.methods.method import Method, MethodInputs, MethodTraining
-from trainer.methods.sections import MentorNetConfig
 from trainer.methods.targets import agreement, look_up
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
@@ -173,22 +170,9 @@ class MentorNetTask(BaseTask):
         return percentile_of(every, real, self._share), real.sum()
 
 
-def _validate_rows(recipe: Recipe, ranks: int) -> None:
-    """Raise ConfigError if batch.micro is too small: weights depend on the losses of all rows of a step."""
-    micro, rows = recipe.batch.micro, -(-recipe.batch.rows // ranks)
-    if micro is not None and micro < rows:
-        raise ConfigError(
-            f"batch.micro is {micro}, but `{METHOD.name}` weights rows by the losses of a whole step, and needs its "
-            f"{rows} rows on a GPU at once: set batch.micro to null or at least {rows}, or use more GPUs"
-        )
-
-
-def _build(inputs: MethodInputs) -> MethodTraining:
+def build(inputs: MethodInputs) -> MethodTraining:
     plan = inputs.plan(inputs.samples)
     share = inputs.config.loss_percentile
     samples = int(inputs.samples.max()) + 1
     task = MentorNetTask(inputs.module(), inputs.settings(plan), share, plan.stream, samples)
     return MethodTraining(task, {"loss_percentile": share})
-
-
-METHOD = Method("mentornet", "MentorNet", MentorNetConfig, _build, validate_rows=_validate_rows)

@@ -1,47 +1,44 @@
-"""Training methods by name: built-in, and from installed packages (entry point group `incv.methods`).
-
-Listing names does not import a method: that would import torch and slow down `incv ls`.
-"""
+"""Training methods by name: ours, and those of installed packages (entry point group `incv.methods`)."""
 
 import logging
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from shards.errors import ConfigError, did_you_mean
 from shards.plugins import PluginGroup
-from trainer.methods import BUILT_IN
+from trainer.config.schema import Recipe
+from trainer.methods.method import Method
 
-if TYPE_CHECKING:
-    from trainer.config.schema import Recipe
-    from trainer.methods.method import Method
-
-PLUGINS = PluginGroup("incv.methods", "training method")
+METHODS = PluginGroup(
+    "incv.methods",
+    "training method",
+    {
+        "standard": "trainer.methods.built_in:STANDARD",
+        "forward_correction": "trainer.methods.built_in:FORWARD_CORRECTION",
+        "decoupling": "trainer.methods.built_in:DECOUPLING",
+        "coteaching": "trainer.methods.built_in:COTEACHING",
+        "mentornet": "trainer.methods.built_in:MENTORNET",
+        "d2l": "trainer.methods.built_in:D2L",
+        "coteaching_incv": "trainer.methods.built_in:COTEACHING_INCV",
+        "standard_incv": "trainer.methods.built_in:STANDARD_INCV",
+    },
+)
+"""In training order."""
 _log = logging.getLogger(__name__)
 
 
+@cache
 def method_names() -> tuple[str, ...]:
     """Return the names of all registered methods, in training order."""
-    return (*BUILT_IN, *(name for name in PLUGINS.names() if name not in BUILT_IN))
-
-
-def require_method_name(name: str) -> None:
-    """Raise ConfigError, with near matches, unless a method of that name is registered."""
-    if name not in method_names():
-        raise ConfigError(f"`methods`: unknown method {name!r}; {did_you_mean(name, method_names())}")
+    return tuple(METHODS.names())
 
 
 @cache
-def get_method(name: str) -> "Method":
-    """Return the method with this name; raise ConfigError if it is unknown or unusable."""
-    require_method_name(name)
-    from trainer.methods.method import Method  # deferred: it imports torch
-
-    entry = PLUGINS.find(name, BUILT_IN)
-    if entry is not None:
-        return PLUGINS.load(entry, Method)
-    method: Method = import_module(f"{__package__}.{name}").METHOD
-    return method
+def get_method(name: str) -> Method:
+    """Return the method with this name; raise ConfigError, with near matches, if it is unknown or unusable."""
+    entry = METHODS.find(name)
+    if entry is None:
+        raise ConfigError(f"`methods`: unknown method {name!r}; {did_you_mean(name, method_names())}")
+    return METHODS.load(entry, Method)
 
 
 def title_of(name: str) -> str:
@@ -53,7 +50,7 @@ def title_of(name: str) -> str:
 
 
 @cache
-def usable_methods() -> "list[Method]":
+def usable_methods() -> list[Method]:
     """All registered methods but the unusable ones; logs a warning, once, for each of those."""
     usable = []
     for name in method_names():
@@ -64,6 +61,6 @@ def usable_methods() -> "list[Method]":
     return usable
 
 
-def methods_of(recipe: "Recipe") -> "list[Method]":
+def methods_of(recipe: Recipe) -> list[Method]:
     """The methods that a recipe lists, in training order."""
     return [get_method(name) for name in method_names() if name in recipe.methods]

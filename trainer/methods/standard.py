@@ -1,12 +1,13 @@
 """Training on the given labels: the baseline method, also used to train INCV's folds."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.methods.losses import generalised_losses, target_losses
-from trainer.methods.method import Method, MethodInputs, MethodTraining
-from trainer.methods.sections import StandardConfig
+from trainer.methods.inputs import MethodInputs, MethodTraining
+from trainer.methods.losses import RowLosses, build_row_losses, target_losses
 from trainer.methods.targets import agreement, look_up, mix_images, mix_targets
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
@@ -14,20 +15,19 @@ from trainer.records.metrics import COUNTED
 
 
 class StandardTask(BaseTask):
-    """Learns from the given labels, with the cross-entropy or the generalised cross-entropy."""
+    """Learns from the given labels."""
 
-    def __init__(self, module: nn.Module, setting: TaskSettings) -> None:
+    def __init__(self, module: nn.Module, setting: TaskSettings, losses: RowLosses | None = None) -> None:
+        """losses: of each row; None: the cross-entropy."""
         super().__init__(module, setting)
-        self._gce_q = setting.gce_q
+        self._losses = losses or partial(target_losses, smoothing=self.smoothing)
 
     def row_losses(self, logits: torch.Tensor, targets: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return the loss of each row of a micro-batch, which other methods replace by their own: [rows].
 
         targets: labels, int64 [rows], or probabilities, float [rows, classes]; inputs: of the whole step.
         """
-        if self._gce_q is not None:
-            return generalised_losses(logits, targets, self._gce_q, self.smoothing)
-        return target_losses(logits, targets, self.smoothing)
+        return self._losses(logits, targets)
 
     def compute_step(self, inputs: Inputs, fixed: StaticSizes) -> StepProgram:
         count = inputs["weights"].sum()
@@ -59,7 +59,5 @@ class StandardTask(BaseTask):
 
 def build(inputs: MethodInputs) -> MethodTraining:
     plan = inputs.plan(inputs.samples)
-    return MethodTraining(StandardTask(inputs.module(), inputs.settings(plan)))
-
-
-METHOD = Method("standard", "Standard training", StandardConfig, build, supports_mixup=True, is_reference=True)
+    task = StandardTask(inputs.module(), inputs.settings(plan), build_row_losses(inputs.config))
+    return MethodTraining(task)

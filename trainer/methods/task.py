@@ -82,8 +82,6 @@ class TaskSettings:
     """Whether to compile the networks' blocks with torch.compile."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes; the loss of a step applies it."""
-    gce_q: float | None = None
-    """q of the generalised cross-entropy; None: cross-entropy."""
     ema_decay: float | None = None
     """Decay of the moving average of the weights; None: no average."""
     ema_buffers: bool = False

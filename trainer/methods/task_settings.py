@@ -3,7 +3,7 @@
 import torch
 
 from trainer.acceleration.policy import choose_acceleration
-from trainer.config.schema import LabelTrainingConfig, Recipe, TrainingConfig
+from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.loading.epoch_plan import Schedule, StaticPlan
 from trainer.methods.task import TaskSettings
@@ -42,7 +42,6 @@ def build_task_settings(
         require_graphs=recipe.execution.graphs is True,
         compile=acceleration.compile,
         label_smoothing=section.label_smoothing,
-        gce_q=section.gce.q if isinstance(section, LabelTrainingConfig) and section.gce is not None else None,
         ema_decay=section.ema.decay if section.ema is not None else None,
         ema_buffers=section.ema is not None and section.ema.use_buffers,
     )

@@ -33,7 +33,7 @@ def check_network(recipe: Recipe, classes: int, weights: Weights | None = None) 
             "classes: choose another model, or change model.options"
         )
     for method in methods_of(recipe):
-        if method.reads_features:
+        if method.reads_features(recipe):
             require_features(network, size, f"model {recipe.model.name}", f"the method {method.name}")
     for section in (recipe.incv, *(method.config(recipe) for method in methods_of(recipe))):
         if section is not None:

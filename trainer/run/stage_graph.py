@@ -65,9 +65,10 @@ def inputs_of(stage: str, recipe: Recipe) -> list[str]:
         return ["labels"]
     if stage in recipe.methods:
         method = get_method(stage)
+        others = method.reads_methods(recipe)
         if method.reads_selection(recipe):
-            return ["incv", *method.reads_methods]
-        return ["labels", *(["incv"] if method.reads_incv(recipe) else []), *method.reads_methods]
+            return ["incv", *others]
+        return ["labels", *(["incv"] if method.reads_incv(recipe) else []), *others]
     if stage in ("evaluate", "export"):
         return list(recipe.methods)
     return [name for name in stages_of(recipe) if name not in ("pack", "export", "report")]

@@ -24,7 +24,8 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import Ids
 from trainer.methods.epoch_evaluation import Accuracy, EvaluatedTask
-from trainer.methods.method import Method, MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.inputs import IncvFacts, MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.method import Method
 from trainer.methods.networks import load_trained_networks, seed_rng, to_device
 from trainer.methods.registry import get_method, methods_of
 from trainer.methods.task import BaseTask
@@ -204,21 +205,9 @@ class StageRunner:
 
     def _method_inputs(self, method: Method) -> MethodInputs:
         recipe, data = self._recipe, self._training_set()
-        selected = candidates = noise = None
-        if method.reads_selection(recipe):
-            selection = SelectionIndex.read(self._run.selection)
-            selected, candidates = selection.ids(State.SELECTED), selection.ids(State.CANDIDATE)
-        if method.reads_incv(recipe):
-            assert recipe.incv is not None
-            estimates = NoiseEstimates.from_json(read_json(self._run.incv)["noise"])
-            noise = NoiseFacts(
-                estimates.of_rule(recipe.incv), estimates.confident_of_selected, estimates.held_out_of_selected
-            )
         return MethodInputs(
-            name=method.name,
+            method=method,
             recipe=recipe,
-            config=method.config(recipe),
-            networks=method.networks,
             classes=data.classes,
             samples=data.ids,
             labels=data.labels,
@@ -228,9 +217,7 @@ class StageRunner:
             passes=self._passes(method.name),
             trained_networks=lambda name: self._trained_here(get_method(name), data.classes),
             weights=self._data.weights,
-            selected=selected,
-            candidates=candidates,
-            noise=noise,
+            found=self._incv_facts() if method.reads_incv(recipe) else None,
         )
 
     def _passes(self, stage: str) -> SamplePass:
@@ -242,6 +229,15 @@ class StageRunner:
             return log.watch(self._training_set(), location, self._recipe.data.max_unreadable)
 
         return SamplePass(images, self._recipe.precision, ctx, f"{stage}: {{doing}}", stage)
+
+    def _incv_facts(self) -> IncvFacts:
+        """Return what INCV found, from its files."""
+        config, selection = self._recipe.incv, SelectionIndex.read(self._run.selection)
+        assert config is not None
+        estimates = NoiseEstimates.from_json(read_json(self._run.incv)["noise"])
+        ratio = estimates.of_rule(config)
+        noise = NoiseFacts(ratio, estimates.confident_of_selected, estimates.held_out_of_selected)
+        return IncvFacts(selection.ids(State.SELECTED), selection.ids(State.CANDIDATE), noise)
 
     def _evaluate(self) -> None:
         """Evaluate every method on every set; save each finished pass, so that a stopped evaluation can resume."""

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
 from trainer.config.schema import Ratio, TrainingConfig
-from trainer.methods.method import Epochs, Method, MethodInputs, MethodTraining
+from trainer.methods.inputs import MethodInputs, MethodTraining
+from trainer.methods.method import Method
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.twin import TwinModel
 from trainer.records.metrics import COUNTED
@@ -40,7 +41,7 @@ class ToyTask(BaseTask):
 
 
 def build(inputs: MethodInputs) -> MethodTraining:
-    plan = inputs.plan(inputs.selected)
+    plan = inputs.plan(inputs.incv.selected)
     task = ToyTask(inputs.module(), inputs.settings(plan), inputs.config.smoothing)
     return MethodTraining(task, {"smoothing": inputs.config.smoothing})
 
@@ -49,8 +50,7 @@ METHOD = Method(
     "toy_pair",
     "Toy pair",
     ToyConfig,
-    build,
+    "incv_toy:build",
     networks=2,
-    inputs=lambda recipe: frozenset({"labels", "selection"}),
-    passes=lambda config, sizes: [Epochs(config.epochs, sizes.selected)],
+    inputs=("selection",),
 )

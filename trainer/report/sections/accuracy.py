@@ -39,7 +39,7 @@ def describe_methods(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         described[name] = {"title": title_of(name), "headline": False, "reference": False}
         with suppress(ConfigError):
             method = get_method(name)
-            described[name] |= {"headline": method.is_headline, "reference": method.is_reference}
+            described[name] |= {"headline": method.role == "headline", "reference": method.role == "reference"}
     return described
 
 

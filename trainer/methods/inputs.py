@@ -1,0 +1,137 @@
+"""What a training method gets to build its Task from, and what it returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from trainer.config.fitting import count_steps, fit_section
+from trainer.config.schema import Recipe
+from trainer.distributed.world import World
+from trainer.loading.epoch_plan import Mixing, Schedule, StaticPlan
+from trainer.loading.sample_order import Ids, build_windows, derive_stream
+from trainer.methods.method import Method
+from trainer.methods.networks import build_module
+from trainer.methods.task import BaseTask, TaskSettings
+from trainer.methods.task_settings import build_task_settings
+from trainer.models.weights import Weights
+from trainer.passes.sample_pass import SamplePass
+
+
+@dataclass(frozen=True)
+class NoiseFacts:
+    """INCV's noise estimates that methods may use."""
+
+    ratio: float
+    """ε, from the estimator named in `incv.noise_estimate`."""
+    selected_confident: float
+    """ε_S, the noise ratio of the selected samples, from the confident estimate of T (Prop. 2)."""
+    selected_held_out: float
+    """ε_S from the confusion matrix of the held-out predictions."""
+
+
+@dataclass(frozen=True, eq=False)
+class IncvFacts:
+    """What INCV found."""
+
+    selected: Ids
+    """S, the selected samples."""
+    candidates: Ids
+    """C, the remaining candidates."""
+    noise: NoiseFacts
+
+
+@dataclass(frozen=True, eq=False)
+class MethodInputs:
+    """Everything a method may read when it builds its task."""
+
+    method: Method
+    recipe: Recipe
+    classes: int
+    samples: Ids
+    """All samples of the run."""
+    labels: npt.NDArray[np.int64]
+    """The given label of each sample, indexed by sample_id."""
+    shards: npt.NDArray[np.integer]
+    """The shard of each sample, indexed by sample_id."""
+    world: World
+    folder: Path
+    """The method's folder in the run directory."""
+    passes: SamplePass
+    """Runs networks over training samples, outside of the steps."""
+    trained_networks: Callable[[str], list[nn.Module]]
+    """Returns the networks of a method in `Method.inputs`, on the device and in eval mode."""
+    weights: Weights | None
+    """Weights that the networks start from, apart from their classifiers; None: random ones."""
+    found: IncvFacts | None
+    """What INCV found; None unless the method's inputs include `selection` or `noise_estimate`."""
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def config(self) -> Any:
+        """The method's own recipe section."""
+        return self.method.config(self.recipe)
+
+    @property
+    def incv(self) -> IncvFacts:
+        """What INCV found, for a method that declares to read it."""
+        if self.found is None:
+            raise TypeError(
+                f"the method {self.name} reads what INCV found, but its record does not say so: add `selection` or "
+                "`noise_estimate` to its `inputs`"
+            )
+        return self.found
+
+    def fit_config(self, selected: Ids) -> Any:
+        """Return `config` with its epochs raised to give a training on `selected` at least `min_steps` steps."""
+        return fit_section(self.config, count_steps(len(selected), self.recipe.batch.rows))
+
+    def plan(self, selected: Ids, candidates: Ids | None = None, candidates_from: int = 0) -> StaticPlan:
+        """Build a plan of `fit_config`'s epochs over `selected`; `candidates` join at epoch `candidates_from`."""
+        plan = StaticPlan(
+            stream=derive_stream(self.recipe.seed, self.name),
+            selected=selected,
+            batch=self.recipe.batch.rows,
+            epochs=self.fit_config(selected).epochs,
+            windows=build_windows(self.recipe.order, self.shards),
+            mixing=Mixing(self.config.mixup.alpha) if self.config.mixup.alpha else None,
+        )
+        if candidates is None:
+            return plan
+        return replace(plan, candidates=candidates, candidates_from=candidates_from)
+
+    def schedule(self, steps_per_epoch: int, rows: int) -> Schedule:
+        """Return the schedule of a Task that plans each epoch itself, over all samples of the run.
+
+        Args:
+            rows: Rows of a full step, over all ranks; each look at an id is one.
+        """
+        epochs = fit_section(self.config, steps_per_epoch).epochs
+        return Schedule(derive_stream(self.recipe.seed, self.name), epochs, steps_per_epoch, rows, self.samples)
+
+    def module(self) -> nn.Module:
+        """Build the method's networks with initial weights: one network, or a TwinModel."""
+        return build_module(self.recipe, self.name, self.method.networks, self.classes, self.weights)
+
+    def settings(self, plan: StaticPlan | Schedule) -> TaskSettings:
+        """Build the training and execution settings for `plan`, or for a Task that plans each epoch of a schedule."""
+        section = self.fit_config(plan.selected if isinstance(plan, StaticPlan) else plan.samples)
+        labels = torch.from_numpy(self.labels)
+        return build_task_settings(self.recipe, section, plan, labels, self.world, allow_accelerate=True)
+
+
+@dataclass(frozen=True, eq=False)
+class MethodTraining:
+    """A method's task, ready to train."""
+
+    task: BaseTask
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Entries of `training.json`, besides those of the schedule or instead of them."""
