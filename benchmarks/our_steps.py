@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from shards.sample_index import SampleIndex
-from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.devices import count_visible_gpus, prepare_gpu
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import World

@@ -17,7 +17,8 @@ from trainer.config.fitting import (
     fit_section,
     resolve_batch,
 )
-from trainer.config.schema import OptimizerConfig, TrainingConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import TrainingConfig
 from trainer.methods.coteaching_incv import CoteachingIncvConfig
 from trainer.run.recipe import load_recipe
 

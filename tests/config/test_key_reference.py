@@ -18,7 +18,8 @@ from trainer.config.key_reference import (
     select_section,
 )
 from trainer.config.recipe_file import all_keys
-from trainer.config.schema import Positive, Ratio, Recipe
+from trainer.config.schema import Recipe
+from trainer.config.section import Positive, Ratio
 from trainer.methods.registry import METHODS, get_method
 from trainer.run.recipe import recipe_schema
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import RECIPES
+from trainer.config.data import DataConfig
 from trainer.config.recipe_file import recipe_yaml
-from trainer.config.schema import DataConfig
 from trainer.run.recipe import load_recipe
 
 SPLITS = st.fixed_dictionaries(

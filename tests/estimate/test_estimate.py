@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shards.errors import ConfigError
 from tests.support import RECIPES, REPOSITORY
 from trainer.cli import main
-from trainer.config.schema import DataConfig, Recipe
+from trainer.config.data import DataConfig
+from trainer.config.schema import Recipe
 from trainer.estimate import measured
 from trainer.estimate.cost import CostModel, PhaseCost, all_reduce_bytes, all_reduce_seconds
 from trainer.estimate.dry_run import size_split

@@ -14,7 +14,8 @@ from safetensors.torch import load, save
 from tests.support.digits_bench import Bench, network_of, same
 from tests.support.prediction_rows import rows
 from tests.support.toy_networks import TARGETS, schedule_of
-from trainer.config.schema import OptimizerConfig, Recipe
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import Recipe
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv.folds import FoldTask
 from trainer.incv.predictions import Predictions

@@ -8,7 +8,8 @@ import torch
 
 from shards.pack import pack
 from shards.sources import open_source
-from trainer.config.schema import ExecutionConfig, ImageConfig, OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.world import SINGLE_PROCESS, World
 from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import open_image_set

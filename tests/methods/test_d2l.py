@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shards.errors import ConfigError
 from tests.support import RECIPES
 from tests.support.toy_networks import assert_same_network, batch_of, descend, linear, normed, setting, step_at
-from trainer.config.schema import EvaluationConfig, OptimizerConfig
+from trainer.config.optimisation import EvaluationConfig, OptimizerConfig
 from trainer.distributed.stop import Stopped
 from trainer.methods.built_in import D2lConfig
 from trainer.methods.d2l import D2lTask, LidHistory, TurningRule, initial_epochs

@@ -19,7 +19,7 @@ from tests.support.toy_networks import (
     setting,
     step_at,
 )
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.loading.batch import Batch
 from trainer.methods.decoupling import DecouplingTask, divisor_of, find_disagreements
 from trainer.models.twin import TwinModel

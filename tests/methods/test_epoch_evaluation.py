@@ -19,7 +19,7 @@ from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
 from tests.support.toy_networks import assert_same_network, batch_of, normed, setting, step_at
 from tests.support.untimed import untimed
-from trainer.config.schema import EvaluationConfig
+from trainer.config.optimisation import EvaluationConfig
 from trainer.distributed.stop import Stopped
 from trainer.loading.image_set import open_image_set
 from trainer.methods.epoch_evaluation import Accuracy, BestEpoch, EvaluatedTask

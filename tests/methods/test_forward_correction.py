@@ -23,7 +23,7 @@ from tests.support.toy_networks import (
     setting,
     step_at,
 )
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.loading.epoch_plan import StaticPlan
 from trainer.methods import forward_correction

@@ -23,7 +23,7 @@ from tests.support.toy_networks import (
     setting,
     step_at,
 )
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.loading.batch import Batch
 from trainer.loading.sample_order import draw_uniforms
 from trainer.methods.mentornet import (

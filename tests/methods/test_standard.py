@@ -21,7 +21,7 @@ from tests.support.toy_networks import (
     setting,
     step_at,
 )
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.methods.losses import sample_losses, target_losses
 from trainer.methods.standard import StandardTask

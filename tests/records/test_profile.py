@@ -17,7 +17,8 @@ from torch import nn
 
 from shards.durable import read_json, write_json
 from tests.support import processes
-from trainer.config.schema import ExecutionConfig, OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import ExecutionConfig
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.incv import rounds

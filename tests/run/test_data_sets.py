@@ -14,7 +14,7 @@ from shards.errors import CommandStopped, ConfigError, DataError, Fix
 from shards.folder_lock import lock_folder
 from shards.sample_index import SampleIndex
 from shards.verify import verify
-from trainer.config.schema import DataConfig
+from trainer.config.data import DataConfig
 from trainer.distributed.stop import StopRequest
 from trainer.run.data_sets import open_split
 

@@ -16,7 +16,7 @@ from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.sources import RawSample
 from tests.support import RECIPES
-from trainer.config.schema import LabelsConfig
+from trainer.config.data import LabelsConfig
 from trainer.loading.sample_order import derive_stream
 from trainer.run.label_file import file_checksum, read_label_file
 from trainer.run.labels import (

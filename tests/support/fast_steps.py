@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch, BatchMix
 from trainer.loading.epoch_plan import Schedule, StepIds

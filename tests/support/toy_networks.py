@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.config.schema import OptimizerConfig, Precision
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.section import Precision
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import Schedule, StepIds

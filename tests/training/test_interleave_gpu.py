@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.support.toy_networks import TARGETS, schedule_of
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StepIds

@@ -15,7 +15,8 @@ from torch import nn
 
 from shards.errors import DataError
 from tests.support.untimed import untimed
-from trainer.config.schema import ExecutionConfig, OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import ExecutionConfig
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.models.factory import create_model
 from trainer.training.optim import (
     cosine_rate_at,

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from trainer.config.schema import Precision
+from trainer.config.section import Precision
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -3,7 +3,8 @@
 import math
 from typing import Any, TypeVar
 
-from trainer.config.schema import OptimizerConfig, Recipe, TrainingConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import Recipe, TrainingConfig
 
 SMALLEST_BATCH, LARGEST_BATCH = 16, 128
 STEPS_PER_EPOCH = 8

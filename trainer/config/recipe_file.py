@@ -15,7 +15,8 @@ import yaml
 from pydantic import ValidationError
 
 from shards.errors import ConfigError
-from trainer.config.schema import Recipe, Section
+from trainer.config.schema import Recipe
+from trainer.config.section import Section
 
 _MOST_VALUES = 2_000_000  # a noise matrix of 1000 classes has one million
 

@@ -10,8 +10,9 @@ from shards.errors import InputError
 from shards.pack import is_packed
 from shards.sample_index import SampleIndex
 from shards.sources import Source, published_size
+from trainer.config.data import DataConfig
 from trainer.config.fitting import count_steps, count_trained, fit_section, resolve_batch
-from trainer.config.schema import DataConfig, Recipe, TrainingConfig
+from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from shards.errors import ConfigError
-from trainer.config.schema import IncvConfig, LabelTrainingConfig, Positive, Ratio, Recipe, TrainingConfig
+from trainer.config.schema import IncvConfig, LabelTrainingConfig, Recipe, TrainingConfig
+from trainer.config.section import Positive, Ratio
 from trainer.methods.method import Epochs, ExpectedSizes, Inputs, Method
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from trainer.config.schema import EvaluationConfig
+from trainer.config.optimisation import EvaluationConfig
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.methods.networks import BEST, list_networks

@@ -22,7 +22,8 @@ from trainer.acceleration.cuda_graphs import (
 )
 from trainer.acceleration.precision import autocast
 from trainer.acceleration.streams import CaptureError, ExclusiveStream
-from trainer.config.schema import OptimizerConfig, Precision
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.section import Precision
 from trainer.distributed.flat_tensors import flatten_bytes
 from trainer.distributed.world import World
 from trainer.loading.batch import Batch

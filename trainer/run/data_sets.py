@@ -15,8 +15,9 @@ from shards.sample_index import SampleIndex
 from shards.source_files import find_changes, read_source_files
 from shards.sources import Source, SourceOptions, find_source, open_source
 from shards.verify import require_verified
+from trainer.config.data import DataConfig
 from trainer.config.recipe_file import read_recipe
-from trainer.config.schema import DataConfig, Recipe
+from trainer.config.schema import Recipe
 from trainer.distributed.stop import StopRequest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.source_check import SourceCheck, has_files

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from shards.errors import ConfigError
 from shards.repacked import is_packed_again
-from trainer.config.schema import DataConfig, Recipe
+from trainer.config.data import DataConfig
+from trainer.config.schema import Recipe
 from trainer.config.shipped import MANIFEST, RESOLVED, recipe_name, run_name
 from trainer.run.recipe import load_recipe
 from trainer.run.result_keys import Keys, hash_keys, result_keys

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from shards.errors import DataError
 from shards.sample_index import SampleIndex
-from trainer.config.schema import LabelsConfig
+from trainer.config.data import LabelsConfig
 from trainer.loading.sample_order import Ids, derive_stream, draw_uniforms
 from trainer.records.stored_labels import Labels
 from trainer.run.label_file import EXCLUDED, Corrections, read_label_file

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from shards.errors import ConfigError, did_you_mean
 from shards.plugins import PluginGroup
-from trainer.config.data import NOISE_ALIASES
-from trainer.config.schema import LabelsConfig
+from trainer.config.data import NOISE_ALIASES, LabelsConfig
 from trainer.theory import (
     asymmetric_transition,
     check_transition,

@@ -12,7 +12,7 @@ from shards.errors import ConfigError, Fix, InputError
 from shards.sample_index import SampleIndex
 from shards.source_files import MOST_COMPARED, SourceFiles, find_changes, read_source_files
 from shards.sources import Source, find_source
-from trainer.config.schema import DataConfig
+from trainer.config.data import DataConfig
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from trainer.config.schema import OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
 from trainer.models.factory import DecayScope, weight_decay_groups
 
 OptimizerKind = Literal["adam", "adamw", "sgd"]

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
-from trainer.config.schema import Ratio, TrainingConfig
+from trainer.config.schema import TrainingConfig
+from trainer.config.section import Ratio
 from trainer.methods.inputs import MethodInputs, MethodTraining
 from trainer.methods.method import Method
 from trainer.methods.task import BaseTask, TaskSettings
