@@ -16,7 +16,8 @@ import trainer.passes.table
 from shards.errors import DataError
 from tests.support.toy_networks import TARGETS, schedule_of
 from tests.support.toy_passes import ToyNetwork, toy_pass
-from trainer.config.schema import ExecutionConfig, OptimizerConfig
+from trainer.config.optimisation import OptimizerConfig
+from trainer.config.schema import ExecutionConfig
 from trainer.distributed.process_group import join_world, leave_world
 from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World

@@ -15,19 +15,10 @@ from trainer.config.augmentation import (
     RandAugmentConfig,
     RandomResizedCropConfig,
 )
-from trainer.config.data import DataConfig as DataConfig
-from trainer.config.data import DataSections as DataSections
-from trainer.config.data import LabelsConfig as LabelsConfig
+from trainer.config.data import DataSections, LabelsConfig
 from trainer.config.losses import AnyLoss, LossConfig
-from trainer.config.optimisation import EmaConfig as EmaConfig
-from trainer.config.optimisation import EvaluationConfig as EvaluationConfig
-from trainer.config.optimisation import OptimizerConfig as OptimizerConfig
-from trainer.config.section import PathText as PathText
-from trainer.config.section import Positive as Positive
-from trainer.config.section import Precision as Precision
-from trainer.config.section import Ratio as Ratio
-from trainer.config.section import Section as Section
-from trainer.config.section import execution as execution
+from trainer.config.optimisation import EmaConfig, EvaluationConfig, OptimizerConfig
+from trainer.config.section import PathText, Positive, Precision, Ratio, Section, execution
 
 
 class ImageConfig(Section):

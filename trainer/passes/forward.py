@@ -9,7 +9,7 @@ from torch import nn
 from shards.progress import Progress
 from trainer.acceleration.graphed_forward import Forward, GraphedForward, predict_stream
 from trainer.acceleration.precision import autocast
-from trainer.config.schema import Precision
+from trainer.config.section import Precision
 from trainer.distributed.place import show_place
 from trainer.distributed.stop import Stopped, StopRequest
 from trainer.loading.batch import Batch, BatchRequest, Loader

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from trainer.config.schema import Precision
+from trainer.config.section import Precision
 from trainer.distributed.stop import Stopped
 from trainer.loading.batch import Batch
 from trainer.loading.image_set import ImageSet

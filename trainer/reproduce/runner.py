@@ -7,7 +7,8 @@ from pathlib import Path
 
 from shards.errors import ConfigError, renamed_fields
 from shards.pack import is_packed
-from trainer.config.schema import DataConfig, Recipe
+from trainer.config.data import DataConfig
+from trainer.config.schema import Recipe
 from trainer.config.shipped import RECIPES
 from trainer.config.sweep import Variant
 from trainer.reproduce.planning import PlannedRun
