@@ -113,10 +113,10 @@ def make_run(
         "command": "incv run",
         "accuracy": {"test": {method: {"top1": top1}}},
         "keys": {"seed": seed, "data.train.checksum": "abc", **(keys or {})},
+        "numerics": {method: 1},
         **fields,
     }
     record = RunRecord.model_validate(content)
-    assert record.keys is not None
     return ComparedRun(name or f"{method}-{seed}-{top1}-{keys}", record, Identity(record.keys, record.numerics))
 
 

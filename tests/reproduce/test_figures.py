@@ -15,6 +15,7 @@ from trainer.theory import symmetric_accuracy, symmetric_transition
 
 def record(run: PlannedRun, **fields: Any) -> RunRecord:
     content = {"recipe": run.recipe, "method": run.stage, "seed": run.seed, "command": "", "accuracy": {}}
+    content |= {"keys": {}, "numerics": {}}
     return RunRecord.model_validate(content | fields)
 
 

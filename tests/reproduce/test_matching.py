@@ -18,15 +18,12 @@ KEYS = st.dictionaries(KEY, st.integers(0, 3), max_size=5)
 
 def record(run: PlannedRun, keys: dict[str, Any] | None = None, **fields: Any) -> RunRecord:
     content = {"recipe": run.recipe, "method": run.stage, "seed": run.seed, "command": run.command, "accuracy": {}}
-    return RunRecord.model_validate(content | {"keys": keys_of(run) if keys is None else keys} | fields)
+    identity = {"keys": keys_of(run) if keys is None else keys, "numerics": {run.stage: 1}}
+    return RunRecord.model_validate(content | identity | fields)
 
 
 def keys_of(run: PlannedRun) -> dict[str, Any]:
     return {"recipe": run.recipe, "stage": run.stage, "seed": run.seed, "precision": "bf16"}
-
-
-def identify(each: RunRecord) -> Identity:
-    return Identity(each.keys or {}, each.numerics)
 
 
 EXPECTED = {run: Identity(keys_of(run), {run.stage: 1}) for run in PLANNED}
@@ -39,7 +36,7 @@ def test_only_runs_with_the_same_keys_and_numerics_count(
     records = {f"fresh-{run.slug}": record(run) for run in fresh}
     records |= {f"keys-{run.slug}": record(run, keys_of(run) | {"precision": "fp32"}) for run in other_keys}
     records |= {f"old-{run.slug}": record(run, numerics={run.stage: 2}) for run in other_numerics}
-    matching = match_records(EXPECTED, records, identify)
+    matching = match_records(EXPECTED, records)
     assert matching.recorded == {run: f"fresh-{run.slug}" for run in fresh}
     assert {each.file for each in matching.stale} == {name for name in records if not name.startswith("fresh")}
     assert all(each.reasons for each in matching.stale)
@@ -65,7 +62,6 @@ def test_a_difference_shows_both_values() -> None:
         'precision ("bf16" -> default)',
         "numerics of incv (1 -> 3)",
     )
-    assert find_differences(Identity({}), Identity({}, {"standard": 1})) == ()  # not recorded: the first version
 
 
 def test_evaluations_that_choose_nothing_do_not_matter() -> None:
@@ -82,7 +78,7 @@ def test_a_record_counts_for_the_most_similar_of_several_runs() -> None:
         "high.json": record(PLANNED[0], {"ratio": 0.8, "a": 1}),
         "stale.json": record(PLANNED[0], {"ratio": 0.2, "a": 2}),
     }
-    matching = match_records(expected, records, identify)
+    matching = match_records(expected, records)
     assert matching.recorded == {high: "high.json"}
     assert [(each.file, each.reasons) for each in matching.stale] == [("stale.json", ("a (2 -> 1)",))]
 
@@ -97,23 +93,22 @@ def test_of_several_records_of_one_run_the_first_that_has_what_is_needed_counts(
         "c.json": record(run, date="2026-01-01"),
         "d.json": record(run, date="2026-01-02", **curve),
     }
-    matching = match_records(EXPECTED, records, identify)
+    matching = match_records(EXPECTED, records)
     assert matching.recorded == {run: "c.json"}
     assert {each.file for each in matching.superseded} == {"a.json", "b.json", "d.json"}
-    with_curve = match_records(EXPECTED, records, identify, lambda each: bool(each.test_curve()))
+    with_curve = match_records(EXPECTED, records, lambda each: bool(each.test_curve()))
     assert with_curve.recorded == {run: "d.json"}
 
 
 def test_a_record_without_what_is_needed_leaves_a_gap_and_is_not_stale() -> None:
     records = {"a.json": record(PLANNED[0])}
-    matching = match_records(EXPECTED, records, identify, lambda each: bool(each.test_curve()))
+    matching = match_records(EXPECTED, records, lambda each: bool(each.test_curve()))
     assert not matching.recorded
     assert not matching.stale
 
 
-def test_a_record_whose_keys_are_unknown_is_stale() -> None:
-    matching = match_records(EXPECTED, {"a.json": record(PLANNED[0])}, lambda each: "no keys")
-    assert [each.reasons for each in matching.stale] == [("no keys",)]
+def test_what_is_not_among_the_runs_is_left_out() -> None:
+    matching = match_records(EXPECTED, {"a.json": record(PLANNED[0], {})})
     assert matching.among([PLANNED[0]]) == matching
     assert not matching.among(PLANNED[1:]).stale
 

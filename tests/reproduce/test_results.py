@@ -73,7 +73,8 @@ def test_only_the_marked_parts_of_a_page_are_written() -> None:
         fill_page(f"{begin_marker('a')} ...", {"a": "new"})
 
 
-GOOD = {"recipe": "cifar10_sym20", "seed": 0, "command": "incv run", "accuracy": {}}
+IDENTITY = {"keys": {}, "numerics": {"standard": 1}}
+GOOD = {"recipe": "cifar10_sym20", "method": "standard", "seed": 0, "command": "incv run", "accuracy": {}} | IDENTITY
 FOREIGN: dict[str, tuple[str, list[str]]] = {
     "broken": ("{", ["not valid JSON", "move it elsewhere"]),
     "a_list": ("[1]", ["JSON list"]),
@@ -150,14 +151,3 @@ def test_a_stale_record_does_not_keep_a_new_one_from_being_written(standard: dic
     assert not is_recorded(tmp_path, again, "one")
     assert write_record(tmp_path, again, "one", replace=True) != tmp_path / "one.json"
     assert sorted(record.numerics["standard"] for record in read_records(tmp_path).values()) == [1, 2]
-
-
-def test_keys_follow_from_the_command_of_an_older_record(standard: dict[str, Any]) -> None:
-    table1 = EXPERIMENTS["table1"]
-    del standard["keys"]
-    assert len(collect_outcome(table1, change(standard), (0,)).matching.recorded) == 1
-    slower = standard["command"].replace("precision=bf16", "standard.epochs=100")
-    (stale,) = collect_outcome(table1, change(standard, command=slower), (0,)).matching.stale
-    assert [reason.split(" ")[0] for reason in stale.reasons] == ["precision", "standard.epochs"]
-    (stale,) = collect_outcome(table1, change(standard, command="incv run no_such_key=1"), (0,)).matching.stale
-    assert "no_such_key" in stale.reasons[0]

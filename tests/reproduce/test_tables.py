@@ -18,6 +18,7 @@ RUNS = {(run.row, run.setting, run.seed): run for run in plan_runs(EXPERIMENT, (
 def record(run: PlannedRun, top1: float, curve: list[float], ensemble: float | None = None) -> RunRecord:
     accuracy = {"test": {run.stage: {"top1": top1, "top1_ensemble": ensemble, "count": 10_000}}}
     content = {"recipe": run.recipe, "method": run.stage, "seed": run.seed, "command": "", "accuracy": accuracy}
+    content |= {"keys": {}, "numerics": {}}
     return RunRecord.model_validate(content | {"accuracy_per_epoch": {"test": curve}})
 
 

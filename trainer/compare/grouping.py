@@ -111,14 +111,12 @@ def _are_alike(one: ComparedRun, other: ComparedRun) -> bool:
     """Whether only the seed differs. A checksum that one of them does not know is not compared."""
     if (one.record.recipe, one.record.method) != (other.record.recipe, other.record.method):
         return False
-    stages = one.identity.numerics.keys() | other.identity.numerics.keys()
-    return not find_differences(*(_without_seed(run.identity, stages) for run in (one, other)))
+    return not find_differences(*(_without_seed(run.identity) for run in (one, other)))
 
 
-def _without_seed(identity: Identity, stages: Iterable[str]) -> Identity:
-    """Return the identity without the seed and with the numerics version of every stage, which is 1 by default."""
+def _without_seed(identity: Identity) -> Identity:
     keys = {key: value for key, value in identity.keys.items() if key != "seed"}
-    return Identity(keys, {stage: identity.numerics.get(stage, 1) for stage in stages})
+    return Identity(keys, identity.numerics)
 
 
 def name_variants(firsts: Sequence[ComparedRun]) -> list[str]:

@@ -10,8 +10,7 @@ import yaml
 from shards.durable import read_json
 from shards.errors import ConfigError, DataError
 from trainer.report.sections.curves import read_metrics
-from trainer.reproduce.identity import identify_record
-from trainer.reproduce.matching import Identity
+from trainer.reproduce.matching import Identity, identify_record
 from trainer.reproduce.records import RunRecord, parse_record
 from trainer.reproduce.run_files import RunFiles, describe_stage, read_run_files
 
@@ -48,14 +47,7 @@ def _read_path(path: Path) -> list[ComparedRun]:
         record = parse_record(read_json(path), path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    return [ComparedRun(str(path), record, _identify(record, path))]
-
-
-def _identify(record: RunRecord, path: Path) -> Identity:
-    identity = identify_record(record)
-    if isinstance(identity, str):
-        raise DataError(f"{path}: {identity}; add its `keys`, or leave it out")
-    return identity
+    return [ComparedRun(str(path), record, identify_record(record))]
 
 
 def _read_directory(root: Path) -> list[ComparedRun]:
@@ -88,9 +80,8 @@ def _read_stage(files: RunFiles, root: Path, stage: str) -> ComparedRun:
     record = parse_record(describe_stage(files, stage), root)
     path = files.run.method(stage) / "metrics.jsonl"
     metrics = read_metrics(path) if path.exists() else {}
-    assert record.keys is not None
     unfinished = () if files.is_finished else files.unfinished or ("report",)
-    return ComparedRun(str(root), record, Identity(record.keys, record.numerics), metrics, unfinished)
+    return ComparedRun(str(root), record, identify_record(record), metrics, unfinished)
 
 
 def describe_environment(record: RunRecord) -> dict[str, Any]:

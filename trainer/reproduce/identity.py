@@ -1,6 +1,5 @@
-"""The identities of planned and of recorded runs, from today's recipes and methods."""
+"""The identities of planned runs, from today's recipes and methods."""
 
-import shlex
 from collections.abc import Sequence
 from functools import cache
 
@@ -9,7 +8,6 @@ from trainer.config.shipped import RECIPES
 from trainer.methods.registry import method_names
 from trainer.reproduce.matching import Identity
 from trainer.reproduce.planning import PlannedRun
-from trainer.reproduce.records import RunRecord
 from trainer.run.recipe import load_recipe
 from trainer.run.stage_graph import numerics_behind, stage_keys
 
@@ -37,20 +35,6 @@ def identify_plan(run: PlannedRun, checksum: str | None = CIFAR10_TRAIN) -> Iden
     is_known = checksum is not None and data == ("cifar10", "train")
     facts = {"data.train.checksum": checksum} if is_known else {}
     return Identity({**identity.keys, **facts}, identity.numerics)
-
-
-def identify_record(record: RunRecord) -> Identity | str:
-    """Return the identity of a recorded run, or why it has none.
-
-    Without recorded keys, they follow from its command and today's recipe.
-    """
-    if record.keys is not None:
-        return Identity(record.keys, record.numerics)
-    try:
-        overrides = tuple(word for word in shlex.split(record.command) if "=" in word and not word.startswith("-"))
-        return Identity(_identify(record.recipe, record.method, overrides).keys, record.numerics)
-    except (ConfigError, ValueError) as error:
-        return f"it has no `keys`, and they do not follow from its command `{record.command}`: {error}"
 
 
 @cache

@@ -58,15 +58,13 @@ class Matching:
 def match_records(
     expected: Mapping[PlannedRun, Identity],
     records: Mapping[str, RunRecord],
-    identify: Callable[[RunRecord], Identity | str],
     is_complete: Callable[[RunRecord], bool] = lambda record: True,
 ) -> Matching:
     """Match each record with the planned run of its recipe, stage and seed that has the most similar result keys.
 
     A record counts only if no key and no numerics version differs; otherwise it is stale. Of several records of one
-    run, the first one by date counts, so that repeating a run never replaces its result by a better one. identify:
-    gives the identity of a record, or says why it has none; is_complete: whether a record has all that the experiment
-    needs; one that lacks something does not count.
+    run, the first one by date counts, so that repeating a run never replaces its result by a better one. is_complete:
+    whether a record has all that the experiment needs; one that lacks something does not count.
     """
     candidates: dict[PlannedRun, list[str]] = {}
     stale = []
@@ -78,10 +76,7 @@ def match_records(
         ]
         if not runs:
             continue
-        own = identify(record)
-        if isinstance(own, str):
-            stale.append(Stale(file, (own,), runs[0]))
-            continue
+        own = identify_record(record)
         reasons = {run: find_differences(own, expected[run]) for run in runs}
         nearest = min(runs, key=lambda run: len(reasons[run]))
         if reasons[nearest]:
@@ -94,6 +89,10 @@ def match_records(
         recorded[run] = first
         superseded += [Stale(file, (f"{first} was recorded first",), run) for file in others]
     return Matching(recorded, stale, superseded)
+
+
+def identify_record(record: RunRecord) -> Identity:
+    return Identity(record.keys, record.numerics)
 
 
 def by_date(record: RunRecord, file: str) -> tuple[str, str]:
@@ -115,7 +114,7 @@ def find_differences(recorded: Identity, expected: Identity) -> tuple[str, ...]:
     ]
     differences = [f"{key} ({_show(before, key)} -> {_show(after, key)})" for key in keys]
     for stage, version in sorted(expected.numerics.items()):
-        if (own := recorded.numerics.get(stage, 1)) != version:
+        if (own := recorded.numerics.get(stage)) != version:
             differences.append(f"numerics of {stage} ({own} -> {version})")
     return tuple(differences)
 

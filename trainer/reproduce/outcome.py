@@ -10,7 +10,7 @@ from shards.durable import write_bytes, write_json
 from trainer.reproduce import paper
 from trainer.reproduce.experiments import EXPERIMENTS, Experiment, Needs
 from trainer.reproduce.figures import DRAWINGS
-from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan, identify_record
+from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan
 from trainer.reproduce.matching import Identity, Matching, Stale, match_records, seeds_of
 from trainer.reproduce.page import fill_page
 from trainer.reproduce.planning import PlannedRun, plan_runs
@@ -89,7 +89,7 @@ def collect_outcome(
         if (run.recipe, run.stage) in kinds and run not in expected and find_unavailable(run) is None:
             expected[run] = identify_plan(run, None if smoke else CIFAR10_TRAIN)
     matching = match_records(
-        expected, records, identify_record, lambda record: _HAS[experiment.needs](record, experiment.evaluation_set)
+        expected, records, lambda record: _HAS[experiment.needs](record, experiment.evaluation_set)
     ).among(own)
     able = [run for run in own if run in expected]
     if seeds is None:

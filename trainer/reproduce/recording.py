@@ -105,7 +105,5 @@ def format_record(record: dict[str, Any]) -> str:
 
 
 def _is_same(before: RunRecord, record: dict[str, Any]) -> bool:
-    if before.keys is None:
-        return False
     versions = Identity(before.keys, before.numerics), Identity(record["keys"], record["numerics"])
     return not find_differences(*versions)

@@ -36,17 +36,17 @@ class RunRecord(BaseModel):
 
     recipe: str
     """Name of the shipped recipe."""
-    method: str = "coteaching_incv"
-    """The method, or `incv` for a run without one. Records of Algorithm 3 from before this field leave it out."""
+    method: str
+    """The method, or `incv` for a run without one."""
     seed: int
     command: str
     """The command that executes this run alone."""
     accuracy: dict[str, dict[str, Accuracy]]
     """By evaluation set and method; {} for a run without methods."""
-    keys: dict[str, Any] | None = None
-    """The result keys of the method's stage, from the manifest; None: they follow from `command`."""
-    numerics: dict[str, int] = {}
-    """Numerics version of the method, and of INCV if it reads INCV; a version that is left out is 1."""
+    keys: dict[str, Any]
+    """The result keys of the method's stage, from the manifest."""
+    numerics: dict[str, int]
+    """Numerics versions of the method and of the stages that it builds on."""
     accuracy_per_epoch: dict[str, list[float]] = {}
     """By evaluation set: mean accuracy of the networks after every evaluated epoch, in percent."""
     rounds: list[dict[str, Any]] = []
