@@ -21,7 +21,7 @@ def test_a_world_of_one_says_nothing() -> None:
     assert torch.equal(SINGLE_PROCESS.all_gather(numbers)[0], numbers)
     assert torch.equal(SINGLE_PROCESS.all_reduce_mean([numbers])[0], numbers)
     assert SINGLE_PROCESS.all_reduce_mean([numbers])[0] is not numbers
-    assert SINGLE_PROCESS.broadcast_from_rank0(lambda: {"a": 1}) == {"a": 1}
+    assert SINGLE_PROCESS.broadcast_from_rank0(lambda: {1: ("a", "b")}) == {"1": ["a", "b"]}, "as with many ranks"
     assert SINGLE_PROCESS.all_gather_strings("me") == ["me"]
     assert (SINGLE_PROCESS.barrier(), SINGLE_PROCESS.barrier(True)) == (False, True)
     SINGLE_PROCESS.require_equal("x", "anything")

@@ -106,7 +106,7 @@ class World:
     def broadcast_from_rank0(self, value: Callable[[], Any]) -> Any:
         """Call `value` on rank 0 only, and return its result on every rank, after a round trip through JSON."""
         if self.rank_group is None:
-            return value()
+            return json.loads(json.dumps(value()))
         key = f"{self.rank_group.name}/broadcast/{next(self.rank_group.sequence)}"
         if self.is_rank0:
             text = json.dumps(value())
