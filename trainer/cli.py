@@ -26,14 +26,13 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.stop import StopRequest
 from trainer.doctor.command import add_commands as add_doctor_commands
 from trainer.outputs.command import add_commands as add_output_commands
-from trainer.records.logs import configure_logging
+from trainer.records.logs import configure_logging, report_error
 from trainer.records.run_directory import RunDirectory
 from trainer.report.sections.images import describe_counts
 from trainer.report.sections.next_steps import format_steps, next_steps
 from trainer.report.summary import summary_table
 from trainer.report.sweep_table import SweepRun, format_sweep, summarise_sweep, write_sweep
 from trainer.reproduce.command import add_commands as add_reproduce_commands
-from trainer.run.exit_code import report_error
 from trainer.run.stage_graph import all_stages, stages_of
 
 _log = logging.getLogger(__name__)

@@ -235,7 +235,7 @@ def test_what_is_left_out_is_named(incv, here):
     folder = here / "results" / "runs"
     folder.mkdir(parents=True)
     own = {"recipe": "mine", "method": "standard", "seed": 0, "command": "incv run -c mine.yaml", "accuracy": {}}
-    (folder / "mine.json").write_text(json.dumps(own))
+    (folder / "mine.json").write_text(json.dumps(own | {"keys": {}, "numerics": {}}))
     assert "no experiment has their recipe and method: mine.json" in incv("reproduce", "figure1").out
 
 
@@ -254,7 +254,9 @@ def test_a_record_has_the_command_that_executes_its_run_alone(incv, here):
 def test_a_run_of_earlier_numerics_is_executed_again_beside_it(incv, here, monkeypatch):
     command = ("reproduce", "table1", "--smoke", "--settings", "sym20", "--methods", "standard")
     assert incv(*command).code == 0
-    monkeypatch.setattr("trainer.run.stage_graph.numerics_of", lambda stage: 2 if stage == "standard" else None)
+    for module in ("stage_graph", "ledger"):
+        patched = f"trainer.run.{module}.numerics_of"
+        monkeypatch.setattr(patched, lambda stage: 2 if stage == "standard" else None)
     identity._identify.cache_clear()
     answer = incv(*command)
     identity._identify.cache_clear()

@@ -13,7 +13,7 @@ from tests.support import RECIPES, processes
 from tests.support.command_line import exit_code
 from trainer.incv.predictions import Predictions
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.run.held_out import split_held_out
+from trainer.run.labels import split_held_out
 
 labels_of = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(lambda labels: np.array(labels, np.int64))
 fractions = st.floats(0, 0.99)

@@ -11,9 +11,9 @@ from tests.support import RECIPES
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.records.unreadable import UnreadableLog, parse_complete_lines
+from trainer.run.ledger import StageLedger
 from trainer.run.recipe import load_recipe
-from trainer.run.result_keys import FORMAT
-from trainer.run.stage_graph import StageLedger, stage_keys
+from trainer.run.stage_graph import stage_keys
 
 READ_BY_INCV = {
     "seed=5": "seed",
@@ -39,7 +39,7 @@ FACTS = {"data.train.checksum": "aaaa", "data.eval.test.checksum": "bbbb"}
 @settings(max_examples=12, deadline=None)
 @given(st.sets(st.sampled_from(sorted(READ_BY_INCV))), st.sets(st.sampled_from(NOT_READ)), st.booleans())
 def test_the_keys_that_incv_reads_decide(read: set[str], other: set[str], other_images: bool) -> None:
-    record: dict[str, Any] = {"format": FORMAT, "keys": stage_keys(load_recipe(RECIPES / "tiny.yaml"), FACTS)["incv"]}
+    record: dict[str, Any] = {"keys": stage_keys(load_recipe(RECIPES / "tiny.yaml"), FACTS)["incv"]}
     facts = {**FACTS, "data.eval.test.checksum": "cccc", "data.train.checksum": "dddd" if other_images else "aaaa"}
     recipe, run = load_recipe(RECIPES / "tiny.yaml", [*read, *other]), RunDirectory(Path("nowhere"))
     changes = StageLedger(recipe, facts, run, Manifest(run)).compare("incv", record)

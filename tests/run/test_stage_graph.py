@@ -11,17 +11,10 @@ from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.methods.registry import method_names
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
+from trainer.run.ledger import StageLedger
 from trainer.run.recipe import load_recipe
-from trainer.run.result_keys import default_keys, hash_keys, result_keys, upgrade_keys
-from trainer.run.stage_graph import (
-    StageLedger,
-    all_stages,
-    inputs_of,
-    outputs_of,
-    require_stages,
-    stage_keys,
-    stages_of,
-)
+from trainer.run.result_keys import default_keys, hash_keys, result_keys
+from trainer.run.stage_graph import all_stages, find_stage, require_stages, stage_keys, stages_of
 
 FACTS = {"data.train.checksum": "aaaa", "data.eval.test.checksum": "bbbb"}
 METHODS = ("standard", "coteaching", "coteaching_incv")
@@ -81,49 +74,6 @@ def test_a_key_at_its_default_is_left_out_whether_written_or_not():
     assert result_keys(plain) == result_keys(written)
     assert "incv.min_per_class" not in result_keys(plain)
     assert result_keys(tiny("incv.min_per_class=1"))["incv.min_per_class"] == 1
-
-
-FORMAT_1 = {
-    "coteaching.epochs": 5,
-    "coteaching.rank": "one_pass",
-    "coteaching.noise_of_selected": "confident",
-    "coteaching.warmup_epochs": 2,
-    "coteaching.ramp_epochs": 3,
-    "coteaching.optimizer.kind": "adam",
-    "coteaching.optimizer.learning_rate": 0.002,
-    "coteaching.optimizer.milestones": [[3, 0.0005]],
-    "coteaching.optimizer.warmup_epochs": 0.0,
-    "model.name": "digits_cnn",
-    "model.options": {},
-}
-"""What a manifest of format 1 recorded, in part, for the stage coteaching_incv of recipes/tiny.yaml."""
-
-
-def test_keys_of_format_1_are_upgraded():
-    upgraded = upgrade_keys({"keys": FORMAT_1}, "coteaching_incv", tiny())
-    own = {
-        f"coteaching_incv.{key.partition('.')[2]}": value for key, value in FORMAT_1.items() if key != "model.name"
-    }
-    defaults = {"coteaching_incv.rank", "coteaching_incv.optimizer.kind", "coteaching_incv.optimizer.warmup_epochs"}
-    own = {
-        key: value for key, value in own.items() if key not in defaults and not key.endswith((".options", ".name"))
-    }
-    assert upgraded == {**own, "model.name": "digits_cnn"}
-    assert upgraded.items() <= stage_keys(tiny(), FACTS)["coteaching_incv"].items()
-
-
-def test_keys_of_format_1_are_upgraded_for_the_stages_that_follow():
-    recorded = {**FORMAT_1, "coteaching.forget_rate": 0.3, "methods": ["coteaching", "coteaching_incv"]}
-    both = upgrade_keys({"keys": recorded}, "evaluate", tiny())
-    assert both["coteaching.epochs"] == both["coteaching_incv.epochs"] == 5
-    assert both["coteaching.forget_rate"] == 0.3
-    assert "coteaching.noise_of_selected" not in both
-    alone = upgrade_keys({"keys": {**recorded, "methods": ["coteaching_incv"]}}, "evaluate", tiny())
-    assert not [key for key in alone if key.startswith("coteaching.")]
-
-
-def test_keys_of_todays_format_stay_as_they_are():
-    assert upgrade_keys({"keys": FORMAT_1, "format": 2}, "coteaching_incv", tiny()) == FORMAT_1
 
 
 def test_every_result_key_belongs_to_a_stage(monkeypatch):
@@ -226,8 +176,8 @@ def test_which_method_holds_which_key_of_coteaching():
 def test_coteaching_follows_from_incv_only_where_it_reads_the_estimate():
     assert "coteaching" not in changed_stages("incv.epochs=6")
     assert "coteaching" in changed_stages("incv.epochs=6", base=("coteaching.forget_rate=estimate",))
-    assert inputs_of("coteaching", tiny()) == ["labels"]
-    assert inputs_of("coteaching", tiny("coteaching.forget_rate=estimate")) == ["labels", "incv"]
+    assert find_stage("coteaching").inputs(tiny()) == ["labels"]
+    assert find_stage("coteaching").inputs(tiny("coteaching.forget_rate=estimate")) == ["labels", "incv"]
 
 
 def test_packing_reads_no_result_key():
@@ -252,7 +202,7 @@ def test_inputs_come_before_the_stages_that_read_them(overrides):
     stages = stages_of(recipe)
     assert stages == [stage for stage in STAGES if stage in stages]
     for stage in stages:
-        for needed in inputs_of(stage, recipe):
+        for needed in find_stage(stage).inputs(recipe):
             assert needed in stages, f"{stage} needs {needed}"
             assert STAGES.index(needed) < STAGES.index(stage), f"{stage} needs {needed}"
 
@@ -263,7 +213,7 @@ def test_a_stage_holds_all_keys_of_its_inputs(overrides):
     recipe = tiny(*overrides)
     keys = stage_keys(recipe, FACTS)
     for stage in keys:
-        for needed in inputs_of(stage, recipe):
+        for needed in find_stage(stage).inputs(recipe):
             assert keys[needed].items() <= keys[stage].items()
 
 
@@ -299,7 +249,7 @@ def carry_out(run: RunDirectory, *stages: str) -> None:
     one = book(run)
     for stage in stages:
         one.begin(stage)
-        for output in outputs_of(stage, run):
+        for output in find_stage(stage).outputs(run):
             if output.suffix:
                 output.parent.mkdir(parents=True, exist_ok=True)
                 output.write_text(stage)
@@ -444,7 +394,7 @@ CORRECTED = ("methods=[standard, coteaching, forward_correction]", "forward_corr
 
 def test_a_method_that_reads_anothers_network_follows_it():
     recipe = tiny(*CORRECTED)
-    assert inputs_of("forward_correction", recipe) == ["labels", "standard"]
+    assert find_stage("forward_correction").inputs(recipe) == ["labels", "standard"]
     assert "standard.epochs" in stage_keys(recipe, FACTS)["forward_correction"]
     assert changed_stages("standard.epochs=6", base=CORRECTED) == {"standard", "forward_correction", *FOLLOWERS}
     assert changed_stages("forward_correction.epochs=6", base=CORRECTED) == {"forward_correction", *FOLLOWERS}

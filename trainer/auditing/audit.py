@@ -25,8 +25,8 @@ from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
 from trainer.records.run_directory import RunDirectory
+from trainer.run.preflight import check_without_data
 from trainer.run.recipe import check_recipe
-from trainer.run.recipe_check import check_without_data
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)

@@ -155,7 +155,7 @@ def _validate(parsed: argparse.Namespace) -> int:
 
     recipe = load_recipe(path, parsed.overrides)
     # Imported here: torch takes seconds to import, and a wrong key need not wait for it.
-    from trainer.run.recipe_check import check_without_data
+    from trainer.run.preflight import check_without_data
 
     check_without_data(recipe)
     print(f"{path} is valid")

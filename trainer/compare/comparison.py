@@ -19,6 +19,7 @@ from trainer.reproduce.figures import mean_curve, mean_over_rounds
 from trainer.reproduce.matching import CHOOSES_EPOCH
 from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.tables import Table, build_table, summarise, table_lines
+from trainer.run.stage_graph import list_stages
 
 Points = list[tuple[float, float | None]]
 Lines = list[list[str]]
@@ -26,7 +27,6 @@ Lines = list[list[str]]
 
 _MOST_RECIPES = 5  # columns of a table of accuracies; more recipes have a row each
 _VARIANT_WIDTH = 60
-_AROUND = ("incv", "pack", "labels", "evaluate", "export", "report")
 _NOISE = {"true": "true", "paper": "paper", "confident": "confident", "confidence_curve": "confidence curve"}
 
 
@@ -231,6 +231,7 @@ def _round(value: float) -> str:
 def _tabulate_cost(groups: Sequence[Group]) -> Lines:
     """Return the mean time of each group's runs, by stage."""
     lines = [["", "total", "INCV", "training", "rest"]]
+    untrained = [stage.name for stage in list_stages() if stage.numerics is None]
     for group in groups:
         times = [{name: value or 0.0 for name, value in run.record.stage_seconds.items()} for run in group.runs]
         times = [each for each in times if each]
@@ -239,8 +240,8 @@ def _tabulate_cost(groups: Sequence[Group]) -> Lines:
             lines.append([str(group.number), format_duration(60 * mean(minutes)) if minutes else "–", *["–"] * 3])
             continue
         incv = [each["incv"] for each in times if "incv" in each]
-        training = [sum(value for name, value in each.items() if name not in _AROUND) for each in times]
-        rest = [sum(each.get(name, 0.0) for name in _AROUND[1:]) for each in times]
+        training = [sum(value for name, value in each.items() if name not in ("incv", *untrained)) for each in times]
+        rest = [sum(each.get(name, 0.0) for name in untrained) for each in times]
         total = mean(sum(each.values()) for each in times)
         parts = [mean(incv) if incv else None, mean(training), mean(rest)]
         lines.append([str(group.number), format_duration(total), *map(format_duration, parts)])

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 
 from shards.errors import ConfigError
 from trainer import theory
 from trainer.acceleration.policy import should_compile
 from trainer.config.fitting import count_steps, fit_section
-from trainer.config.schema import IncvConfig, Recipe, TrainingConfig
+from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
 from trainer.estimate.network_cost import NetworkCost
@@ -18,9 +19,10 @@ from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.loading.sample_order import candidate_rows
 from trainer.methods.method import Epochs, ExpectedSizes, Method
-from trainer.methods.registry import methods_of
+from trainer.methods.registry import get_method, methods_of
 from trainer.passes.forward import WORTH_COMPILING
 from trainer.run.preflight import check_rows
+from trainer.run.stage_graph import find_stage, stages_of
 
 
 def all_reduce_bytes(parameters: int, gpus: int) -> float:
@@ -140,28 +142,30 @@ class CostModel:
 
     def cost_run(self, gpus: int) -> list[PhaseCost]:
         """Return the cost of all trainings and predict passes; raises ConfigError if the run would be refused."""
-        recipe, methods = self.recipe, methods_of(self.recipe)
+        recipe = self.recipe
         if gpus > recipe.batch.rows:
             raise ConfigError(f"batch.global = {recipe.batch.rows} rows are fewer than one per GPU")
         check_rows(recipe, gpus)
-        phases = list(self._cost_incv(recipe.incv, gpus)) if recipe.incv else []
-        sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, recipe.incv)
-        for method in methods:
-            phases += self.cost_training(method.name, self._epochs(method, sizes), method.networks, gpus)
-            phases += [
-                self.cost_predicting(method.name, samples, passes, method.networks, gpus)
-                for passes, samples in method.expect_passes(self._fitted(method, sizes), sizes)
-            ]
-        if recipe.evaluation.every:
-            for method in methods:
-                epochs = sum(each.count for each in self._epochs(method, sizes))
-                count = -(-epochs // recipe.evaluation.every)
-                phases += [
-                    self.cost_predicting(method.name, n, count, method.networks, gpus) for n in self.eval_samples
-                ]
-        for method in methods:  # not compiled: evaluation loads the networks, and loaded networks never are
-            phases += [self.cost_predicting("evaluate", n, 1, method.networks, gpus) for n in self.eval_samples]
-        return phases
+        estimates = {name: find_stage(name).estimate for name in stages_of(recipe)}
+        named = {name: resolve_name(each) for name, each in estimates.items() if each is not None}
+        return [phase for name, estimate in named.items() for phase in estimate(self, name, gpus)]
+
+    def cost_method(self, name: str, gpus: int) -> Iterator[PhaseCost]:
+        """Yield the cost of a method's training, its predict passes and its evaluations after epochs."""
+        method, every = get_method(name), self.recipe.evaluation.every
+        sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, self.recipe.incv)
+        epochs = self._epochs(method, sizes)
+        yield from self.cost_training(name, epochs, method.networks, gpus)
+        for passes, samples in method.expect_passes(self._fitted(method, sizes), sizes):
+            yield self.cost_predicting(name, samples, passes, method.networks, gpus)
+        if every:
+            count = -(-sum(each.count for each in epochs) // every)
+            yield from (self.cost_predicting(name, n, count, method.networks, gpus) for n in self.eval_samples)
+
+    def cost_evaluation(self, name: str, gpus: int) -> Iterator[PhaseCost]:
+        """Yield the cost of the last evaluation, which loads the networks: loaded networks are never compiled."""
+        for method in methods_of(self.recipe):
+            yield from (self.cost_predicting(name, n, 1, method.networks, gpus) for n in self.eval_samples)
 
     def _epochs(self, method: Method, sizes: ExpectedSizes) -> Sequence[Epochs]:
         return method.expect_epochs(self.recipe, self._fitted(method, sizes), sizes)
@@ -172,9 +176,11 @@ class CostModel:
         first = method.expect_epochs(self.recipe, config, sizes)[0]
         return fit_section(config, count_steps(first.selected, self.recipe.batch.rows))
 
-    def _cost_incv(self, incv: IncvConfig, gpus: int) -> Iterator[PhaseCost]:
+    def cost_incv(self, name: str, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each half of the GPUs trains every second fold, or all GPUs train all folds: in
         turn, or at once."""
+        incv = self.recipe.incv
+        assert incv is not None
         execution, folds = self.recipe.execution, incv.trained_folds
         apart = gpus > 1 and folds_side_by_side(folds, execution, replace(SINGLE_PROCESS, size=gpus))
         at_once = folds > 1 and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
@@ -184,10 +190,10 @@ class CostModel:
             held_out = -(-candidates // folds)
             trained = selected + (candidates if incv.halves == 1 else incv.largest_fold(candidates))
             epochs = fit_section(incv, count_steps(trained, self.recipe.batch.rows)).epochs
-            (training,) = self.cost_training("incv", [Epochs(epochs, trained)], 1, gpus)
+            (training,) = self.cost_training(name, [Epochs(epochs, trained)], 1, gpus)
             each_epoch = uses_best_epoch(incv, number, self.noise if number else None)
             passes = 1 + (epochs if each_epoch else 0)
-            predicting = self.cost_predicting("incv", held_out, passes, 1, gpus, training.compiled)
+            predicting = self.cost_predicting(name, held_out, passes, 1, gpus, training.compiled)
             yield from (replace(phase, count=phase.count * turns) for phase in (training, predicting))
 
     def cost_training(self, stage: str, passes: Sequence[Epochs], networks: int, gpus: int) -> Iterator[PhaseCost]:

@@ -11,16 +11,14 @@ from shards.pack import is_packed
 from shards.sample_index import SampleIndex
 from shards.sources import Source, published_size
 from trainer.config.data import DataConfig
-from trainer.config.fitting import count_steps, count_trained, fit_section, resolve_batch
-from trainer.config.schema import Recipe, TrainingConfig
+from trainer.config.fitting import count_trained, resolve_batch
+from trainer.config.schema import Recipe
 from trainer.distributed.process_group import select_device
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text
-from trainer.incv.noise_estimates import uses_best_epoch
 from trainer.loading.image_set import limit_ids
-from trainer.methods.registry import get_method
 from trainer.models.pretrained import describe_hub_location
-from trainer.models.weights import Weights
+from trainer.models.weights import Weights, find_weights
 from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.data_sets import (
@@ -31,13 +29,11 @@ from trainer.run.data_sets import (
     require_same_classes,
     source_of,
 )
-from trainer.run.fitted_recipe import describe_trainings
 from trainer.run.incv_takeover import check_takeover
-from trainer.run.initial_weights import find_weights
-from trainer.run.preflight import check_rows, preflight, refuse_own_list
-from trainer.run.recipe_check import check_without_data
+from trainer.run.ledger import StageLedger
+from trainer.run.preflight import check_rows, check_without_data, describe_trainings, preflight, refuse_own_list
 from trainer.run.runner import checksum_keys
-from trainer.run.stage_graph import StageLedger, require_stages, stages_of
+from trainer.run.stage_graph import DataSizes, find_stage, require_stages, stages_of
 
 Made = TypeVar("Made")
 
@@ -72,8 +68,9 @@ def describe_plan(
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
     lines = [f"recipe {name}, model {recipe.model.name}, batch {batch}, into {root}"]
     lines += _describe_weights(recipe, weights, unusable)
+    sizes = DataSizes(samples, [name for name, index in indices.items() if index is None])
     for stage in stages_of(recipe):
-        lines.append(f"  {stage:<16} {states[stage]:<10} {_describe_stage(stage, recipe, samples, indices)}")
+        lines.append(f"  {stage:<16} {states[stage]:<10} {find_stage(stage).describe(recipe, sizes)}")
     if samples is not None:
         notes, warnings = describe_trainings(recipe, samples)
         lines += [f"note: {note}" for note in notes] + [f"warning: {warning}" for warning in warnings]
@@ -88,11 +85,11 @@ def describe_plan(
             obstacles += _find_refusals(partial(check_takeover, incv_from, ledger, RunDirectory(root), labels, redo))
     else:
         obstacles += _find_refusals(lambda: check_without_data(recipe))
-    sizes, refusals = _examine_splits(recipe, indices, "pack" in redo, check_source)
+    splits, refusals = _examine_splits(recipe, indices, "pack" in redo, check_source)
     obstacles += refusals
     lines += [f"would be refused: {obstacle}" for obstacle in dict.fromkeys(obstacles)]
     options = replace(options or EstimateOptions(), takes_incv_over=taken_over)
-    return "\n".join([*lines, "", estimate_text(unfitted, sizes, options)])
+    return "\n".join([*lines, "", estimate_text(unfitted, splits, options)])
 
 
 def _examine_splits(
@@ -170,17 +167,18 @@ def _find_states(
     weights: Weights | None,
 ) -> tuple[dict[str, str], list[str]]:
     """Return the state of each stage, and the reasons why a run in this directory would be refused."""
-    states = dict.fromkeys(stages_of(recipe), "to do")
+    own = stages_of(recipe)
+    repeated = [stage for stage in own if find_stage(stage).is_repeated]
     packing = "to do" if None in indices.values() else "redo" if "pack" in redo else "done"
-    states |= {"pack": packing, "report": "always run"}
+    states = dict.fromkeys(own, "to do") | dict.fromkeys(repeated, "always run") | {"pack": packing}
     obstacles = _find_refusals(run.require_run_directory) + _find_refusals(lambda: refuse_own_list(recipe, run))
     train = indices["train"]
     unknown = recipe.model.has_initial_weights and weights is None
     if not run.manifest.exists() or train is None or unknown or obstacles:
         return states, obstacles
     book = _open_ledger(recipe, run, indices, weights)
-    states |= {stage: book.status(stage).state for stage in states if stage not in ("pack", "report")}
-    states |= {stage: "redo" for stage in book.with_followers(redo) if stage != "report"}
+    states |= {stage: book.status(stage).state for stage in own if stage not in repeated}
+    states |= {stage: "redo" for stage in book.with_followers(redo) if stage not in repeated}
     return states, _find_refusals(lambda: require_stages(redo, None, recipe)) or _find_refusals(
         lambda: book.require_unchanged(redo)
     )
@@ -194,38 +192,3 @@ def _open_ledger(
     assert train is not None
     present = {name: index for name, index in indices.items() if index is not None and name != "train"}
     return StageLedger(recipe, checksum_keys(recipe, train, present, weights), run, Manifest(run))
-
-
-def _describe_stage(stage: str, recipe: Recipe, samples: int | None, indices: dict[str, SampleIndex | None]) -> str:
-    if stage == "pack":
-        missing = [name for name, index in indices.items() if index is None]
-        return f"pack {', '.join(missing)}" if missing else "all shards exist"
-    if stage == "labels":
-        ratio = f" {recipe.labels.ratio:g}" if recipe.labels.noise in ("symmetric", "asymmetric") else ""
-        labels = f"file {recipe.labels.file}" if recipe.labels.file else f"noise {recipe.labels.noise}{ratio}"
-        return labels + (f", corrections {recipe.labels.corrections}" if recipe.labels.corrections else "")
-    if stage == "incv" and recipe.incv is not None:
-        each_epoch = uses_best_epoch(recipe.incv, 0, None)
-        extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
-        trained = None if samples is None else recipe.incv.largest_fold(samples)
-        length = _describe_length(trained, recipe.batch.rows, recipe.incv)
-        if recipe.incv.halves == 1:
-            return f"1 fold, {length}{extra}"
-        return f"{recipe.incv.rounds} rounds of {recipe.incv.folds} folds, {length} per fold in round 1{extra}"
-    if stage in recipe.methods:
-        method = get_method(stage)
-        networks = "1 network" if method.networks == 1 else f"{method.networks} networks"
-        most = "at most " if method.reads_selection(recipe) and samples is not None else ""
-        return f"{networks}, {_describe_length(samples, recipe.batch.rows, method.config(recipe), most)}"
-    if stage == "evaluate":
-        return f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.evaluation_names())}"
-    return ""
-
-
-def _describe_length(samples: int | None, batch: int, section: TrainingConfig, most: str = "") -> str:
-    """Describe the epochs and steps of a training on `samples`."""
-    if samples is None:
-        return f"{section.epochs} epochs, number of steps unknown until packed"
-    per_epoch = count_steps(samples, batch)
-    epochs = fit_section(section, per_epoch).epochs
-    return f"{epochs} epochs, {most}{per_epoch * epochs:,} steps"

@@ -1,5 +1,6 @@
 """Initial weights from a file: read without running pickled code, fitted to the network, without the classifier."""
 
+import logging
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +12,17 @@ from torch import Tensor, nn
 
 from shards.durable import hash_file
 from shards.errors import ConfigError, DataError, Fix, describe_unreadable, list_some
+from trainer.config.schema import ModelConfig
+from trainer.distributed.launch import hostname
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.classifier import classifier_names
 from trainer.models.factory import create_model, import_timm, seeded_cpu
-from trainer.models.pretrained import base_name, describe_file
+from trainer.models.pretrained import base_name, describe_file, find_pretrained
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 
 Tensors = dict[str, Tensor]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,29 @@ class Weights:
         """Overwrite everything but the classifier. network: of the architecture that the weights were read for."""
         unknown = network.load_state_dict(self.tensors, strict=False).unexpected_keys
         assert not unknown, unknown
+
+
+def find_weights(model: ModelConfig, download: bool = True) -> Weights | None:
+    """Find and check the initial weights of a recipe; None if it starts from random ones.
+
+    download: if false, also return None for timm's weights that are not in the cache.
+    """
+    if model.pretrained:
+        path = find_pretrained(model.name, download)
+    else:
+        path = Path(model.weights).expanduser() if model.weights is not None else None
+    return load_weights(path, model.name, model.options, model.pretrained) if path is not None else None
+
+
+def load_found_weights(path: Path, model: ModelConfig) -> Weights:
+    """Load the weights that rank 0 has found; called on all other ranks, so that no two ranks download them."""
+    if not path.is_file():
+        raise DataError(
+            f"{hostname()} cannot access the weights {path}: put them on storage that every node mounts, and set "
+            "model.weights to the file, or HF_HUB_CACHE to the cache, there"
+        )
+    _log.info("initial weights: %s", path)
+    return load_weights(path, model.name, model.options, model.pretrained)
 
 
 def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bool = False) -> Weights:

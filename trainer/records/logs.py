@@ -17,15 +17,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 from shards.durable import disk_errors
-from shards.errors import InputError
+from shards.errors import CommandStopped, InputError
 from shards.progress import allow_bars
 from trainer.distributed.launch import hostname
+from trainer.distributed.stop import EXIT_STOPPED
 
 ANY_RANK = {"any_rank": True}
 """Pass as `extra` to print a log line on the terminal from any rank, not only from rank 0."""
 
 _PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "incv: error: "}
 _PACKAGES = ("trainer", "shards")
+_log = logging.getLogger(__name__)
 
 
 class LogFile:
@@ -120,3 +122,12 @@ def log_to_file(path: Path, rank: int, size: int) -> Iterator[None]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def report_error(error: CommandStopped | InputError) -> int:
+    """Log the error that ends a command as one line; returns its exit code."""
+    if isinstance(error, CommandStopped):
+        _log.info("incv: %s", error)
+        return EXIT_STOPPED
+    _log.error("%s", error)
+    return error.exit_code

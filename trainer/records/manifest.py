@@ -43,6 +43,12 @@ class Manifest:
         stages: dict[str, Any] = self.content["stages"]
         return stages
 
+    def set_stage(self, stage: str, record: Mapping[str, Any], order: Sequence[str]) -> None:
+        """Record the state of a stage. order: of all stages, which the entries keep."""
+        entries = {**self.stages, stage: record}
+        names = [*(name for name in order if name in entries), *(name for name in entries if name not in order)]
+        self.content["stages"] = {name: entries[name] for name in names}
+
     @property
     def start(self) -> dict[str, Any]:
         start: dict[str, Any] = self.content["starts"][-1]

@@ -17,8 +17,6 @@ from trainer.report.collect import collect_report
 from trainer.report.run import ReportRun
 
 _ROUND = ("round", "selected", "candidates", "removed", "agreement", "label_precision", "label_recall", "theory")
-_BEFORE_METHODS = ("pack", "labels")
-_AFTER_METHODS = ("evaluate", "export", "report")
 _ACCURACY = "accuracy."
 """Prefix of metrics of evaluations; the name of the evaluation set follows."""
 _D2L_METRICS = ("lid", "alpha")
@@ -79,11 +77,10 @@ def describe_stage(
     manifest, config, report = files.manifest, files.config, files.report
     entries, last = manifest["stages"], manifest["starts"][-1]
     keys = entries[stage]["keys"]  # with those of the stages that it builds on
-    trains = [name for name in ("incv", *config["methods"]) if name in entries]
+    trains = [name for name, entry in entries.items() if "numerics" in entry]
     trained = [name for name in trains if name == stage or any(key.startswith(f"{name}.") for key in keys)]
     reads_incv = "incv" in trained
-    around = [*_BEFORE_METHODS, *trained, *_AFTER_METHODS]
-    seconds = {name: entries[name]["seconds"] for name in around if name in entries}
+    seconds = {name: entry["seconds"] for name, entry in entries.items() if name in trained or name not in trains}
     if seconds.get("incv") is not None:  # if another run has executed it, the time it took there
         seconds["incv"] += (manifest.get(INCV_FROM) or {}).get("seconds", 0.0)
     noise = {name: value for name, value in report["noise"].items() if name != "stated"}
@@ -108,7 +105,7 @@ def describe_stage(
         "accuracy": accuracy,
         "accuracy_per_epoch": _to_percent(curves),
         "keys": keys,
-        "numerics": {name: entries[name].get("numerics", 1) for name in trained},
+        "numerics": {name: entries[name]["numerics"] for name in trained},
     }
     if reads_incv:
         matrices = ("prior", "transition", "confident", "predicted")

@@ -25,19 +25,8 @@ def default_directory(path: Path, recipe: Recipe, redo: Sequence[str]) -> Path:
             return plain
     except ConfigError:  # the recipe is incomplete without its overrides
         pass
-    own = _find_run(name, keys) or Path("runs") / f"{name}-{hash_keys(keys)[:8]}"
+    own = Path("runs") / f"{name}-{hash_keys(keys)[:8]}"
     return plain if redo and not own.exists() else own
-
-
-def _find_run(name: str, keys: Keys) -> Path | None:
-    """Find an existing run with these keys, whatever hash its name has: older versions hashed differently."""
-    for config in sorted(Path("runs").glob(f"{name}-????????/{RESOLVED}")):
-        try:
-            if _naming_keys(load_recipe(config)) == keys:
-                return config.parent
-        except ConfigError:  # written by a version with other keys
-            continue
-    return None
 
 
 def find_same_run(path: Path, recipe: Recipe, root: Path) -> Path | None:
@@ -54,7 +43,7 @@ def find_same_run(path: Path, recipe: Recipe, root: Path) -> Path | None:
     name = recipe_name(path)
     for folder in folders:
         config = folder / RESOLVED
-        with suppress(ConfigError):  # written by a version with other keys
+        with suppress(ConfigError):  # not a recipe that this version reads
             is_run = (folder / MANIFEST).exists() and recipe_name(config) == name
             if is_run and _is_same_recipe(recipe, load_recipe(config)):
                 return folder

@@ -6,14 +6,28 @@ models.
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file
 from torch import nn
 
 from shards.durable import atomic_folder, read_json
 from trainer.config.schema import Recipe
+from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
 from trainer.training.tensor_file import write_tensors
+
+if TYPE_CHECKING:
+    from trainer.run.stages import StageRunner
+
+
+def export_networks(stages: "StageRunner", name: str) -> None:
+    """Export the networks of all methods of a run."""
+    index = stages.data.train
+    for method in methods_of(stages.recipe):
+        for letter, network in zip("ab", stages.load_trained(method, index.num_classes), strict=False):
+            folder = stages.run.export(method.name) / f"model_{letter}"
+            export_network(network, stages.recipe, index.class_names, folder)
 
 
 def export_network(network: nn.Module, recipe: Recipe, class_names: tuple[str, ...], folder: Path) -> None:

@@ -19,8 +19,8 @@ from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import read_labels
 from trainer.records.unreadable import UnreadableLog, parse_complete_lines
+from trainer.run.ledger import StageLedger
 from trainer.run.preflight import RunLabels
-from trainer.run.stage_graph import StageLedger
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def open_finished_incv(root: Path) -> FinishedIncv:
         raise ConfigError(f"--incv-from {root}: this run has not begun its stage incv: finish it first, or {_ALONE}")
     if record.get("state") != "done":
         raise ConfigError(f"--incv-from {root}: INCV has not finished: run its command again first, or {_ALONE}")
-    version = record.get("numerics", 1)
+    version = record.get("numerics")
     if version != NUMERICS:
         raise ConfigError(
             f"--incv-from {root}: its INCV was run by an incv whose INCV gives other results (numerics {version}, "

@@ -1,5 +1,9 @@
-"""Checks before the first stage that find errors which would otherwise end a run hours later."""
+"""Checks before the first stage that find errors which would otherwise end a run hours later.
 
+Those that need no data are also made by `incv validate`.
+"""
+
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,24 +12,31 @@ from pathlib import Path
 import numpy as np
 
 from shards.errors import ConfigError, DataError
+from shards.pack import is_packed
 from shards.sample_index import SampleIndex
+from shards.sources import find_source
 from trainer.acceleration.policy import check_acceleration
+from trainer.config.fitting import count_trained, describe_lengths, resolve_batch
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.incv.fold_placement import folds_side_by_side
 from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.registry import methods_of
-from trainer.models.weights import Weights
+from trainer.models.weights import Weights, find_weights
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels
 from trainer.records.trackers import require_trackers
-from trainer.run.held_out import split_held_out
-from trainer.run.label_file import EXCLUDED, read_corrections
-from trainer.run.labels import make_labels, overlay_corrections, require_every_class
+from trainer.run.data_sets import find_folders
+from trainer.run.label_file import EXCLUDED, file_checksum, read_corrections
+from trainer.run.labels import make_labels, overlay_corrections, require_every_class, split_held_out
 from trainer.run.network_check import check_network
+from trainer.run.noise_kinds import build_transition
 from trainer.training.engines.deepspeed import deepspeed_stage
+
+_ANY_CLASSES = 10  # if the number is unknown until the data are read; networks take any number
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,61 @@ class RunData:
     labels: RunLabels
     weights: Weights | None = None
     """None: the networks start from random weights."""
+
+
+def check_before_packing(recipe: Recipe, run: RunDirectory, weights: Weights | None) -> None:
+    """If there is something to pack, raise InputError for what would be refused after it. weights: as found."""
+    if all(is_packed(folder) for folder in find_folders(recipe, run).values()):
+        return
+    run.require_writable()
+    check_without_data(recipe, weights)
+
+
+def check_without_data(recipe: Recipe, weights: Weights | None = None) -> None:
+    """Raise InputError if a run of this recipe would be refused on any machine and with any data.
+
+    Checks sources, label files, initial weights, network and optimisers; downloads nothing. weights: the initial
+    weights, if they have been read already.
+    """
+    require_trackers(recipe.execution.trackers)
+    for split in (recipe.data.train, *recipe.data.eval.values()):
+        find_source(split.source)
+    for key in ("file", "corrections"):
+        path = getattr(recipe.labels, key)
+        if path is not None:
+            file_checksum(Path(path), f"labels.{key}")
+    classes, world, batch = recipe.data.train.classes, recipe.execution.world, recipe.batch.global_
+    if classes is not None:
+        build_transition(recipe.labels, classes)
+    if world is not None and batch != "auto":  # auto is known only with the data
+        if world > batch:
+            raise ConfigError(
+                f"execution.world = {world} processes cannot share batch.global = {batch} rows: some have none; "
+                "lower execution.world, or raise batch.global"
+            )
+        check_rows(recipe, world)
+    if weights is None:
+        weights = find_weights(recipe.model, download=False)
+    check_network(recipe, classes or _ANY_CLASSES, weights)
+
+
+def fit_recipe(recipe: Recipe, index: SampleIndex) -> Recipe:
+    """Return the recipe with numbers for the keys that depend on the size of the training set."""
+    return resolve_batch(recipe, count_trained(recipe, len(limit_ids(index, recipe.data.train.limit))))
+
+
+def describe_trainings(recipe: Recipe, samples: int) -> tuple[list[str], list[str]]:
+    """Return notes and warnings about the length of the first folds and of each method. samples: trained on."""
+    fold = {"incv": recipe.incv.largest_fold(samples)} if recipe.incv is not None else {}
+    return describe_lengths(recipe, fold | {method.name: samples for method in methods_of(recipe)})
+
+
+def log_trainings(recipe: Recipe, samples: int) -> None:
+    notes, warnings = describe_trainings(recipe, samples)
+    for note in notes:
+        _log.info("%s", note)
+    for warning in warnings:
+        _log.warning("%s", warning)
 
 
 def preflight(recipe: Recipe, index: SampleIndex, world: World, weights: Weights | None = None) -> RunLabels:

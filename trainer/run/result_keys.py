@@ -5,20 +5,15 @@ Keys at their default are omitted, so that keys added by later versions do not i
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from trainer.config.schema import Recipe
-from trainer.methods.registry import get_method, method_names, methods_of
 
 Keys = dict[str, Any]
-
-FORMAT = 2
-"""Format of the keys that the manifest records for a stage. Format 1 also recorded keys at their default, and did not
-record separate keys for a method that inherits another's section."""
 
 
 def result_keys(recipe: Recipe) -> Keys:
@@ -62,23 +57,3 @@ def select_keys(keys: Keys, prefixes: Sequence[str]) -> Keys:
         for key, value in keys.items()
         if any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
     }
-
-
-def upgrade_keys(recorded: Mapping[str, Any], stage: str, recipe: Recipe) -> Keys:
-    """Convert the keys that a manifest recorded for a stage to FORMAT. recorded: the stage's manifest entry."""
-    keys: Keys = recorded["keys"]
-    if recorded.get("format", 1) >= FORMAT:
-        return keys
-    trained = [stage] if stage in method_names() else keys.get("methods", [])
-    for method in methods_of(recipe):
-        source = method.inherits
-        if source is None or method.name not in trained:
-            continue
-        own_fields, source_fields = method.section.model_fields, get_method(source).section.model_fields
-        below = select_keys(keys, [source])
-        names = {key: key.split(".")[1] for key in below if "." in key}
-        moved = {f"{method.name}.{key.partition('.')[2]}": below[key] for key in names if names[key] in own_fields}
-        kept = {key: below[key] for key in names if source in trained and names[key] in source_fields}
-        keys = {key: value for key, value in keys.items() if key not in below} | moved | kept
-    defaults = default_keys(recipe)
-    return {key: value for key, value in keys.items() if key not in defaults or value != defaults[key]}

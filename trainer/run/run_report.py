@@ -1,20 +1,54 @@
-"""Writes the report of a run with its images: as the last stage of a run, or of any run directory as it is."""
+"""Writes the report of a run with its images, as a stage or of any run directory, and the labels to review."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from shards.errors import ConfigError, InputError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
+from trainer.incv.selection_index import SelectionIndex
 from trainer.loading.shard_reader import ShardReader
 from trainer.records.run_directory import RunDirectory
+from trainer.records.stored_labels import read_labels
 from trainer.report import write_report
+from trainer.report.labels_review import ReviewedSamples, build_review, write_review
 from trainer.report.run import Missing, ReportRun, find_sources
 from trainer.run.data_sets import find_key_root
 from trainer.run.recipe import load_recipe
+
+if TYPE_CHECKING:
+    from trainer.run.stages import StageRunner
+
+
+def report_run(stages: "StageRunner", name: str) -> None:
+    """Write the report as the last stage of a run, and the list of labels to review if it was lost."""
+    run = stages.run
+    listed = run.labels_review_csv.exists() and run.labels_review_parquet.exists()
+    if stages.recipe.incv is not None and not listed:
+        write_review(run, list_reviewed_labels(stages), keep_existing=True)
+    write_run_report(run, stages.recipe, stages.data.train)
+
+
+def list_reviewed_labels(stages: "StageRunner") -> pa.Table:
+    """Return the list of labels to review, from the last selection."""
+    run, index = stages.run, stages.data.train
+    selection, labels = SelectionIndex.read(run.selection), read_labels(run.labels)
+    rejected = index.verdict != 0
+    samples = ReviewedSamples(
+        keys=index.read_table(["key"])["key"],
+        given=np.where(rejected, index.label, labels.by_id(len(index))),
+        rejected=rejected,
+        excluded=np.isin(index.sample_id, stages.data.labels.excluded),
+        checked=labels.checked_by_id(len(index)),
+        class_names=index.class_names,
+        root=find_key_root(stages.recipe.data.train),
+    )
+    return build_review(selection, samples)
 
 
 def write_run_report(run: RunDirectory, recipe: Recipe, index: SampleIndex) -> dict[str, Any]:

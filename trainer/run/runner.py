@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,53 +20,41 @@ from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
 from trainer.incv.fold_placement import folds_side_by_side
 from trainer.methods.micro_batches import batchnorm_rows
-from trainer.models.weights import Weights
+from trainer.methods.registry import methods_of
+from trainer.models.weights import Weights, find_weights, load_found_weights
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.logs import ANY_RANK, log_to_file
-from trainer.records.manifest import Manifest, StartLog
+from trainer.records.manifest import INCV_FROM, Manifest, StartLog
 from trainer.records.profile import Profile
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.records.trackers import tracker_settings
 from trainer.report.sections.images import write_left_out
 from trainer.run.data_sets import load_packed_splits, name_folders, open_splits, with_folders
-from trainer.run.fitted_recipe import fit_recipe, log_trainings
 from trainer.run.incv_takeover import check_takeover, open_finished_incv, plan_takeover
-from trainer.run.initial_weights import share_weights
 from trainer.run.label_file import file_checksum
-from trainer.run.preflight import RunData, preflight, preflight_evaluation, refuse_other_recipe, refuse_own_list
-from trainer.run.recipe_check import check_before_packing
+from trainer.run.ledger import StageLedger
+from trainer.run.plan import RunOptions, RunPlan, RunStart
+from trainer.run.preflight import (
+    RunData,
+    check_before_packing,
+    fit_recipe,
+    log_trainings,
+    preflight,
+    preflight_evaluation,
+    refuse_other_recipe,
+    refuse_own_list,
+)
 from trainer.run.result_keys import Keys
-from trainer.run.stage_graph import StageLedger, require_stages
+from trainer.run.stage_graph import require_stages, stages_of
 from trainer.run.stage_loop import Claim, iterate_stages
 from trainer.run.stages import StageRunner
 from trainer.run.start_checks import code_hash, require_common_directory, require_same_start
-from trainer.run.workload import work_after_stages
 from trainer.training.interleave import Steps, run_to_end
 from trainer.training.loop import RunContext
 
 _CAUSE_POLLS, _SECONDS_BETWEEN_POLLS = 10, 0.2
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The recipe, the run directory and the command-line options of a run."""
-
-    recipe: Recipe
-    name: str
-    run: RunDirectory
-    redo: Sequence[str] = ()
-    only: str | None = None
-    """The only stage to run; None: all stages."""
-    profile: str | None = None
-    """`summary`: measure the phases of each training; `trace`: also trace a few steps; None: neither."""
-    check_source: bool = False
-    """Whether to compare a large source with what was packed from it; a small one is always compared."""
-    incv_from: Path | None = None
-    """The directory of a run whose finished INCV stage this run takes over; None: it runs INCV itself."""
-    command: str | None = None
-    """The command that executes this run alone, which the manifest records; None: the one that was typed."""
 
 
 def run_recipe(
@@ -149,42 +137,49 @@ def _run_on_rank(options: RunOptions, world: World, stop: StopRequest) -> Steps[
     run = options.run
     if world.stop_exits_zero and world.broadcast_from_rank0(lambda: _stopped_by_this_launch(run)):
         return 0  # the elastic agent restarted this process because a worker failed after the stop
-    weights = share_weights(world, options.recipe.model)
-    opened = world.run_on_rank0(lambda: _open_data(options, world, stop, weights))
-    folders = world.broadcast_from_rank0(
-        lambda: name_folders(opened.data.train, opened.data.eval) if opened is not None else {}
-    )
-    recipe = with_folders(options.recipe, folders)
-    data = opened.data if opened is not None else _check_data(recipe, world, *load_packed_splits(recipe), weights)
-    options = replace(options, recipe=(recipe := fit_recipe(recipe, data.train)))
-    require_same_start(world, recipe, {"train": data.train, **data.eval}, weights)
+    opened = _open_data(options, world, stop) if world.is_rank0 else None
+    plan = RunPlan.from_json(world.broadcast_from_rank0(lambda: opened and opened.plan.to_json()))
+    data = opened.data if opened is not None else _load_data(plan, world)
+    require_same_start(world, options.recipe, {"train": data.train, **data.eval}, data.weights)
     try:
-        claim = world.run_on_rank0(
-            lambda: _claim_directory(options, world, stop, data, opened.packing_seconds if opened else 0.0)
-        )
-        shared = world.broadcast_from_rank0(lambda: claim.shared() if claim is not None else None)
+        claim = None if opened is None else _claim_directory(options, plan, world, stop, opened)
+        start = RunStart(**world.broadcast_from_rank0(lambda: claim and asdict(claim.start)))
         require_common_directory(world, run)
         with log_to_file(run.rank_log(world.rank), world.rank, world.size):
-            ctx = _build_context(options, world, stop, shared["start"], len(data.labels.trained))
-            stages = StageRunner(recipe, run, ctx, data, shared["identities"], shared["incv_from"])
-            return (yield from iterate_stages(run, recipe, ctx, stages, claim, options.only))
+            ctx = _build_context(options, plan, world, stop, start.number, len(data.labels.trained))
+            stages = StageRunner(plan.recipe, run, ctx, data, start)
+            return (yield from iterate_stages(stages, claim, options.only))
     finally:
         run.release()
 
 
-def _build_context(options: RunOptions, world: World, stop: StopRequest, start: int, samples: int) -> RunContext:
-    """samples: number of samples that networks train on."""
-    recipe, run = options.recipe, options.run
+def _build_context(
+    options: RunOptions, plan: RunPlan, world: World, stop: StopRequest, start: int, samples: int
+) -> RunContext:
+    """start: its number; samples: number of samples that networks train on."""
+    recipe, run = plan.recipe, options.run
     heartbeat = Heartbeat(run.heartbeat(world.rank), world.rank, world.size, world.launcher)
     world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
     heartbeat.write()
     trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
     profile = Profile(world.device, start, options.profile == "trace") if options.profile else None
     trackers = tracker_settings(run.root, options.name, recipe)
-    work_after = work_after_stages(recipe, samples, options.only)
+    work_after = work_after_stages(recipe, samples) if options.only is None else {}
     return RunContext(
         world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile, trackers, work_after
     )
+
+
+def work_after_stages(recipe: Recipe, samples: int) -> dict[str, float]:
+    """Return, by stage, the image passes through a network of all trainings in later stages.
+
+    samples: in the training set; a method that trains on a selection has fewer.
+    """
+    work = {
+        method.name: float(samples * method.config(recipe).epochs * method.networks) for method in methods_of(recipe)
+    }
+    stages = stages_of(recipe)
+    return {stage: sum(work.get(later, 0.0) for later in stages[i + 1 :]) for i, stage in enumerate(stages)}
 
 
 def _stopped_by_this_launch(run: RunDirectory) -> bool:
@@ -193,43 +188,53 @@ def _stopped_by_this_launch(run: RunDirectory) -> bool:
 
 @dataclass(frozen=True)
 class _Opened:
-    """The data that rank 0 opens before the other ranks."""
+    """What rank 0 has opened and planned before the other ranks."""
 
+    plan: RunPlan
     data: RunData
     packing_seconds: float
 
 
-def _open_data(options: RunOptions, world: World, stop: StopRequest, weights: Weights | None) -> _Opened:
-    """On rank 0: pack or verify the splits, and check them against the recipe."""
+def _open_data(options: RunOptions, world: World, stop: StopRequest) -> _Opened:
+    """On rank 0: find the weights, pack or verify the splits, and check all of it against the recipe."""
+    recipe, run = options.recipe, options.run
+    weights = find_weights(recipe.model)
+    if weights is not None:
+        _log.info("initial weights: %s", weights.path)
     began = time.monotonic()
-    refuse_other_recipe(options.run, options.name)
-    refuse_own_list(options.recipe, options.run)
-    require_stages(options.redo, options.only, options.recipe)
-    if options.incv_from is not None and Manifest(options.run).stages.get("incv", {}).get("state") != "done":
+    refuse_other_recipe(run, options.name)
+    refuse_own_list(recipe, run)
+    require_stages(options.redo, options.only, recipe)
+    if options.incv_from is not None and Manifest(run).stages.get("incv", {}).get("state") != "done":
         open_finished_incv(options.incv_from)  # whether it fits is checked when the data are known
-    check_before_packing(options.recipe, options.run, weights)
-    redo = "pack" in options.redo
-    train, eval_sets = open_splits(options.recipe, stop, options.run, redo, options.check_source)
+    check_before_packing(recipe, run, weights)
+    train, eval_sets = open_splits(recipe, stop, run, "pack" in options.redo, options.check_source)
     packing = time.monotonic() - began
-    data = _check_data(options.recipe, world, train, eval_sets, weights)
-    log_trainings(fit_recipe(options.recipe, train), len(data.labels.trained))
-    return _Opened(data, packing)
+    fitted = fit_recipe(with_folders(recipe, name_folders(train, eval_sets)), train)
+    plan = RunPlan(fitted, None if weights is None else weights.path)
+    data = _check_data(plan, world, train, eval_sets, weights)
+    log_trainings(plan.recipe, len(data.labels.trained))
+    return _Opened(plan, data, packing)
+
+
+def _load_data(plan: RunPlan, world: World) -> RunData:
+    """On the other ranks: load what rank 0 has opened."""
+    model = plan.recipe.model
+    weights = None if plan.weights is None else load_found_weights(plan.weights, model)
+    return _check_data(plan, world, *load_packed_splits(plan.recipe), weights)
 
 
 def _check_data(
-    recipe: Recipe, world: World, train: SampleIndex, eval_sets: dict[str, SampleIndex], weights: Weights | None
+    plan: RunPlan, world: World, train: SampleIndex, eval_sets: dict[str, SampleIndex], weights: Weights | None
 ) -> RunData:
-    recipe = fit_recipe(recipe, train)
-    labels = preflight(recipe, train, world, weights)
-    preflight_evaluation(recipe, eval_sets)
+    labels = preflight(plan.recipe, train, world, weights)
+    preflight_evaluation(plan.recipe, eval_sets)
     return RunData(train, eval_sets, labels, weights)
 
 
-def _claim_directory(
-    options: RunOptions, world: World, stop: StopRequest, data: RunData, packing_seconds: float
-) -> Claim:
+def _claim_directory(options: RunOptions, plan: RunPlan, world: World, stop: StopRequest, opened: _Opened) -> Claim:
     """On rank 0: lock the directory, refuse or redo changed stages, and record this start."""
-    recipe, run = options.recipe, options.run
+    recipe, run, data = plan.recipe, options.run, opened.data
     facts = checksum_keys(recipe, data.train, data.eval, data.weights)
     if options.incv_from is not None:
         before = StageLedger(recipe, facts, run, Manifest(run))
@@ -249,10 +254,11 @@ def _claim_directory(
     write_left_out(run, {"train": data.train, **data.eval})
     manifest.content["dataset"] = _describe(data.train)
     batchnorm = _batchnorm_rows(recipe, world)
-    start = manifest.begin(options.name, world, batchnorm, code_hash(), options.command)
+    log = manifest.begin(options.name, world, batchnorm, code_hash(), options.command)
     ledger.begin("pack")
-    ledger.finish("pack", packing_seconds, done=True)
-    return Claim(manifest, ledger, start.number)
+    ledger.finish("pack", opened.packing_seconds, done=True)
+    start = RunStart(log.number, ledger.identities(), manifest.content.get(INCV_FROM))
+    return Claim(manifest, ledger, start)
 
 
 def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:

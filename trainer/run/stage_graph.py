@@ -1,46 +1,220 @@
-"""The stage graph: the inputs, result keys, outputs and state of each stage."""
+"""The stages of a run: one record each, in the order in which they run. Adding a stage means adding its record.
 
-import json
-import shutil
-from collections.abc import Mapping, Sequence
+The ledger, the stage loop, the dry run, the estimate, the report and the comparison iterate over these records.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from shards.errors import ConfigError, DataError, list_some
-from trainer.config.schema import Recipe
+from shards.errors import ConfigError
+from trainer.config.fitting import count_steps, fit_section
+from trainer.config.schema import Recipe, TrainingConfig
 from trainer.incv import NUMERICS as INCV_NUMERICS
 from trainer.methods.registry import get_method, method_names
-from trainer.records.manifest import INCV_FROM, Manifest, now
 from trainer.records.run_directory import RunDirectory
-from trainer.run.result_keys import FORMAT, Keys, default_keys, hash_keys, result_keys, select_keys, upgrade_keys
+from trainer.run.result_keys import Keys, result_keys, select_keys
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from trainer.methods.method import Method
 
 _NETWORK_KEYS = ("model", "image", "batch", "order", "precision")
-_READS: Mapping[str, tuple[str, ...]] = {
-    "labels": ("seed", "labels", "data.train", "data.eval_fraction"),
-    "incv": (*_NETWORK_KEYS, "incv"),
-    "evaluate": ("methods", "data.eval"),
-    "export": ("methods",),
-}
-_ALWAYS_RUN = ("pack", "report")  # pack only verifies existing shards; the report takes a second
+
+
+@dataclass(frozen=True)
+class DataSizes:
+    """What a dry run knows about the data."""
+
+    trained: int | None
+    """Number of samples to train on; None if unknown until packed."""
+    unpacked: Sequence[str] = ()
+    """The splits that are not packed yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage: what it reads and writes, and the code that runs, describes and estimates it.
+
+    Code that needs torch is named as `module:attribute`, so that listing stages does not import it.
+    """
+
+    name: str
+    """Its name on the command line, in the manifest and in the report."""
+    run: str | None
+    """Called on all ranks with (StageRunner, stage name); may be a generator that yields after every training step.
+    None: the stage is done before the others, when the data are opened."""
+    inputs: Callable[[Recipe], Sequence[str]]
+    """Returns the stages whose files it reads."""
+    applies: Callable[[Recipe], bool] = lambda recipe: True
+    """Whether a recipe has this stage."""
+    reads: Callable[[Recipe], Sequence[str]] = lambda recipe: ()
+    """Returns prefixes of the result keys that it reads, besides those of its inputs."""
+    outputs: Callable[[RunDirectory], Sequence[Path]] = lambda run: ()
+    """Returns all files and folders that it writes."""
+    required_outputs: Callable[[RunDirectory], Sequence[Path]] = lambda run: ()
+    """Returns the outputs without which it is not done."""
+    numerics: Callable[[], int] | None = None
+    """Returns the version of its numbers; None: it trains nothing."""
+    describe: Callable[[Recipe, DataSizes], str] = lambda recipe, sizes: ""
+    """Returns what it will do, for the dry run."""
+    estimate: str | None = None
+    """Called with (CostModel, stage name, GPUs); returns its phases. None: its time is not estimated."""
+    on_rank0: bool = False
+    """Whether it runs on rank 0 alone, while the other ranks wait."""
+    is_repeated: bool = False
+    """Whether every start runs it again."""
+
+
+def _describe_packing(recipe: Recipe, sizes: DataSizes) -> str:
+    return f"pack {', '.join(sizes.unpacked)}" if sizes.unpacked else "all shards exist"
+
+
+def _describe_labels(recipe: Recipe, sizes: DataSizes) -> str:
+    config = recipe.labels
+    ratio = f" {config.ratio:g}" if config.noise in ("symmetric", "asymmetric") else ""
+    labels = f"file {config.file}" if config.file else f"noise {config.noise}{ratio}"
+    return labels + (f", corrections {config.corrections}" if config.corrections else "")
+
+
+def _describe_incv(recipe: Recipe, sizes: DataSizes) -> str:
+    from trainer.incv.noise_estimates import uses_best_epoch  # deferred: it imports torch
+
+    incv = recipe.incv
+    assert incv is not None
+    each_epoch = uses_best_epoch(incv, 0, None)
+    extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
+    trained = None if sizes.trained is None else incv.largest_fold(sizes.trained)
+    length = _describe_length(trained, recipe.batch.rows, incv)
+    if incv.halves == 1:
+        return f"1 fold, {length}{extra}"
+    return f"{incv.rounds} rounds of {incv.folds} folds, {length} per fold in round 1{extra}"
+
+
+def _describe_training(method: "Method", recipe: Recipe, sizes: DataSizes) -> str:
+    networks = "1 network" if method.networks == 1 else f"{method.networks} networks"
+    most = "at most " if method.reads_selection(recipe) and sizes.trained is not None else ""
+    return f"{networks}, {_describe_length(sizes.trained, recipe.batch.rows, method.config(recipe), most)}"
+
+
+def _describe_length(samples: int | None, batch: int, section: TrainingConfig, most: str = "") -> str:
+    """Describe the epochs and steps of a training on `samples`."""
+    if samples is None:
+        return f"{section.epochs} epochs, number of steps unknown until packed"
+    per_epoch = count_steps(samples, batch)
+    epochs = fit_section(section, per_epoch).epochs
+    return f"{epochs} epochs, {most}{per_epoch * epochs:,} steps"
+
+
+def _method_inputs(method: "Method", recipe: Recipe) -> list[str]:
+    if method.reads_selection(recipe):
+        return ["incv", *method.reads_methods(recipe)]
+    return ["labels", *(["incv"] if method.reads_incv(recipe) else []), *method.reads_methods(recipe)]
+
+
+def _method_reads(method: str, recipe: Recipe) -> tuple[str, ...]:
+    chosen_on = recipe.evaluation.choose_on
+    return (*_NETWORK_KEYS, "evaluation", method, *([f"data.eval.{chosen_on}"] if chosen_on else []))
+
+
+def _method_stage(name: str) -> Stage:
+    """Return the stage of a training method. The method itself is imported only when its recipe is read."""
+    return Stage(
+        name=name,
+        run="trainer.run.stages:StageRunner.train",
+        inputs=lambda recipe: _method_inputs(get_method(name), recipe),
+        applies=lambda recipe: name in recipe.methods,
+        reads=lambda recipe: _method_reads(name, recipe),
+        outputs=lambda run: (run.method(name),),
+        required_outputs=lambda run: (run.method(name),),
+        numerics=lambda: get_method(name).numerics,
+        describe=lambda recipe, sizes: _describe_training(get_method(name), recipe, sizes),
+        estimate="trainer.estimate.cost:CostModel.cost_method",
+    )
+
+
+STAGES: list[Stage | Callable[[], Sequence[Stage]]] = [
+    Stage(
+        name="pack",
+        run=None,
+        inputs=lambda recipe: (),
+        describe=_describe_packing,
+        is_repeated=True,  # only verifies existing shards
+    ),
+    Stage(
+        name="labels",
+        run="trainer.run.labels:write_label_files",
+        inputs=lambda recipe: ("pack",),
+        reads=lambda recipe: ("seed", "labels", "data.train", "data.eval_fraction"),
+        outputs=lambda run: (run.labels, run.true_labels, run.corrections),
+        required_outputs=lambda run: (run.labels,),
+        describe=_describe_labels,
+        on_rank0=True,
+    ),
+    Stage(
+        name="incv",
+        run="trainer.run.stages:StageRunner.run_incv",
+        inputs=lambda recipe: ("labels",),
+        applies=lambda recipe: recipe.incv is not None,
+        reads=lambda recipe: (*_NETWORK_KEYS, "incv"),
+        outputs=lambda run: [run.rounds, run.selection, run.incv, run.labels_review_csv, run.labels_review_parquet],
+        required_outputs=lambda run: (run.selection, run.incv),
+        numerics=lambda: INCV_NUMERICS,
+        describe=_describe_incv,
+        estimate="trainer.estimate.cost:CostModel.cost_incv",
+    ),
+    lambda: [_method_stage(name) for name in method_names()],
+    Stage(
+        name="evaluate",
+        run="trainer.run.stages:StageRunner.evaluate",
+        inputs=lambda recipe: recipe.methods,
+        applies=lambda recipe: bool((recipe.data.eval or recipe.data.eval_fraction) and recipe.methods),
+        reads=lambda recipe: ("methods", "data.eval"),
+        outputs=lambda run: (run.evaluation, run.evaluation_progress),
+        required_outputs=lambda run: (run.evaluation,),
+        describe=lambda recipe, sizes: (
+            f"{len(recipe.methods)} method(s) on {', '.join(recipe.data.evaluation_names())}"
+        ),
+        estimate="trainer.estimate.cost:CostModel.cost_evaluation",
+    ),
+    Stage(
+        name="export",
+        run="trainer.run.export:export_networks",
+        inputs=lambda recipe: recipe.methods,
+        applies=lambda recipe: bool(recipe.methods),
+        reads=lambda recipe: ("methods",),
+        outputs=lambda run: sorted(run.methods.glob("*/export")),
+        on_rank0=True,
+    ),
+    Stage(
+        name="report",
+        run="trainer.run.run_report:report_run",
+        inputs=lambda recipe: [name for name in stages_of(recipe) if name not in ("pack", "export", "report")],
+        outputs=lambda run: (run.report_json, run.report_html),
+        on_rank0=True,
+        is_repeated=True,  # takes a second
+    ),
+]
+"""All stages in order; a function stands for as many stages as it returns."""
+
+
+def list_stages() -> list[Stage]:
+    """Return the records of all stages, in order."""
+    return [stage for each in STAGES for stage in ((each,) if isinstance(each, Stage) else each())]
+
+
+def find_stage(name: str) -> Stage:
+    return next(stage for stage in list_stages() if stage.name == name)
 
 
 def all_stages() -> tuple[str, ...]:
-    """Return all stages in order, by the names used on the command line, in the manifest and in the report."""
-    return ("pack", "labels", "incv", *method_names(), "evaluate", "export", "report")
+    """Return the names of all stages, in order."""
+    return tuple(stage.name for stage in list_stages())
 
 
 def stages_of(recipe: Recipe) -> list[str]:
-    """Return the stages of this recipe, in order."""
-    return [
-        stage
-        for stage in all_stages()
-        if (stage not in method_names() or stage in recipe.methods)
-        and (stage != "incv" or recipe.incv is not None)
-        and (stage != "evaluate" or ((recipe.data.eval or recipe.data.eval_fraction) and recipe.methods))
-        and (stage != "export" or recipe.methods)
-    ]
+    """Return the names of the stages of this recipe, in order."""
+    return [stage.name for stage in list_stages() if stage.applies(recipe)]
 
 
 def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> None:
@@ -55,25 +229,6 @@ def require_stages(redo: Sequence[str], only: str | None, recipe: Recipe) -> Non
             )
 
 
-def inputs_of(stage: str, recipe: Recipe) -> list[str]:
-    """Return the stages whose files this stage reads."""
-    if stage == "pack":
-        return []
-    if stage == "labels":
-        return ["pack"]
-    if stage == "incv":
-        return ["labels"]
-    if stage in recipe.methods:
-        method = get_method(stage)
-        others = method.reads_methods(recipe)
-        if method.reads_selection(recipe):
-            return ["incv", *others]
-        return ["labels", *(["incv"] if method.reads_incv(recipe) else []), *others]
-    if stage in ("evaluate", "export"):
-        return list(recipe.methods)
-    return [name for name in stages_of(recipe) if name not in ("pack", "export", "report")]
-
-
 def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
     """Return, for each stage, the result keys that it and its inputs read.
 
@@ -81,226 +236,24 @@ def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
     """
     every = {**result_keys(recipe), **facts}
     keys: dict[str, Keys] = {}
-    for stage in stages_of(recipe):
-        merged: Keys = {}
-        for needed in inputs_of(stage, recipe):
+    for name in stages_of(recipe):
+        stage, merged = find_stage(name), Keys()
+        for needed in stage.inputs(recipe):
             merged.update(keys.get(needed, {}))
-        reads = _method_reads(stage, recipe) if stage in recipe.methods else _READS.get(stage, ())
-        keys[stage] = merged | select_keys(every, reads)
+        keys[name] = merged | select_keys(every, stage.reads(recipe))
     return keys
-
-
-def _method_reads(method: str, recipe: Recipe) -> tuple[str, ...]:
-    chosen_on = recipe.evaluation.choose_on
-    return (*_NETWORK_KEYS, "evaluation", method, *([f"data.eval.{chosen_on}"] if chosen_on else []))
 
 
 def numerics_of(stage: str) -> int | None:
     """Return the version of a stage's numbers; None for a stage that trains nothing."""
-    if stage == "incv":
-        return INCV_NUMERICS
-    return get_method(stage).numerics if stage in method_names() else None
+    numerics = find_stage(stage).numerics
+    return None if numerics is None else numerics()
 
 
 def numerics_behind(stage: str, recipe: Recipe) -> dict[str, int]:
     """Return the versions of the numbers of a stage and of all stages that it builds on."""
     found: dict[str, int] = {}
-    for needed in inputs_of(stage, recipe):
+    for needed in find_stage(stage).inputs(recipe):
         found |= numerics_behind(needed, recipe)
     version = numerics_of(stage)
     return found if version is None else found | {stage: version}
-
-
-@dataclass(frozen=True)
-class StageStatus:
-    stage: str
-    state: str
-    """`done`, `half done`, `to do`, or `changed`: begun with result keys that differ from the recipe's."""
-    changes: tuple[str, ...] = ()
-    """The changed keys with both values, as text."""
-    changed_keys: tuple[str, ...] = ()
-
-
-class StageLedger:
-    """Tracks the state of each stage by comparing the manifest with the current recipe."""
-
-    def __init__(self, recipe: Recipe, facts: Keys, run: RunDirectory, manifest: Manifest) -> None:
-        self._recipe, self._run, self._manifest = recipe, run, manifest
-        self._keys = stage_keys(recipe, facts)
-
-    def has_stage(self, stage: str) -> bool:
-        """Whether the recipe has this stage."""
-        return stage in self._keys
-
-    def compare(self, stage: str, record: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the keys, with both values, in which a stage of another run differs. record: its manifest entry."""
-        before = upgrade_keys(record, stage, self._recipe)
-        return _changes(before, self._keys[stage], default_keys(self._recipe))[0]
-
-    def status(self, stage: str) -> StageStatus:
-        recorded = self._manifest.stages.get(stage)
-        if recorded is None or stage in _ALWAYS_RUN:
-            return StageStatus(stage, "to do")
-        keys, before = self._keys[stage], upgrade_keys(recorded, stage, self._recipe)
-        if before != keys:
-            return StageStatus(stage, "changed", *_changes(before, keys, default_keys(self._recipe)))
-        return StageStatus(stage, "done" if recorded["state"] == "done" else "half done")
-
-    def identities(self) -> dict[str, str]:
-        """Return the hash that identifies each stage's checkpoints: the recorded one if it resumes or is done."""
-        return {
-            stage: hash_keys(keys) if self.status(stage).state in ("to do", "changed") else self._recorded_hash(stage)
-            for stage, keys in self._keys.items()
-        }
-
-    def _recorded_hash(self, stage: str) -> str:
-        recorded: str = self._manifest.stages[stage]["hash"]
-        return recorded
-
-    def require_unchanged(self, redo: Sequence[str]) -> None:
-        """Raise ConfigError if a stage has changed keys and is neither in `redo` nor downstream of it."""
-        redone = self.with_followers(redo)
-        statuses = [self.status(stage) for stage in stages_of(self._recipe)]
-        changed = [status for status in statuses if status.state == "changed" and status.stage not in redone]
-        if not changed:
-            return
-        changes = list(dict.fromkeys(change for status in changed for change in status.changes))
-        stages = ", ".join(status.stage for status in changed)
-        first = [
-            status.stage
-            for status in changed
-            if not any(needed in {s.stage for s in changed} for needed in inputs_of(status.stage, self._recipe))
-        ]
-        flags = " ".join(f"--redo {stage}" for stage in first)
-        shown = list_some(changes, 6, "; ")
-        raise ConfigError(
-            f"{self._run.root} has stages that were run with other values: {shown}. To redo {stages}, "
-            f"add `{flags}` (the old outputs move to {self._run.old}), or choose another --run-dir"
-        )
-
-    def redo(self, stages: Sequence[str]) -> None:
-        """Move the outputs of these stages and of all downstream stages to old/.
-
-        If this continues an interrupted redo, stages that it has already begun again are kept and resume.
-        """
-        if not stages:
-            return
-        again = self._manifest.content.get("redo") == sorted(stages)
-        stamp = _stamp()
-        redone = self.with_followers(stages)
-        for stage in redone:
-            if not (again and stage in self._manifest.stages and self._can_go_on(stage)):
-                self.set_aside(stage, stamp)
-        if "incv" in redone and "incv" not in self._manifest.stages:
-            self._manifest.content.pop(INCV_FROM, None)  # `--incv-from` of an earlier start
-        self._manifest.content["redo"] = sorted(stages)  # until the run finishes
-        self._manifest.save()
-
-    def set_aside(self, stage: str, stamp: str | None = None) -> None:
-        """Move the outputs of a stage to old/`stamp` and forget it; does nothing if it has not begun."""
-        if stage not in self._manifest.stages:
-            return
-        folder = self._run.old / (stamp or _stamp())
-        for output in outputs_of(stage, self._run):
-            if output.exists():
-                target = folder / output.relative_to(self._run.root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(output, target)
-        del self._manifest.stages[stage]
-
-    def require_inputs(self, stage: str) -> None:
-        for needed in inputs_of(stage, self._recipe):
-            if needed not in _ALWAYS_RUN and self.status(needed).state != "done":
-                raise ConfigError(
-                    f"stage {stage} needs {needed}, which is not done in {self._run.root}: run `incv {needed}` "
-                    "first, or `incv run` for all stages"
-                )
-
-    def require_outputs(self, stage: str) -> None:
-        """Raise DataError if a stage recorded as done has lost a required file."""
-        for output in outputs_of(stage, self._run, needed=True):
-            if not output.exists():
-                raise DataError(
-                    f"stage {stage} is recorded as done, but {output} is missing: restore it, or run the stage again "
-                    f"with `--redo {stage}`"
-                )
-
-    def begin(self, stage: str) -> None:
-        earlier = self._manifest.stages.get(stage, {})
-        identity = self.identities()[stage]
-        self._manifest.stages[stage] = {
-            "state": "running",
-            "seconds": earlier.get("seconds", 0.0),
-            "hash": identity,
-            "format": FORMAT,
-            "keys": self._keys[stage],
-        }
-        if (version := numerics_of(stage)) is not None:  # that of the first start, if this one resumes
-            self._manifest.stages[stage]["numerics"] = earlier.get("numerics", 1) if earlier else version
-        self._manifest.save()
-
-    def finish(self, stage: str, seconds: float, done: bool) -> None:
-        record = self._manifest.stages[stage]
-        record["seconds"] = round(record["seconds"] + seconds, 3)
-        if done:
-            record["state"] = "done"
-            record["finished"] = now()
-        self._manifest.save()
-
-    def with_followers(self, stages: Sequence[str]) -> list[str]:
-        """Return these stages and all that depend on them; for `pack`, only those whose data have changed."""
-        chosen = {stage for stage in stages if stage != "pack"}
-        if "pack" in stages:
-            chosen |= {stage for stage in stages_of(self._recipe) if self._only_data_changed(stage)}
-        for stage in stages_of(self._recipe):
-            if chosen & set(inputs_of(stage, self._recipe)):
-                chosen.add(stage)
-        return [stage for stage in all_stages() if stage in chosen]
-
-    def _only_data_changed(self, stage: str) -> bool:
-        changed = self.status(stage).changed_keys
-        return bool(changed) and all(key.startswith("data.") for key in changed)
-
-    def _can_go_on(self, stage: str) -> bool:
-        """Whether a stage was begun with the current keys, and every training with logged steps has a checkpoint.
-
-        Folds that were taken over from another run have none.
-        """
-        if stage == "incv" and INCV_FROM in self._manifest.content:
-            return self.status(stage).state in ("done", "half done")
-        logged = [log.parent for folder in outputs_of(stage, self._run) for log in folder.rglob("metrics.jsonl")]
-        whole = all(any((training / "checkpoints").glob("step-*")) for training in logged)
-        return whole and self.status(stage).state in ("done", "half done")
-
-
-def _stamp() -> str:
-    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-
-
-def _changes(old: Keys, new: Keys, defaults: Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the changed keys, with both values and alone; keys missing from `old` or `new` are at their default."""
-    before, after = {**defaults, **old}, {**defaults, **new}
-    in_both = before.keys() & after.keys()  # listed first: they cause the added and removed keys
-    missing = object()
-    keys = [*sorted(in_both), *sorted(before.keys() ^ after.keys())]
-    changed = tuple(key for key in keys if before.get(key, missing) != after.get(key, missing))
-    return (
-        tuple(f"{key} ({json.dumps(before.get(key))} -> {json.dumps(after.get(key))})" for key in changed),
-        changed,
-    )
-
-
-def outputs_of(stage: str, run: RunDirectory, needed: bool = False) -> list[Path]:
-    """Return the files and folders that a stage writes. needed: only those without which it is not done."""
-    if stage == "labels":
-        return [run.labels] if needed else [run.labels, run.true_labels, run.corrections]
-    if stage == "incv":
-        written = [run.rounds, run.selection, run.incv, run.labels_review_csv, run.labels_review_parquet]
-        return [run.selection, run.incv] if needed else written
-    if stage in method_names():
-        return [run.method(stage)]
-    if stage == "evaluate":
-        return [run.evaluation] if needed else [run.evaluation, run.evaluation_progress]
-    if stage == "export":
-        return [] if needed else sorted(run.methods.glob("*/export"))
-    return [] if needed else [run.report_json, run.report_html]

@@ -4,21 +4,19 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from shards.durable import write_json
 from shards.errors import InputError
-from trainer.config.schema import Recipe
 from trainer.distributed.launch import get_launch_id
 from trainer.distributed.stop import EXIT_STOPPED, Stopped
 from trainer.distributed.watchdog import WorldError
-from trainer.records.manifest import INCV_FROM, Manifest, now
+from trainer.records.manifest import Manifest, now
 from trainer.records.profile import merge_profiles
-from trainer.records.run_directory import RunDirectory
-from trainer.run.stage_graph import StageLedger, stages_of
+from trainer.run.ledger import StageLedger
+from trainer.run.plan import RunStart
+from trainer.run.stage_graph import find_stage, stages_of
 from trainer.run.stages import StageRunner
 from trainer.training.interleave import Steps
-from trainer.training.loop import RunContext
 
 _log = logging.getLogger(__name__)
 
@@ -29,26 +27,15 @@ class Claim:
 
     manifest: Manifest
     ledger: StageLedger
-    start: int
-
-    def shared(self) -> dict[str, Any]:
-        """Return the part that every rank needs."""
-        taken = self.manifest.content.get(INCV_FROM)
-        return {"start": self.start, "identities": self.ledger.identities(), "incv_from": taken}
+    start: RunStart
 
 
-def iterate_stages(
-    run: RunDirectory,
-    recipe: Recipe,
-    ctx: RunContext,
-    stages: StageRunner,
-    claim: Claim | None,
-    only: str | None = None,
-) -> Steps[int]:
+def iterate_stages(stages: StageRunner, claim: Claim | None, only: str | None = None) -> Steps[int]:
     """Run all stages, or `only` one; record how this start ended, and return the exit code. claim: rank 0 only."""
+    ctx, run = stages.ctx, stages.run
     ended, ledger = "failed", claim.ledger if claim is not None else None
     try:
-        stopped_in = yield from _run_stages(run, recipe, ctx, stages, ledger, only)
+        stopped_in = yield from _run_stages(stages, ledger, only)
         ended = "finished" if stopped_in is None else "stopped"
     except Exception:
         if claim is not None:
@@ -75,18 +62,13 @@ def iterate_stages(
 
 
 def _run_stages(
-    run: RunDirectory,
-    recipe: Recipe,
-    ctx: RunContext,
-    stages: StageRunner,
-    ledger: StageLedger | None,
-    only: str | None,
+    stages: StageRunner, ledger: StageLedger | None, only: str | None
 ) -> Steps[tuple[str, Stopped] | None]:
     """Run the stages; returns where and why the run was stopped, or None if it finished. ledger: rank 0 only."""
-    world = ctx.world
-    names = stages_of(recipe)
+    ctx, world = stages.ctx, stages.ctx.world
+    names = stages_of(stages.recipe)
     for stage in names:
-        if stage == "pack" or only not in (None, stage):
+        if find_stage(stage).run is None or only not in (None, stage):
             continue
         if not world.broadcast_from_rank0(lambda: _begins(stage, ledger)):  # noqa: B023 - called at once
             continue
@@ -104,7 +86,7 @@ def _run_stages(
         ctx.heartbeat.update(f"waiting after {stage}", 0, 0)
         stops = world.barrier(stopped is not None)
         if world.is_rank0:
-            merge_profiles(run.root, names)
+            merge_profiles(stages.run.root, names)
         if stops:
             return stage, stopped or Stopped(stage, 0, ctx.stop.wait_for_reason())
         _log.info("%s: done in %.1f s", stage, seconds)

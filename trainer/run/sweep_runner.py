@@ -11,10 +11,10 @@ from trainer.config.sweep import Variant
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import join_world
 from trainer.distributed.stop import EXIT_STOPPED, StopRequest
-from trainer.records.logs import current_target, set_target
+from trainer.records.logs import current_target, report_error, set_target
 from trainer.records.run_directory import RunDirectory
-from trainer.run.exit_code import report_error
-from trainer.run.runner import RunOptions, iterate_run
+from trainer.run.plan import RunOptions
+from trainer.run.runner import iterate_run
 from trainer.run.shared_incv import find_incv_sources, wait_for_incv
 from trainer.training.interleave import Steps, interleave, run_to_end
 
