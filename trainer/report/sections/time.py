@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from shards.durable import read_json
 from shards.errors import DataError
-from trainer.methods.registry import method_names, title_of
+from trainer.methods.registry import title_of
 from trainer.report.plots import Bar, bar_chart, for_widths, stacked_bars
 from trainer.report.run import ReportRun
 from trainer.report.section import Cell, Column, Report, Section, Table, count, percentage
@@ -26,13 +26,10 @@ PHASES = (
 
 
 def collect(run: ReportRun) -> dict[str, Any]:
-    """Return the seconds of each stage, in the order in which stages run, and the profile."""
+    """Return the seconds of each stage, in the manifest's order, in which stages run, and the profile."""
     stages = run.manifest.get("stages") or {}
-    last = ("evaluate", "export", "report")
-    order = {name: place for place, name in enumerate(("pack", "labels", "incv", *method_names(), *last))}
-    names = sorted(stages, key=lambda name: order.get(name, len(order)))
     return {
-        "time_s": {name: (stages[name] or {}).get("seconds") for name in names},
+        "time_s": {name: (entry or {}).get("seconds") for name, entry in stages.items()},
         "profile": _read_profile(run.directory.profile),
     }
 
