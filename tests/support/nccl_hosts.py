@@ -65,7 +65,7 @@ ZERO_KEYS = (
     "methods=[standard,coteaching]",
     "incv=null",
     "coteaching.forget_rate=0.3",
-    "coteaching.noise_of_selected=formula",
+    "coteaching_incv.noise_of_selected=formula",
     *(f"{stage}.optimizer.{key}" for stage in STAGES[1:] for key in ("kind=sgd", "learning_rate=0.02")),
 )
 EAGER, CAPTURED = "execution.graphs=false", "execution.graphs=true"

@@ -86,6 +86,8 @@ class World:
         """Return every rank's tensor, ordered by rank; shape and dtype must be equal on all ranks."""
         if self.rank_group is None:
             return [tensor]
+        if tensor.is_cuda and dist.get_backend(self.rank_group.group) == "gloo":  # it gathers in host memory only
+            return [row.to(tensor.device) for row in self.all_gather(tensor.cpu())]
         # As bytes, which every backend gathers. torch < 2.13 has only the longer name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         rows = tensor.new_empty(self.size, tensor.numel() * tensor.element_size(), dtype=torch.uint8)
