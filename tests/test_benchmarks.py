@@ -93,8 +93,8 @@ def test_a_reference_makes_the_step_that_ours_makes(modules, method):
             reference(images, labels, keep)
 
     repeated = ours.Repeated(task, batches)
-    for batch in batches:
-        step(batch.images, batch.labels)
+    for _, (batch, labels) in zip(batches, ours.labelled(bench, batches), strict=False):
+        step(batch.images, labels)
         repeated()
     moved = _distance(one, before)
     assert moved > 0.01

@@ -8,7 +8,7 @@ import torch
 from shards.durable import read_json
 from tests.support.fast_steps import KINDS, batch_at, position, task_of
 from trainer.distributed.world import World
-from trainer.records.profile import FILE, Stopwatch, time_data_wait
+from trainer.records.profile import FILE, Stopwatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 WORLD = World(0, 1, torch.device("cuda", 0), 1)
@@ -28,7 +28,7 @@ def profiled(kind, folder, steps, nap=0.0):
     ctx = []
     watch.begin()
     try:
-        for given in time_data_wait(batches(), watch):
+        for given in watch.time_each(batches()):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             began.record()
             task.step(given, position(0))

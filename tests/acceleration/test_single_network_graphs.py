@@ -59,12 +59,12 @@ def test_a_new_share_and_old_weights_come_in_the_tensors_that_are_there():
     share = task.inputs(batch_at(0, CPU), position(0))[0]["alpha"]
     assert share.item() == 1.0
     told_by_epochs(task, range(4, 5))
-    assert task.pace.turned_after == 5
+    assert task.history.turned_after == 5
     assert {name: tensor.data_ptr() for name, tensor in task.module.state_dict().items()} == addresses
     after = task.inputs(batch_at(25, CPU), position(25))[0]["alpha"]
     assert after.data_ptr() == share.data_ptr()
-    assert after.item() == pytest.approx(task.pace.alpha)
-    assert task.pace.alpha < 1
+    assert after.item() == pytest.approx(task.history.alpha)
+    assert task.history.alpha < 1
 
 
 def test_the_story_of_d2l_differs_from_that_of_a_training_that_does_not_turn():

@@ -34,7 +34,7 @@ def run_steps(pace: Pace, clock: Clock, arriving: Iterator[int], steps: int, sec
 
 def test_rates_and_times_left() -> None:
     clock = Clock()
-    pace = Pace(100, Later(in_stage=3, in_later_stages=2), clock)
+    pace = Pace(100, Later(in_stage=3, in_later_stages=2), clock=clock)
     arriving = pace.time_waits(batches(clock, 0.25))
     clock.now += 60  # compiling
     run_steps(pace, clock, arriving, 1, 60.0, 32)

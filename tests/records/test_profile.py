@@ -21,11 +21,11 @@ from trainer.config.optimisation import OptimizerConfig
 from trainer.config.schema import ExecutionConfig
 from trainer.distributed.stop import Stopped
 from trainer.distributed.world import SINGLE_PROCESS
-from trainer.incv import rounds
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StaticPlan
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
+from trainer.passes.sample_pass import SamplePass
 from trainer.records import profile_trace
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import StartLog
@@ -142,7 +142,7 @@ def test_a_stage_that_is_redone_is_measured_anew(profiled, playground, tmp_path)
 
 def test_predict_passes_between_epochs_are_counted_as_such(playground, monkeypatch):
     """Those after each epoch; the one after the training is not part of it."""
-    monkeypatch.setattr(rounds, "predict", slowed(rounds.predict))
+    monkeypatch.setattr(SamplePass, "run", slowed(SamplePass.run))
     for stage in ("labels", "incv"):
         code, error = incv(playground, stage, "--run-dir", "judged", "--profile", "incv.rounds=1")
         assert code == 0, error

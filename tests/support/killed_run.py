@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trainer.passes.sample_pass
-import trainer.run.stages
 import trainer.training.checkpoint
 from trainer.cli import main
 from trainer.incv.folds import FoldTask
 from trainer.methods.coteaching import CoteachingTask
 from trainer.methods.standard import StandardTask
+from trainer.run.stages import StageRunner
 
 
 def die() -> NoReturn:
@@ -88,15 +88,20 @@ def in_coteaching() -> None:
 
 def in_evaluation() -> None:
     """In the second method's pass."""
-    count_hits, calls = trainer.run.stages.count_hits, itertools.count(1)
+    count, iterate_forward = StageRunner._count, trainer.passes.sample_pass.iterate_forward
+    calls = itertools.count(1)
 
-    def killed(passes: Any, labels: Any) -> Any:
+    def noted(self: StageRunner, *arguments: Any) -> Any:
         if next(calls) == 2:
-            next(iter(passes))
-            die()
-        return count_hits(passes, labels)
+            trainer.passes.sample_pass.iterate_forward = killed
+        return count(self, *arguments)
 
-    trainer.run.stages.count_hits = killed
+    def killed(*arguments: Any) -> Iterator[Any]:
+        for batch in iterate_forward(*arguments):
+            yield batch
+            die()
+
+    StageRunner._count = noted  # type: ignore[method-assign]
 
 
 POINTS: dict[str, Callable[[], None]] = {
