@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainer.report.metrics_file import MOST_POINTS, read_metrics
 from trainer.report.plots import Series, line_chart
-from trainer.report.sections.curves import MOST_POINTS, curve_panels, metric_lines, read_metrics
+from trainer.report.sections.curves import curve_panels, metric_lines
 
 STEPS, EVERY = 3000, 100
 

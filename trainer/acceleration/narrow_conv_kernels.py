@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trainer.acceleration.narrow_convs import empty_channels_last
-
 _BLOCK = 128
 _CHUNKS = 128
 """Maximum number of parts that the pixels are divided into for a weight gradient; their sums are added at the end."""
@@ -137,11 +135,15 @@ def _weight_grad_kernel(
         tl.store(target, middle, mask=(i < INPUTS)[:, None])
 
 
+def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
+
+
 def forward(images: Tensor, weight: Tensor, stride: int, dtype: torch.dtype) -> Tensor:
     images, weight = _channels_last(images), _channels_last(weight)
     rows, inputs, height, width = images.shape
     outputs, size = weight.shape[0], weight.shape[2]
-    result = empty_channels_last(images, (rows, outputs, -(-height // stride), -(-width // stride)), dtype)
+    result = _empty(images, (rows, outputs, -(-height // stride), -(-width // stride)), dtype)
     pixels = result.numel() // outputs
     block = 2 * _BLOCK if max(inputs, outputs) <= 16 else _BLOCK
     shape = (height, width, inputs, max(16, triton.next_power_of_2(inputs)), outputs, size, stride)
@@ -152,7 +154,7 @@ def forward(images: Tensor, weight: Tensor, stride: int, dtype: torch.dtype) -> 
 def images_grad(grad: Tensor, weight: Tensor, stride: int, height: int, width: int) -> Tensor:
     grad, weight = _channels_last(grad), _channels_last(weight)
     inputs, outputs, size = weight.shape[1], weight.shape[0], weight.shape[2]
-    result = empty_channels_last(grad, (grad.shape[0], inputs, height, width), grad.dtype)
+    result = _empty(grad, (grad.shape[0], inputs, height, width), grad.dtype)
     pixels = result.numel() // inputs
     block = 2 * _BLOCK if max(inputs, outputs) <= 16 else _BLOCK
     shape = (height, width, inputs, outputs, size, stride)

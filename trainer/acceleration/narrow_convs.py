@@ -44,20 +44,20 @@ def _weight_grad(images: Tensor, grad: Tensor, stride: int, size: int) -> Tensor
 def _(images: Tensor, weight: Tensor, stride: int, dtype: torch.dtype) -> Tensor:
     rows, _, height, width = images.shape
     shape = rows, weight.shape[0], -(-height // stride), -(-width // stride)
-    return empty_channels_last(images, shape, dtype)
+    return _empty(images, shape, dtype)
 
 
 @_images_grad.register_fake
 def _(grad: Tensor, weight: Tensor, stride: int, height: int, width: int) -> Tensor:
-    return empty_channels_last(grad, (grad.shape[0], weight.shape[1], height, width), grad.dtype)
+    return _empty(grad, (grad.shape[0], weight.shape[1], height, width), grad.dtype)
 
 
 @_weight_grad.register_fake
 def _(images: Tensor, grad: Tensor, stride: int, size: int) -> Tensor:
-    return empty_channels_last(images, (grad.shape[1], images.shape[1], size, size), torch.float32)
+    return _empty(images, (grad.shape[1], images.shape[1], size, size), torch.float32)
 
 
-def empty_channels_last(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from trainer.incv.confident import are_confident
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.passes import Status
+from trainer.report.metrics_file import read_metrics
 from trainer.report.run import ReportRun, RunSamples
-from trainer.report.sections.curves import read_metrics
 from trainer.report.summary import first_set, gain, method_with
 from trainer.report.trust import Signals
 

@@ -1,22 +1,17 @@
 """The training section: curves from the metrics.jsonl files, thinned to at most 200 points of each kind."""
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.records.pace import remove_times
+from trainer.report.metrics_file import Columns, read_metrics
 from trainer.report.plots import Series, line_chart, percent, plain
 from trainer.report.run import ReportRun
 from trainer.report.section import Report, Section
 from trainer.report.summary import method_title
 
-MOST_POINTS = 200
 EVALUATED = {"train_given": "training images, given labels", "train_true": "training images, true labels"}
 """Sets of `evaluation.training_labels`, in words."""
-
-Columns = dict[str, list[float | None]]
 
 
 def collect(run: ReportRun) -> dict[str, Any]:
@@ -28,42 +23,6 @@ def collect(run: ReportRun) -> dict[str, Any]:
     paths = run.directory.method_metrics().items()
     methods = {name: columns for name, path in paths if (columns := read_metrics(path))}
     return {"curves": {"rounds": rounds, "methods": methods}}
-
-
-def read_metrics(path: Path) -> Columns:
-    """Return the numeric columns of one metrics.jsonl, thinned; {} for an empty file.
-
-    The lines of steps and those of evaluations are thinned separately: together, one kind could lose all its lines.
-    """
-    lines = []
-    for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            break  # a killed run may leave an incomplete last line, which a resume removes
-        if isinstance(line, dict):
-            lines.append(line)
-    kinds = [[at for at, line in enumerate(lines) if _is_of_steps(line) == wanted] for wanted in (True, False)]
-    lines = [remove_times(lines[at]) for at in sorted(thin(kinds[0]) + thin(kinds[1]))]
-    keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
-    return {key: [_number(line.get(key)) for line in lines] for key in keys}
-
-
-def _is_of_steps(line: dict[str, Any]) -> bool:
-    return "learning_rate" in line
-
-
-def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:
-    """Return at most `most` points, evenly spaced, including the first and the last."""
-    if len(points) <= most:
-        return points
-    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def render(report: Report, run: ReportRun) -> Mapping[str, Any]:

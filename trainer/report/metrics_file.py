@@ -1,0 +1,49 @@
+"""Reads metrics.jsonl, the numbers of a training by step, for curves and comparisons."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from trainer.records.pace import remove_times
+
+MOST_POINTS = 200
+"""Of each kind of line."""
+
+Columns = dict[str, list[float | None]]
+
+
+def read_metrics(path: Path) -> Columns:
+    """Return the numeric columns of one metrics.jsonl, thinned; {} for an empty file.
+
+    The lines of steps and those of evaluations are thinned separately: together, one kind could lose all its lines.
+    """
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break  # a killed run may leave an incomplete last line, which a resume removes
+        if isinstance(line, dict):
+            lines.append(line)
+    kinds = [[at for at, line in enumerate(lines) if _is_of_steps(line) == wanted] for wanted in (True, False)]
+    lines = [remove_times(lines[at]) for at in sorted(thin(kinds[0]) + thin(kinds[1]))]
+    keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
+    return {key: [_number(line.get(key)) for line in lines] for key in keys}
+
+
+def _is_of_steps(line: dict[str, Any]) -> bool:
+    return "learning_rate" in line
+
+
+def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:
+    """Return at most `most` points, evenly spaced, including the first and the last."""
+    if len(points) <= most:
+        return points
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
