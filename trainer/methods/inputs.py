@@ -123,7 +123,8 @@ class MethodInputs:
 
     def settings(self, plan: StaticPlan | Schedule) -> TaskSettings:
         """Build the training and execution settings for `plan`, or for a Task that plans each epoch of a schedule."""
-        section = self.fit_config(plan.selected if isinstance(plan, StaticPlan) else plan.samples)
+        schedule = plan.schedule if isinstance(plan, StaticPlan) else plan
+        section = fit_section(self.config, schedule.steps_per_epoch)
         labels = torch.from_numpy(self.labels)
         return build_task_settings(self.recipe, section, plan, labels, self.world, allow_accelerate=True)
 
