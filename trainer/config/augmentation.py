@@ -112,10 +112,6 @@ class ColorJitterConfig(Section):
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """The hue is rotated by -hue to hue, in full turns of the colour circle."""
 
-    @property
-    def is_on(self) -> bool:
-        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
-
 
 class RandAugmentConfig(Section):
     """RandAugment (Cubuk et al. 2019): operations drawn at random, all of the same magnitude."""
