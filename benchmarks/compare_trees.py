@@ -146,6 +146,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2], "--small" in sys.argv)
         return
+    import torch  # noqa: F401  a line then names the GPU
     from record import record_runs
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
