@@ -29,7 +29,7 @@ def logged(path):
 
 def test_a_line_holds_the_means_since_the_last(path):
     log = MetricsLog(path)
-    assert not log.has_lines()
+    assert not log.has_steps()
     for loss, accuracy in ((1.0, 0.0), (2.0, 0.5), (6.0, 1.0)):
         log.add({"loss": torch.tensor(loss), "accuracy": torch.tensor(accuracy)})
     note = log.write(step=3, epoch=0.5)
@@ -40,7 +40,16 @@ def test_a_line_holds_the_means_since_the_last(path):
         {"step": 4, "epoch": 0.6, "loss": 10.0, "accuracy": 1.0},
     ]
     assert "loss 3.000" in note
-    assert log.has_lines()
+    assert log.has_steps()
+
+
+def test_a_line_of_step_0_is_not_of_a_step(path):
+    log = MetricsLog(path)
+    log.write(step=0, epoch=0, kept=1.0)
+    assert path.exists()
+    assert not log.has_steps()
+    log.write(step=10, epoch=1, kept=0.5)
+    assert log.has_steps()
 
 
 def test_means_of_bf16_are_not_summed_in_bf16(path):
@@ -59,7 +68,7 @@ def test_cut_back_keeps_the_lines_up_to_the_step(logged, step, kept):
     log = MetricsLog(logged)
     log.truncate_after(step)
     assert logged.read_text().splitlines() == before[: len(kept)]
-    assert log.has_lines() == bool(kept)
+    assert log.has_steps() == bool(kept)
     log.add({"loss": torch.tensor(1.0)})
     log.write(step=step + 1)
     assert [line["step"] for line in lines_of(logged)] == [*kept, step + 1]

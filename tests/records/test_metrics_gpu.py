@@ -45,7 +45,7 @@ def diverged() -> FiniteGuard:
 def test_lines_follow_when_the_gpu_has_computed_them(tmp_path, no_waiting):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     write_lines(log)
-    assert not log.has_lines()
+    assert not log.has_steps()
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     assert log.write(False, step=4) == ""  # no step since the last line

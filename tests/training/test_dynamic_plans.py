@@ -97,6 +97,29 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(point, error, cal
         assert first.at.seen + second.at.seen == calm[1].at.seen
 
 
+class MeasuringTask(PlanningTask):
+    """Measures something before the first step, too."""
+
+    def prepare_epoch(self, epoch):
+        super().prepare_epoch(epoch)
+        self.epoch_metrics = {"total": float(self.table.sum())}
+
+    def state(self):
+        self.at("state")
+        return super().state()
+
+
+def test_a_kill_between_the_first_metrics_and_the_first_checkpoint_loses_nothing(tmp_path):
+    for name, interrupts in (("calm", Interrupts()), ("killed", Interrupts(("state",), Killed()))):
+        (tmp_path / name).mkdir()
+        try:
+            run(tmp_path / name, MeasuringTask(interrupts))
+        except Killed:
+            assert not find_newest_checkpoint(tmp_path / name / "checkpoints")
+            run(tmp_path / name, MeasuringTask())
+    assert ended(tmp_path / "killed") == ended(tmp_path / "calm")
+
+
 def test_a_plan_that_differs_after_a_resume_is_refused(tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path, PlanningTask(), stop_at=8)

@@ -16,6 +16,7 @@ from trainer.loading.transfer import HostCopy
 COUNTED = "counted"
 """Name of a metric that is 1 for a normal step and 0 if all images of the step were unreadable."""
 _SHOWN = ("loss", "train_accuracy")  # in the progress view, beside the accuracies on evaluation sets
+_STEP_0 = b'{"step": 0,'  # how a line begins that was written before the first step
 _MOST_PENDING = 8  # lines whose numbers the GPU has not computed yet
 
 
@@ -51,8 +52,11 @@ class MetricsLog:
         self._pending: deque[_Line] = deque()
         self._shown: dict[str, float] = {}
 
-    def has_lines(self) -> bool:
-        return self._path.exists() and self._path.stat().st_size > 0
+    def has_steps(self) -> bool:
+        """Whether there is a line after a step, that is, besides one of what was measured before the first step."""
+        if not self._path.exists():
+            return False
+        return any(line and not line.startswith(_STEP_0) for line in self._path.read_bytes().splitlines())
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines after `step`, because those steps will be executed again."""

@@ -198,6 +198,8 @@ class _TrainingRecords:
         with self._for_checkpoints():
             resumed = self._load_newest()
         if resumed is None:
+            if self._writes:  # a start that was killed before its first checkpoint may have left a line of step 0
+                self.metrics.truncate_after(-1)
             self.cross_border(0)
             self.save(0, wait=True)
             return 0
@@ -255,7 +257,7 @@ class _TrainingRecords:
             torch.manual_seed(int(mix64(self._schedule.stream, step, world.rank)))
 
     def _refuse_to_start_over(self) -> None:
-        if self.metrics.has_lines():
+        if self.metrics.has_steps():
             folder, checkpoints = self._training.folder, self._training.checkpoints
             raise DataError(
                 f"{self._training.name} has logged progress in {folder / 'metrics.jsonl'}, but {checkpoints} holds "
