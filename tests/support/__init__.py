@@ -13,3 +13,8 @@ RECIPES = REPOSITORY / "recipes"
 def toy_package_folder() -> Path:
     """A package with a training method of its own."""
     return Path(__file__).parent / "toy_package"
+
+
+def relabel_package_folder() -> Path:
+    """A package with a training method that plans each epoch by what a pass over the data found."""
+    return Path(__file__).parent / "relabel_package"

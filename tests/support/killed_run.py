@@ -104,12 +104,40 @@ def in_evaluation() -> None:
     StageRunner._count = noted  # type: ignore[method-assign]
 
 
+def in_relabelling_pass() -> None:
+    """At the second batch of the second pass of `relabel_package`, which runs between two epochs."""
+    iterate_forward, calls = trainer.passes.sample_pass.iterate_forward, itertools.count(1)
+
+    def killed(*arguments: Any) -> Iterator[Any]:
+        due = "relabel: re-labelling" in arguments and next(calls) == 2
+        for number, batch in enumerate(iterate_forward(*arguments)):
+            if due and number == 1:
+                die()
+            yield batch
+
+    trainer.passes.sample_pass.iterate_forward = killed
+
+
+def in_relabelled_epoch() -> None:
+    """In the middle of an epoch that `relabel_package` has planned after a pass: an epoch has 7 steps."""
+    step = StandardTask.step
+
+    def killed(self: StandardTask, batch: Any, at: Any) -> Any:
+        if not self.plans_ahead and at.step == 18:
+            die()
+        return step(self, batch, at)
+
+    StandardTask.step = killed  # type: ignore[method-assign]
+
+
 POINTS: dict[str, Callable[[], None]] = {
     "fold_training": in_fold_training,
     "predict_pass": in_predict_pass,
     "checkpoint_write": in_checkpoint_write,
     "coteaching": in_coteaching,
     "evaluation": in_evaluation,
+    "relabelling_pass": in_relabelling_pass,
+    "relabelled_epoch": in_relabelled_epoch,
 }
 
 if __name__ == "__main__":

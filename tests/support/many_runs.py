@@ -34,9 +34,16 @@ class Plain(nn.Module):
         self.dtype = dtype
         self.to(dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.fc(self.layers(x.to(self.dtype)))
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layers(x.to(self.dtype))
+        return features
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        logits: torch.Tensor = x if pre_logits else self.fc(x)
         return logits
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_head(self.forward_features(x))
 
 
 class FrozenResNet20(CifarResNetV1):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ class Planned:
     stop: tuple[str, int] | None = None
 
 
-def launch(place: Path, size: int, plan: list[Planned], seconds: float = 400) -> None:
-    """Carry a plan out, each run in `place/<name>`: by torchrun, or by one process without a launcher for size 1."""
+def launch(place: Path, size: int, plan: list[Planned], seconds: float = 400, packages: Sequence[Path] = ()) -> None:
+    """Carry a plan out, each run in `place/<name>`: by torchrun, or by one process without a launcher for size 1.
+
+    packages: folders of installed packages, for the processes.
+    """
     ports = iter(processes.free_ports(len(plan)))
     entries = [
         {
@@ -45,7 +49,8 @@ def launch(place: Path, size: int, plan: list[Planned], seconds: float = 400) ->
         process = subprocess.Popen(
             [sys.executable, *torchrun, str(DRIVER), str(file)],
             cwd=place,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, [*packages, REPOSITORY]))},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
