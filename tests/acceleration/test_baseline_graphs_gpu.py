@@ -29,7 +29,7 @@ def test_replayed_steps_are_the_eager_ones(kind, optimizer):
     for ours, theirs in zip(replayed.values, eager.values, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6, nan_ok=True)
     assert furthest(replayed, eager) == pytest.approx(0, abs=1e-6)
-    assert len({values[MEASURES[kind]] for values in eager.values}) > 10
+    assert len({values[MEASURES[kind]] for values in eager.values}) > 5
 
 
 @each_kind
