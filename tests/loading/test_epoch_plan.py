@@ -14,7 +14,7 @@ from trainer.loading.requests import training_requests
 from trainer.loading.sample_order import draw_uniforms
 
 STREAM = 11
-SCHEDULE = Schedule(STREAM, 4, 3, 8, np.arange(50))
+SCHEDULE = Schedule(STREAM, 4, 3, 12, np.arange(50))
 CUT = replace(GEOMETRY, cutout=4)
 
 
@@ -33,17 +33,27 @@ def rows_of(plan, rank=0, world=1, schedule=SCHEDULE, geometry=CUT):
 @settings(max_examples=60, deadline=None)
 def test_no_two_rows_of_an_epoch_show_the_same_view_of_a_sample(ids, rows, looks):
     part = Part(np.array(ids), rows, ("train",) * looks)
+    plan = EpochPlan(0, (part,))
     views = [
         (int(sample), int(view))
         for position in range(-(-len(ids) // rows))
         for look in range(looks)
         for sample, view in zip(
-            part.at(position), np.broadcast_to(part.views(position, look), part.at(position).shape), strict=True
+            part.at(position), np.broadcast_to(plan.views(0, position, look), part.at(position).shape), strict=True
         )
     ]
     assert len(set(views)) == len(views) == looks * len(ids)
     most = max(ids.count(sample) for sample in ids)
     assert {view for _, view in views} == set(range(looks * most))
+
+
+def test_views_differ_across_parts():
+    plan = EpochPlan(0, (Part(np.array([3, 5, 3]), 2, ("weak",)), Part(np.array([5, 3, 7]), 2, ("train", "train"))))
+    assert [plan.views(0, position, 0).tolist() for position in range(2)] == [[0, 0], [1]]
+    assert [plan.views(1, 0, look).tolist() for look in range(2)] == [[1, 2], [2, 3]]
+    assert plan.views(1, 1, 1).tolist() == [1]
+    alone = EpochPlan(0, (Part(np.array([3, 5]), 2, may_repeat=False), Part(np.array([7]), 1, may_repeat=False)))
+    assert alone.views(1, 0, 0) == 0
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30, unique=True), st.data())
@@ -106,6 +116,8 @@ def test_a_plan_that_keeps_its_promises_passes():
         ((Part(np.array([0] * 23 + [-1]), 8),), "sample_id -1"),
         ((Part(np.arange(24), 8, ()),), "one look"),
         ((), "needs parts"),
+        ((Part(np.arange(24), 8, ("train", "weak")),), "16 rows a step"),
+        ((Part(np.arange(24) % 9, 8, may_repeat=False),), "repeats ids"),
     ],
 )
 def test_a_plan_that_breaks_its_promises_is_refused(parts, told):
@@ -124,6 +136,7 @@ def test_the_digest_tells_plans_apart():
         replace(GOOD, parts=(part, part)),
         replace(GOOD, parts=(replace(part, looks=("weak",)),)),
         replace(GOOD, parts=(replace(part, rows=12),)),
+        replace(GOOD, parts=(replace(part, may_repeat=False),)),
         replace(GOOD, parts=(replace(part, ids=part.ids[::-1].copy()),)),
     ]
     digests = {plan.digest() for plan in (GOOD, *others)}

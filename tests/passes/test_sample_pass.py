@@ -120,3 +120,14 @@ def test_what_cannot_be_computed_is_refused():
         toy_pass().run(ToyNetwork(1), IDS, ("losses",))
     with pytest.raises(DataError, match=r"toy: predicting must cover each of 2 samples exactly once, but .* 1 occur"):
         toy_pass().run(ToyNetwork(1), np.array([3, 3]))
+
+
+def test_a_pass_over_no_samples_has_its_columns():
+    table = toy_pass().run(ToyNetwork(1), IDS[:0], ("losses", "predicted"), labels=np.zeros(200, np.int64))
+    assert len(table) == len(table.usable) == len(table["losses"]) == len(table["predicted"]) == 0
+
+
+def test_features_for_a_file_need_not_be_asked_for(tmp_path):
+    table = toy_pass().run(ToyNetwork(1), IDS, features_to=tmp_path / "features")
+    assert {"features", "probabilities"} <= table.columns.keys()
+    assert len(table.rows(table.usable)["features"]) == int(table.usable.sum())

@@ -140,3 +140,13 @@ def test_rows_are_readable_usable_or_neither():
     assert (table.readable.tolist(), table.usable.tolist()) == ([True, False, True], [True, False, False])
     with pytest.raises(KeyError, match="no column 'losses': the pass was asked for status"):
         table["losses"]
+
+
+def test_pieces_without_rows_join_the_others():
+    whole = SampleTable(torch.tensor([2, 7]), {"losses": torch.tensor([0.5, 1.5])})
+    nothing = SampleTable(torch.empty(0, dtype=torch.int64), {})
+    for pieces in ([nothing, whole], [whole, nothing]):
+        joined = SampleTable.join(pieces, "a pass")
+        assert torch.equal(joined.ids, whole.ids)
+        assert torch.equal(joined["losses"], whole["losses"])
+    assert len(SampleTable.join([nothing, nothing], "a pass")) == 0

@@ -120,6 +120,14 @@ def test_a_kill_between_the_first_metrics_and_the_first_checkpoint_loses_nothing
     assert ended(tmp_path / "killed") == ended(tmp_path / "calm")
 
 
+def test_two_stops_between_the_same_epochs_lose_no_measurement(calm, tmp_path):
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            run(tmp_path, PlanningTask(Interrupts(("prepare", 2), Stopped("a pass", 3, "SIGTERM"))))
+    run(tmp_path, PlanningTask())
+    assert ended(tmp_path) == calm[0]
+
+
 def test_a_plan_that_differs_after_a_resume_is_refused(tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path, PlanningTask(), stop_at=8)

@@ -53,32 +53,11 @@ class Part:
     looks: tuple[Look, ...] = ("train",)
     """A step has a row for each of its ids with each of these looks."""
     may_repeat: bool = True
-    """False if no id occurs twice, which saves finding those that do."""
+    """False if no id occurs twice in the epoch, which saves finding those that do."""
 
     def at(self, position: int) -> Ids:
         """Return the ids of one step of the epoch, over all ranks."""
         return self.ids[position * self.rows : (position + 1) * self.rows]
-
-    @cached_property
-    def occurrences(self) -> npt.NDArray[np.int64] | None:
-        """How often each id has occurred before in the epoch: [len(ids)]; None if no id repeats."""
-        if not self.may_repeat:
-            return None
-        order = np.argsort(self.ids, kind="stable")
-        ordered = self.ids[order]
-        first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(ordered) else order
-        if len(first) == len(ordered):
-            return None
-        counts = np.empty(len(ordered), np.int64)
-        counts[order] = np.arange(len(ordered)) - np.repeat(first, np.diff(np.append(first, len(ordered))))
-        return counts
-
-    def views(self, position: int, look: int) -> Views:
-        """Return the number of the view that each row of a step shows; the views of one id in an epoch differ."""
-        if self.occurrences is None:
-            return look
-        repeats = self.occurrences[position * self.rows : (position + 1) * self.rows]
-        return repeats * len(self.looks) + look
 
 
 @dataclass(frozen=True)
@@ -124,11 +103,35 @@ class EpochPlan:
         for step in range(max(first, begin), begin + count):
             yield StepIds(step, self.epoch, tuple(part.at(step - begin) for part in self.parts))
 
+    @cached_property
+    def _first_views(self) -> list[npt.NDArray[np.int64] | None]:
+        """Of each part, how often the epoch has shown each id before: [len(ids)]; None if no id repeats."""
+        if not any(part.may_repeat for part in self.parts):
+            return [None] * len(self.parts)
+        lengths = [len(part.ids) for part in self.parts]
+        ids = np.concatenate([part.ids for part in self.parts])
+        looks = np.repeat([len(part.looks) for part in self.parts], lengths)
+        order = np.argsort(ids, kind="stable")
+        before = np.cumsum(looks[order]) - looks[order]
+        first = np.flatnonzero(np.diff(ids[order], prepend=-1))
+        views = np.empty_like(before)
+        views[order] = before - np.repeat(before[first], np.diff(np.append(first, len(ids))))
+        return list(np.split(views, np.cumsum(lengths)[:-1]))
+
+    def views(self, part: int, position: int, look: int) -> Views:
+        """Return the number of the view that each row shows, for a part's rows of one look in a step.
+
+        The views of one id in an epoch differ, also if several parts list it.
+        """
+        first, rows = self._first_views[part], self.parts[part].rows
+        return look if first is None else first[position * rows : (position + 1) * rows] + look
+
     def digest(self) -> str:
         """Return a hash of all that the plan says, the same on ranks whose plans are alike."""
         found = hashlib.sha256(repr((self.epoch, self.mixing)).encode())
         for part in self.parts:
-            found.update(repr((part.rows, part.looks, len(part.ids))).encode() + part.ids.tobytes())
+            form = part.rows, part.looks, part.may_repeat, len(part.ids)
+            found.update(repr(form).encode() + part.ids.tobytes())
         return found.hexdigest()
 
 
@@ -142,6 +145,11 @@ def require_plan(plan: EpochPlan, schedule: Schedule, epoch: int) -> None:
         raise PlanError(f"the plan for epoch {epoch + 1} is of epoch {plan.epoch + 1}")
     if not plan.parts or any(part.rows < 1 or not part.looks for part in plan.parts):
         raise PlanError(f"the plan of epoch {epoch + 1} needs parts with at least one row and one look a step")
+    rows = sum(part.rows * len(part.looks) for part in plan.parts)
+    if rows > schedule.rows:
+        raise PlanError(
+            f"the plan of epoch {epoch + 1} has {rows} rows a step, but the schedule of this job {schedule.rows}"
+        )
     steps = [-(-len(part.ids) // part.rows) for part in plan.parts]
     if steps[0] != schedule.steps_per_epoch or max(steps) > schedule.steps_per_epoch:
         raise PlanError(
@@ -155,6 +163,8 @@ def require_plan(plan: EpochPlan, schedule: Schedule, epoch: int) -> None:
                 f"the plan of epoch {epoch + 1} lists sample_id {outside[0]}, which is not among the "
                 f"{len(schedule.samples)} samples that the job may train on"
             )
+        if not part.may_repeat and len(part.ids) and np.bincount(part.ids).max() > 1:
+            raise PlanError(f"a part of the plan of epoch {epoch + 1} repeats ids: set its `may_repeat`")
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,10 +89,10 @@ def _rows_of_rank(schedule: Schedule, plan: EpochPlan, step: StepIds, rank: int,
     ranks, with weight 0."""
     position = step.step % schedule.steps_per_epoch
     ids, views, looks, own, starts = [], [], [], [], [0]
-    for part, of_step in zip(plan.parts, step.parts, strict=True):
+    for part_number, (part, of_step) in enumerate(zip(plan.parts, step.parts, strict=True)):
         for number, look in enumerate(part.looks):
             ids.append(of_step)
-            views.append(np.broadcast_to(part.views(position, number), of_step.shape))
+            views.append(np.broadcast_to(plan.views(part_number, position, number), of_step.shape))
             looks.append(np.full(of_step.shape, LOOKS.index(look), np.int8))
             own.append(slice_for_rank(np.arange(len(of_step)), rank, world) + starts[-1])
             starts.append(starts[-1] + len(of_step))

@@ -78,7 +78,7 @@ class EvaluatedTask:
 
     @property
     def has_ended(self) -> bool:
-        return 0 < self._config.patience <= self.best.waited
+        return self._task.has_ended or 0 < self._config.patience <= self.best.waited
 
     def step(self, batch: Batch, at: StepIds) -> Mapping[str, torch.Tensor]:
         return self._task.step(batch, at)

@@ -326,7 +326,8 @@ class BaseTask(ABC):
         if self.world.size > 1 and self._live:
             tensors |= gather_rank_state(self.world, _BUFFERS, flatten_bytes(self._live))
             tensors |= dict(zip(self._statistics, self.world.all_reduce_mean(self._live), strict=True))
-        return TrainState(tensors, {"guard": self._guard.state(), "scaler": self._scaler.state_dict()})
+        values = {"guard": self._guard.state(), "scaler": self._scaler.state_dict(), "has_ended": self.has_ended}
+        return TrainState(tensors, values)
 
     def load(self, state: TrainState) -> None:
         """Load the state in place, because captured CUDA graphs refer to the existing tensors."""
@@ -348,6 +349,7 @@ class BaseTask(ABC):
         self._engine.sync_weights()
         self._engine.load_moments(state.tensors)
         self._guard.load(state.values["guard"])
+        self.has_ended = state.values["has_ended"]
         if self._scaler.is_enabled() and state.values.get("scaler"):
             self._scaler.load_state_dict(state.values["scaler"])
 

@@ -91,7 +91,7 @@ OUTPUTS = {
     "given_probability": Output("given_probability", lambda rows: rows.given_log_probability.exp()),
     "given_rank": Output("given_rank", _given_rank),
 }
-"""The columns that a pass can be asked for by name. The first six need no labels; the others compare with the given
+"""The columns that a pass can be asked for by name. The first seven need no labels; the others compare with the given
 label: cross-entropy, whether it is among the top k classes, its probability, and the number of likelier classes."""
 
 

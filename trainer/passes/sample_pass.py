@@ -66,10 +66,13 @@ class SamplePass:
             labels: int64, by sample_id, for the outputs that compare with labels.
             top_k: a label agrees if it is among so many likeliest classes.
             gather: whether every rank gets the rows of all ranks, instead of keeping those it computed.
-            features_to: write the features to this file instead of keeping them; see `FeatureFile`.
+            features_to: write the features to this file instead of keeping them; see `FeatureFile`. Their column
+                stays on the host.
         """
         world = self.ctx.world
         chosen = [OUTPUTS[output] if isinstance(output, str) else output for output in outputs]
+        if features_to is not None and FEATURES not in [output.name for output in chosen]:
+            chosen.append(OUTPUTS[FEATURES])
         single = isinstance(networks, nn.Module)
         each = [networks] if isinstance(networks, nn.Module) else list(networks)
         name = self.place.format(doing=doing)
@@ -90,6 +93,9 @@ class SamplePass:
         else:
             prove_coverage(world, own, wanted, name)
             table = SampleTable.of(own, columns, name)
+        if not table.columns:
+            empty = {output.name: torch.empty(0, device=world.device) for output in chosen}
+            table = SampleTable(table.ids, {**empty, "status": torch.empty(0, dtype=torch.int8, device=world.device)})
         if file is None:
             return table
         return SampleTable(table.ids, {**table.columns, FEATURES: file.finish(table.ids)})

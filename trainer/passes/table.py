@@ -48,7 +48,8 @@ class SampleTable:
     @classmethod
     def join(cls, pieces: "Iterable[SampleTable]", what: str) -> "SampleTable":
         """Return the rows of all pieces, which have the same columns; raise DataError if an id occurs twice."""
-        pieces = list(pieces)
+        every = list(pieces)
+        pieces = [piece for piece in every if len(piece)] or every
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0].columns}
         return cls.of(torch.cat([piece.ids for piece in pieces]), columns, what)
 
@@ -89,7 +90,8 @@ class SampleTable:
 
     def rows(self, chosen: torch.Tensor) -> "SampleTable":
         """Return some of the rows. chosen: bool [rows], or ascending row numbers."""
-        return SampleTable(self.ids[chosen], {name: column[chosen] for name, column in self.columns.items()})
+        columns = {name: column[chosen.to(column.device)] for name, column in self.columns.items()}
+        return SampleTable(self.ids[chosen], columns)
 
     def only(self, *names: str) -> "SampleTable":
         """Return the table with some of its columns."""

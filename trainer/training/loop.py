@@ -183,6 +183,7 @@ class _TrainingRecords:
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
         self._trackers: JobTrackers | None = None
         self._plan: str | None = None
+        self._measured: dict[str, float] = {}  # by an earlier start, at the border where a stop has ended it
 
     def begin(self) -> int:
         """Resume, or save a checkpoint of step 0; start the trackers; return the step to continue from."""
@@ -203,20 +204,20 @@ class _TrainingRecords:
             self.cross_border(0)
             self.save(0, wait=True)
             return 0
-        step, border, measured = resumed
+        step, border = resumed
         if self._writes:
             self.metrics.truncate_after(step)
             self._ctx.start_log.record_resume(self._training.stage, self._training.round, self._training.fold, step)
             if 0 < step < self._schedule.total_steps:
                 _log.info("%s: resuming from step %d", self._training.title or self._training.name, step)
         if border is not None:
-            self.cross_border(step, border, measured)
+            self.cross_border(step, border)
             self.save(step, wait=True)  # with what was found between the epochs, since this may be the last step
         return step
 
-    def _load_newest(self) -> tuple[int, int | None, Mapping[str, float]] | None:
-        """Restore the newest checkpoint, if any; return its step and, if a stop came between two epochs, how much of
-        the work between them is done, and what that measured."""
+    def _load_newest(self) -> tuple[int, int | None] | None:
+        """Restore the newest checkpoint, if any; return its step and, if a stop came between two epochs, how many
+        pieces of the work between them are done."""
         world = self._ctx.world
         newest = world.run_on_rank0(self._find_newest)
         step = world.broadcast_from_rank0(lambda: None if newest is None else newest[0])
@@ -228,8 +229,8 @@ class _TrainingRecords:
         self._task.load(state)
         self._load_random(step, state)
         self.metrics.load(state.values["metrics"], world.device)
-        self._plan = state.values["plan"]
-        return int(step), state.values["border"], state.values["measured"]
+        self._plan, self._measured = state.values["plan"], state.values["measured"]
+        return int(step), state.values["border"]
 
     def _find_newest(self) -> tuple[int, TrainState] | None:
         newest = find_newest_checkpoint(self._training.checkpoints)
@@ -306,13 +307,12 @@ class _TrainingRecords:
             self._plan = digest
         return plan
 
-    def cross_border(self, done: int, already: int = 0, measured: Mapping[str, float] | None = None) -> None:
+    def cross_border(self, done: int, already: int = 0) -> None:
         """If an epoch ends here, do what is due between it and the next. If a stop interrupts it, save a checkpoint
         from which the next start goes on.
 
         Args:
             already: How many pieces of this work an earlier start has done.
-            measured: What they have measured.
         """
         epoch, inside = divmod(done, self._schedule.steps_per_epoch)
         if inside:
@@ -327,8 +327,9 @@ class _TrainingRecords:
             except Stopped as stopped:
                 self.save(done, wait=True, border=number)
                 raise Stopped(self._training.name, done, stopped.reason, self._training.title) from None
-        if found := {**(measured or {}), **self._task.epoch_metrics}:
+        if found := {**self._measured, **self._task.epoch_metrics}:
             self.metrics.write(step=done, epoch=epoch, **found)
+        self._measured = {}
 
     def save(self, step: int, wait: bool = False, border: int | None = None) -> None:
         """Save a checkpoint: all ranks take part in gathering the per-rank state, and rank 0 writes it.
@@ -344,7 +345,7 @@ class _TrainingRecords:
             state.values.update(
                 metrics=self.metrics.state(),
                 border=border,
-                measured={} if border is None else dict(self._task.epoch_metrics),
+                measured={} if border is None else {**self._measured, **self._task.epoch_metrics},
                 plan=self._plan,
                 identity=self._training.identity,
             )

@@ -105,7 +105,7 @@ def vote_on_ranks(world: World, features: torch.Tensor, labels: torch.Tensor, ne
 
     Each rank judges its share and no other, so that all hold the same result, whatever their processors round.
     """
-    own = torch.arange(world.rank, len(labels), world.size, device=labels.device)
+    own = torch.arange(len(labels), device=labels.device)[world.rank :: world.size]
     agree = torch.zeros(len(labels), dtype=torch.int32, device=labels.device)
     agree[own] = neighbours_agree(features, labels, own, neighbours).int()
     return world.all_reduce(agree) > 0
