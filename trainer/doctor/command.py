@@ -6,10 +6,10 @@ from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.config.argument_types import path_argument
-from trainer.doctor.durable_point import describe_durable_point
 from trainer.doctor.environment import describe_environment
-from trainer.doctor.examination import examine
 from trainer.doctor.machine import examine_machine
+from trainer.doctor.ranks import describe_durable_point
+from trainer.doctor.verdict import examine
 
 
 def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
