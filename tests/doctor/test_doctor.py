@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
-from trainer.doctor.durable_point import NO_DURABLE_POINT, describe_durable_point
-from trainer.doctor.examination import WIDTH, examine
-from trainer.doctor.ranks import Rank
-from trainer.doctor.verdict import find_hanging_ranks, format_spans
+from trainer.doctor.ranks import NO_DURABLE_POINT, Rank, describe_durable_point
+from trainer.doctor.verdict import WIDTH, examine, find_hanging_ranks, format_spans
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.logs import log_to_file
 from trainer.training.checkpoint import Checkpointer, TrainState
@@ -67,7 +65,7 @@ def flat(text: str) -> str:
 def test_all_is_well(root: Path) -> None:
     text, well = examine(four(root, (2, {"step": 29})), NOW)
     assert well
-    assert "All is well: ranks 0-3 in incv, round 1, fold 1 at steps 29 to 30 of 400." in flat(text)
+    assert text.endswith("All is well: no rank hangs.")
     assert "4 ranks by torchrun" in flat(text)
     rows = [re.split("  +", line) for line in text.splitlines() if line[:1].isdigit()]
     assert rows == [
@@ -92,7 +90,6 @@ def test_the_rank_that_is_a_step_behind_hangs(root: Path) -> None:
         f"Rank 2 (Node0, pid {os.getpid()}) hangs in incv, round 1, fold 1 at step 29 of 400: no progress for 3 min"
         in flat(text)
     )
-    assert "Stalled or waiting for 3 min 20 s: ranks 0-1, 3 in incv, round 1, fold 1 at step 30 of 400." in flat(text)
 
 
 def test_the_rank_that_stopped_clearly_before_the_others_hangs(root: Path) -> None:
@@ -121,14 +118,11 @@ def test_a_rank_others_wait_for_hangs(root: Path) -> None:
     assert not well
     assert "Rank 2 (Node0" in text
     assert "hangs in evaluate standard on test at step 3 of 400" in flat(text)
-    assert "ranks 0-1, 3 waiting for the other ranks" in flat(text)
 
 
 def test_a_group_that_waits_for_one_at_work_is_well(root: Path) -> None:
     waiting = {"where": "waiting for fold 1", "step": 0, "moved": NOW - 5000}
-    text, well = examine(four(root, (0, waiting), (1, waiting), where="incv/0/1"), NOW)
-    assert well
-    assert "ranks 0-1 waiting for fold 1, ranks 2-3 in incv, round 1, fold 2 at step 30 of 400" in flat(text)
+    assert examine(four(root, (0, waiting), (1, waiting), where="incv/0/1"), NOW)[1]
 
 
 def test_a_group_that_hangs_while_the_other_goes_on(root: Path) -> None:
@@ -136,13 +130,12 @@ def test_a_group_that_hangs_while_the_other_goes_on(root: Path) -> None:
     text, well = examine(four(root, (2, standing), (3, standing | {"step": 31})), NOW)
     assert not well
     assert "Rank 2 (Node0" in text
-    assert "Still running: ranks 0-1 in incv, round 1, fold 1" in flat(text)
 
 
 def test_when_all_wait_nobody_works(root: Path) -> None:
     text, well = examine(four(root, where="waiting for the other fold", step=0, moved=NOW - 400), NOW)
     assert not well
-    assert "All 4 ranks are waiting; none has made progress for 6 min 40 s." in flat(text)
+    assert "Ranks 0-3 are waiting: no progress for 6 min 40 s." in flat(text)
 
 
 def test_a_silent_rank_is_named_first(root: Path) -> None:
@@ -152,7 +145,6 @@ def test_a_silent_rank_is_named_first(root: Path) -> None:
     assert verdict.startswith(
         f"Rank 3 (Node0, pid {os.getpid()}) has written no heartbeat for 1 min 30 s: killed, frozen, or on"
     )
-    assert "Stalled or waiting for 1 min 20 s: ranks 0-2" in verdict
 
 
 def test_a_beat_that_is_late_is_not_death(root: Path) -> None:
@@ -162,7 +154,7 @@ def test_a_beat_that_is_late_is_not_death(root: Path) -> None:
 def test_a_killed_run(root: Path) -> None:
     text, well = examine(four(root, written=NOW - 900, moved=NOW - 900), NOW)
     assert not well
-    assert "All 4 ranks have written no heartbeat for 15 min" in flat(text)
+    assert "Ranks 0-3 have written no heartbeat for 15 min" in flat(text)
     assert "Rerun the same command" in flat(text)
 
 
@@ -185,7 +177,7 @@ def test_ranks_of_an_earlier_start_are_not_looked_at(root: Path) -> None:
     assert "Ranks 2-3 have written no heartbeat since the last start." in flat(text)
     text, well = examine(root, BEGAN + 30)
     assert well
-    assert "Ranks 2-3 of 4 not seen yet" in flat(text)
+    assert "Ranks 2-3 are not seen yet" in flat(text)
 
 
 def test_finished_and_stopped(root: Path) -> None:
@@ -222,8 +214,8 @@ def test_a_failure_is_told_by_the_log_of_who_failed_first(root: Path) -> None:
             raise ConfigError("rank 2 (Node0): the disk is on fire" if rank != 2 else "the disk is on fire")
     text, well = examine(root, NOW)
     assert not well
-    assert "The last start failed: rank 2 (Node0" in flat(text)
-    assert "then ranks 0-1, 3." in flat(text)
+    assert "The last start failed. Rank 2 (Node0" in flat(text)
+    assert "failed first, in incv, round 1, fold 1 at step 30 of 400." in flat(text)
     assert f"The end of {root / 'logs' / 'rank-0002.log'}:\n" in text
     assert text.endswith("incv: error: the disk is on fire")
     assert "earlier start" not in text
@@ -243,7 +235,7 @@ def test_images_that_could_not_be_read_are_counted(root: Path) -> None:
         (root / "logs" / f"unreadable-rank{rank}.jsonl").write_text(json.dumps(line) + "\n")
     text, well = examine(root, NOW)
     assert well
-    assert "1 image could not be read" in flat(text)
+    assert "Images that could not be read: 1 " in flat(text)
 
 
 def test_a_stop_that_is_asked_for_is_said(root: Path) -> None:

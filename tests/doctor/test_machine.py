@@ -15,19 +15,20 @@ from tests.support import REPOSITORY
 from tests.support.ordinary_user import ordinary_user
 from tests.support.small_disk import mounted_disk
 from trainer.distributed.launch import Launch
-from trainer.doctor import libraries
-from trainer.doctor.collective import examine_lone_process, merge_reports
-from trainer.doctor.finding import Finding, format_findings, judge_machine
-from trainer.doctor.libraries import explain_missing_gpu, find_driver, try_import
-from trainer.doctor.shard_probe import examine_shards
-from trainer.doctor.storage import (
+from trainer.doctor.machine import (
+    Finding,
     examine_folder,
+    examine_library,
     examine_memory,
     examine_shared_memory,
+    explain_missing_gpu,
     find_file_system,
+    format_findings,
+    judge_machine,
     read_memory,
     try_lock,
 )
+from trainer.doctor.probes import examine_launcher, examine_shards, merge_reports
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
@@ -119,27 +120,18 @@ def test_a_missing_gpu_is_explained(
     assert finding.fix
 
 
-def test_the_driver_is_read_from_the_kernel(tmp_path: Path) -> None:
-    file = tmp_path / "version"
-    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC 12.3\n")
-    assert find_driver(file) == "580.65.06"
-
-
 def test_broken_and_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_package.py").write_text("raise OSError('libbroken.so: cannot open shared object file')\n")
     (tmp_path / "crashing_package.py").write_text("import os\nos.abort()\n")
+    (tmp_path / "incomplete_package.py").write_text("import no_such_package\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "libbroken.so" in (try_import("broken_package") or "")
-    assert try_import("crashing_package")
-    assert "no_such_package" in (try_import("no_such_package") or "")
-    assert try_import("json") is None
-
-
-def test_without_dali_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "find_distribution", lambda prefix: None)
-    assert libraries._examine_dali(has_gpu=False).level == "ok"
-    finding = libraries._examine_dali(has_gpu=True)
-    assert (finding.level, "incv[dali]" in finding.fix) == ("note", True)
+    absent = Finding("package", "note", "not installed")
+    assert "libbroken.so" in examine_library("broken_package", absent).words
+    assert examine_library("crashing_package", absent).level == "problem"
+    assert examine_library("incomplete_package", absent).level == "problem"
+    assert examine_library("no_such_package", absent) == absent
+    assert examine_library("no_such_package.part", absent) == absent
+    assert examine_library("json", absent) == Finding("package", "ok", "2.0.9")
 
 
 @pytest.fixture(scope="module")
@@ -169,16 +161,16 @@ def test_damaged_and_missing_shards_are_problems(shards: Path) -> None:
 
 
 def test_a_lone_process_learns_how_to_test_collectives() -> None:
-    assert examine_lone_process(Launch("alone"), 0, {}).level == "ok"
-    assert "torchrun --nproc-per-node 4" in examine_lone_process(Launch("alone"), 4, {}).fix
-    assert "srun" in examine_lone_process(Launch("alone"), 0, {"SLURM_NTASKS": "8"}).fix
-    assert examine_lone_process(Launch("srun"), 0, {"SLURM_NTASKS": "8"}).level == "ok"
+    assert examine_launcher(Launch("alone"), 0, {}).level == "ok"
+    assert "torchrun --nproc-per-node 4" in examine_launcher(Launch("alone"), 4, {}).fix
+    assert "srun" in examine_launcher(Launch("alone"), 0, {"SLURM_NTASKS": "8"}).fix
+    assert examine_launcher(Launch("srun"), 0, {"SLURM_NTASKS": "8"}).level == "ok"
 
 
 def test_what_another_rank_alone_has_found_is_reported_with_its_rank() -> None:
     good, note, bad = Finding("torch", "ok", "2"), Finding("GPU", "note", "none"), Finding("disk", "problem", "full")
     merged = merge_reports([[good, note], [good, note], [Finding("torch", "ok", "3"), note, bad], [bad]])
-    assert merged == [good, note, Finding("disk", "problem", "full", place="rank 2")]
+    assert merged == [good, note, Finding("disk", "problem", "rank 2: full")]
 
 
 def test_the_verdict_follows_the_worst_finding() -> None:
@@ -196,12 +188,12 @@ RANK_PROGRAM = """
 import json, sys
 from dataclasses import asdict
 from trainer.distributed.launch import detect_launch
-from trainer.doctor import collective
-from trainer.doctor.finding import Finding
-collective.JOIN_SECONDS = float(sys.argv[1])
+from trainer.doctor import probes
+from trainer.doctor.machine import Finding
+probes.JOIN_SECONDS = float(sys.argv[1])
 launch = detect_launch()
 own = [Finding("disk", "problem" if launch.rank else "ok", f"of rank {launch.rank}")]
-print(json.dumps([asdict(each) for each in collective.examine_collectives(launch, own)]))
+print(json.dumps([asdict(each) for each in probes.examine_collectives(launch, own)]))
 """
 
 
@@ -233,11 +225,12 @@ def test_two_ranks_test_a_collective_and_rank_0_reports_for_both(by_srun: bool) 
     port = free_port()
     ranks = [start_rank(rank, port, 60, by_srun) for rank in range(2)]
     first, second = (json.loads(rank.communicate(timeout=120)[0]) for rank in ranks)
-    assert [(each["subject"], each["level"], each["place"]) for each in first] == [
-        ("disk", "ok", ""),
-        ("collective", "ok", ""),
-        ("disk", "problem", "rank 1"),
+    assert [(each["subject"], each["level"]) for each in first] == [
+        ("disk", "ok"),
+        ("collective", "ok"),
+        ("disk", "problem"),
     ]
+    assert first[2]["words"] == "rank 1: of rank 1"
     assert f"{'srun' if by_srun else 'torchrun'}, 2 ranks, gloo: all-reduce is right" in first[1]["words"]
     assert len(second) == 2
 

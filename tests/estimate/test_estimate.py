@@ -14,9 +14,9 @@ from trainer.cli import main
 from trainer.config.data import DataConfig
 from trainer.config.schema import Recipe
 from trainer.estimate import measured
-from trainer.estimate.cost import CostModel, PhaseCost, all_reduce_bytes, all_reduce_seconds
+from trainer.estimate.cost import CostModel, PhaseCost, all_reduce_seconds
 from trainer.estimate.dry_run import size_split
-from trainer.estimate.network_cost import NetworkCost, count_network
+from trainer.estimate.probe import NetworkCost, count_network
 from trainer.estimate.table import EstimateOptions, SplitSize, estimate_text
 from trainer.methods.method import Epochs
 from trainer.run.recipe import load_recipe
@@ -128,11 +128,6 @@ def test_micro_batches_repeat_the_fixed_part_and_save_memory() -> None:
 
 
 # --- all-reduce -------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10**9), st.integers(1, 4096))
-def test_the_bytes_of_a_ring_all_reduce(parameters: int, gpus: int) -> None:
-    assert all_reduce_bytes(parameters, gpus) * gpus == pytest.approx(2 * (gpus - 1) * 4 * parameters)
 
 
 def test_the_seconds_of_an_all_reduce() -> None:

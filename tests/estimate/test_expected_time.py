@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.shipped import RECIPES
-from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
 from trainer.estimate.measured import MeasuredNetwork, StepRates
-from trainer.estimate.probe import Machine
+from trainer.estimate.table import describe_time, estimate_cpu_seconds
 from trainer.run.recipe import load_recipe
 
 
@@ -45,9 +44,9 @@ def test_a_real_estimate_has_no_side_effects() -> None:
 
 def test_at_equal_rates_an_estimate_grows_with_the_data_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """At equal rates, because two measurements on a busy machine can differ by any factor."""
-    rates = StepRates((8, 32), (1000.0, 2000.0), 1.0)
-    machine = Machine("two cores", MeasuredNetwork("cnn", 32, rates, rates, 1e9, 10), False, 0.1)
-    monkeypatch.setattr("trainer.estimate.expected_time.probe_machine", lambda *_: machine)
+    rates = StepRates(row_s=1 / 3000, fixed_s=0.005, forward_efficiency=1.0)
+    probed = MeasuredNetwork("cnn", 32, rates, rates, 1e9, 10, "two cores", on_gpu=False)
+    monkeypatch.setattr("trainer.estimate.table.probe_machine", lambda *_: probed)
     whole = load_recipe(RECIPES / "tiny.yaml", ["data.train.limit=null"])
     limited = load_recipe(RECIPES / "tiny.yaml", ["data.train.limit=400"])
     few, many = (estimate_cpu_seconds(whole, samples, 10) for samples in (400, 8000))

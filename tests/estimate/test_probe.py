@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from trainer.cli import main
 from trainer.config.shipped import RECIPES
 from trainer.estimate.cost import CostModel
-from trainer.estimate.network_cost import count_network
-from trainer.estimate.probe import fit_rates, probe_machine
+from trainer.estimate.measured import fit_rates
+from trainer.estimate.probe import count_network, probe_machine
 from trainer.run.recipe import load_recipe
 
 TINY = str(RECIPES / "tiny.yaml")
@@ -27,14 +27,14 @@ def test_rates_are_never_negative(few, many, quick, slow):
 def test_a_probe_measures_the_recipes_network():
     recipe = load_recipe(RECIPES / "tiny.yaml")
     cost = count_network(recipe.model.name, 10, recipe.image.size, recipe.model.options)
-    machine = probe_machine(recipe, 10, cost, torch.device("cpu"))
-    assert not machine.is_gpu
-    assert machine.network.name == recipe.model.name
-    model = CostModel(recipe, cost, 300, 10, (), machine)
+    probed = probe_machine(recipe, 10, cost, torch.device("cpu"))
+    assert not probed.on_gpu
+    assert probed.name == recipe.model.name
+    model = CostModel(recipe, cost, 300, 10, (), probed)
     (training,) = (phase for phase in model.cost_run(1) if phase.stage == "standard")
-    rows, rate = machine.network.eager.rows[1], machine.network.eager.images_per_s[1]
-    assert training.seconds == pytest.approx(training.count * rows / rate, rel=0.01)
-    more = CostModel(recipe, cost, 3000, 10, (), machine)
+    step_s = probed.eager.fixed_s + recipe.batch.rows * probed.eager.row_s
+    assert training.seconds == pytest.approx(training.count * step_s, rel=0.01)
+    more = CostModel(recipe, cost, 3000, 10, (), probed)
     assert sum(phase.seconds for phase in more.cost_run(1)) > 3 * sum(phase.seconds for phase in model.cost_run(1))
 
 

@@ -12,7 +12,7 @@ from trainer.config.recipe_file import recipe_yaml
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate.cost import CostModel, PhaseCost
 from trainer.estimate.dry_run import describe_plan
-from trainer.estimate.network_cost import count_network
+from trainer.estimate.probe import count_network
 from trainer.records.manifest import Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.run.ledger import StageLedger

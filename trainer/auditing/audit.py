@@ -23,7 +23,7 @@ from trainer.config.schema import ExecutionConfig, Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
-from trainer.estimate.expected_time import describe_time, estimate_cpu_seconds
+from trainer.estimate.table import describe_time, estimate_cpu_seconds
 from trainer.records.run_directory import RunDirectory
 from trainer.run.preflight import check_without_data
 from trainer.run.recipe import check_recipe

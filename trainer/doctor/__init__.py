@@ -1,6 +1,5 @@
-"""`incv doctor`: examines a machine, or diagnoses a run from the files in its run directory; `incv env`.
+"""`incv doctor` and `incv env`: diagnose a run from the files of its directory, or examine and describe a machine.
 
-For a run, it reads heartbeats, manifest and logs, and writes nothing. It does not import torch, so it is fast and
-works on any machine that can access the directory. Without a run, `machine` collects the findings of `libraries`,
-`storage`, `shard_probe` and `collective`. `environment` describes the machine for a bug report, without torch.
+Diagnosing a run needs no torch, so it works on any machine that can access the directory. A machine is examined even
+if its torch is broken: only `probes` needs it.
 """

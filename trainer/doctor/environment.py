@@ -1,19 +1,17 @@
-"""`incv env`: the facts about a machine that a bug report needs; does not import torch."""
+"""`incv env`: the facts about a machine that a bug report needs, from incv and from torch.utils.collect_env."""
 
 import os
-import platform
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires
-from importlib.util import find_spec
 from pathlib import Path
 
 from shards.errors import ConfigError
 from trainer.distributed.launch import detect_launch
-from trainer.doctor.libraries import find_distribution, find_driver, query_gpus
-from trainer.doctor.storage import count_cores, find_file_system, read_memory
+from trainer.doctor.machine import examine_memory, find_file_system
 from trainer.records.manifest import installed_versions
 from trainer.report.text import printable
 
@@ -24,57 +22,33 @@ _SHOWN_VARIABLES = re.compile(
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID|LOCALID|RESTART_COUNT|STEP_NUM_TASKS)"
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_UNINTERESTING = re.compile(r"Flags:|Vulnerability |Collecting environment")
 
 
 def describe_environment(environ: Mapping[str, str] = os.environ) -> str:
     """Return one fact per line, `name: value`. The home folder is written as ~, and no secrets are shown."""
+    folder = Path.cwd()
     facts = {
         "incv": installed_versions(["incv"]).get("incv", "not installed (run from a checkout)"),
-        "python": f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}",
-        "system": f"{platform.platform()}, {platform.machine()}",
-        "cpu": f"{_find_cpu()}, {count_cores()} of {os.cpu_count()} cores",
-        "memory": _describe_memory(),
-        "folder": f"{Path.cwd()} ({find_file_system(Path.cwd())})",
-        "torch": _describe_torch(),
-        "driver": find_driver() or "none",
-        "gpus": "; ".join(query_gpus("name,memory.total")) or "none that nvidia-smi lists",
+        "python": sys.executable,
+        "memory": examine_memory().words,
+        "folder": f"{folder} ({find_file_system(folder)})",
         "launcher": _describe_launcher(environ),
-        "packages": ", ".join(f"{name} {found}" for name, found in sorted(_find_packages().items())),
-        "variables": _describe_variables(environ),
+        "packages": _list_packages(),
+        "variables": _list_variables(environ),
     }
-    return "\n".join(f"{name}: {printable(_hide_home(value, environ))}" for name, value in facts.items())
+    lines = [f"{name}: {value}" for name, value in facts.items()] + _describe_torch()
+    home = environ.get("HOME", "").rstrip("/")
+    return "\n".join(printable(line.replace(f"{home}/", "~/") if home else line) for line in lines)
 
 
-def _find_cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
-
-
-def _describe_memory() -> str:
-    available, total = read_memory()
-    if available is None or total is None:
-        return "unknown"
-    return f"{available / 2**30:.1f} of {total / 2**30:.1f} GiB available"
-
-
-def _describe_torch() -> str:
-    """Read the version from torch's version.py: importing torch takes seconds, and may be what fails."""
-    try:
-        spec = find_spec("torch")
-        text = Path(str(spec.origin)).with_name("version.py").read_text() if spec is not None else ""
-    except (OSError, ValueError):
-        text = ""
-    found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]*)'", text, re.MULTILINE))
-    if "__version__" not in found:
-        return "not installed"
-    nccl = find_distribution("nvidia-nccl")
-    parts = [found["__version__"], f"CUDA {found['cuda']}" if "cuda" in found else "without CUDA"]
-    parts += [f"NCCL {installed_versions([nccl])[nccl]}"] if nccl else []
-    return ", ".join(parts)
+def _describe_torch() -> list[str]:
+    """Return the facts that torch collects. It does so in a process of its own, as importing it may be what fails."""
+    command = [sys.executable, "-W", "ignore", "-m", "torch.utils.collect_env"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.returncode:
+        return [f"torch: {found.stderr.strip().splitlines()[-1] if found.stderr.strip() else 'cannot be imported'}"]
+    return [line for line in found.stdout.splitlines() if line and not _UNINTERESTING.match(line)]
 
 
 def _describe_launcher(environ: Mapping[str, str]) -> str:
@@ -85,25 +59,20 @@ def _describe_launcher(environ: Mapping[str, str]) -> str:
     return f"{launch.launcher}, rank {launch.rank} of {launch.size}"
 
 
-def _find_packages() -> dict[str, str]:
-    """Return the versions of all packages that incv depends on, optional ones included."""
+def _list_packages() -> str:
+    """List the versions of the packages that incv depends on, optional ones included."""
     try:
         wanted = requires("incv") or []
     except PackageNotFoundError:
-        wanted = ["torch", "torchvision", "timm", "numpy", "pyarrow", "pillow", "accelerate"]
+        wanted = []
     names = {match[0] for line in wanted if (match := _NAME.match(line))}
-    return {name: found for name, found in installed_versions(sorted(names)).items() if name != "python"}
+    return ", ".join(f"{name} {found}" for name, found in installed_versions(sorted(names)).items())
 
 
-def _describe_variables(environ: Mapping[str, str]) -> str:
+def _list_variables(environ: Mapping[str, str]) -> str:
     shown = {
         name: "(hidden)" if _SECRET.search(name) else value
         for name, value in sorted(environ.items())
         if _SHOWN_VARIABLES.fullmatch(name)
     }
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in shown.items()) or "none of interest"
-
-
-def _hide_home(text: str, environ: Mapping[str, str]) -> str:
-    home = environ.get("HOME", "").rstrip("/")
-    return text.replace(f"{home}/", "~/") if home else text

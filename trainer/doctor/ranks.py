@@ -1,4 +1,4 @@
-"""Reads the manifest and the heartbeat files of a run, and derives the state of each rank."""
+"""Reads the record of a run: the state of each rank from manifest and heartbeats, and the progress that is saved."""
 
 import json
 from collections.abc import Iterator
@@ -13,13 +13,18 @@ from trainer.distributed.place import show_place
 from trainer.records.heartbeat import WAITING
 from trainer.records.run_directory import RunDirectory
 
+NO_DURABLE_POINT = "no durable point yet"
 SILENT_AFTER = 60.0
 """Seconds without a heartbeat after which a rank counts as dead; a live rank writes one every few seconds."""
 _STALLED_AFTER = 60.0  # seconds without a new step after which a rank counts as stalled
 _STALLED_UNCOUNTED_AFTER = 600.0  # the same for work without steps, such as writing a report or checking shards
 _CLOCK_SKEW = 2.0  # seconds that the clocks of the nodes may differ, including rounding
 
-_TYPES = {"rank": int, "size": int, "host": str, "pid": int, "launcher": str, "where": str, "step": int, "total": int}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("rank", "size", "pid", "step", "total"), int),
+    **dict.fromkeys(("host", "launcher", "where"), str),
+    **dict.fromkeys(("moved", "written"), (int, float)),
+}
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,15 @@ class ObservedRun:
     launcher: str
     ranks: list[Rank]
 
+    @property
+    def stages_done(self) -> list[str]:
+        return [name for name, stage in self.stages.items() if (stage or {}).get("state") == "done"]
+
 
 def read_run(run: RunDirectory, now: float) -> ObservedRun:
     """Read the record of a run. Raises ConfigError if the folder is not a run directory."""
     heartbeats = {heartbeat["rank"]: heartbeat for heartbeat in _read_heartbeats(run.logs)}
-    manifest = read_mapping(run.manifest)
+    manifest = _read_object(run.manifest)
     if not heartbeats and not isinstance(manifest.get("starts"), list):
         raise ConfigError(
             f"{run.root} is not a run directory: pass the --run-dir of `incv run` (default: runs/<recipe>)"
@@ -87,7 +96,7 @@ def read_run(run: RunDirectory, now: float) -> ObservedRun:
         starts=len(starts),
         began=began,
         ended=last.get("ended"),
-        stopped=read_mapping(run.stopped) or None,
+        stopped=_read_object(run.stopped) or None,
         launcher=newest["launcher"] if newest else "",
         ranks=[_build_rank(number, heartbeats.get(number), began, now) for number in range(size)],
     )
@@ -102,9 +111,8 @@ def _build_rank(number: int, heartbeat: dict[str, Any] | None, began: float | No
 
 
 def _find_state(heartbeat: dict[str, Any] | None, began: float | None, now: float) -> str:
-    if heartbeat is None or (
-        began is not None and heartbeat["written"] < began - _CLOCK_SKEW
-    ):  # from an earlier start
+    is_old = heartbeat is not None and began is not None and heartbeat["written"] < began - _CLOCK_SKEW
+    if heartbeat is None or is_old:  # a heartbeat from an earlier start
         return "starting" if began is not None and now - began <= SILENT_AFTER else "unseen"
     if heartbeat["ended"]:
         return str(heartbeat["ended"])
@@ -118,17 +126,12 @@ def _find_state(heartbeat: dict[str, Any] | None, began: float | None, now: floa
 
 def _read_heartbeats(logs: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(logs.glob("heartbeat-rank*.json")):
-        heartbeat = read_mapping(path)
-        numbers = all(isinstance(heartbeat.get(name), (int, float)) for name in ("moved", "written"))
-        if (
-            numbers
-            and "ended" in heartbeat
-            and all(isinstance(heartbeat.get(name), kind) for name, kind in _TYPES.items())
-        ):
+        heartbeat = _read_object(path)
+        if "ended" in heartbeat and all(isinstance(heartbeat.get(name), kind) for name, kind in _TYPES.items()):
             yield heartbeat
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; {} if the file is missing or damaged, so that damaged runs can be diagnosed too."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text())
@@ -141,3 +144,35 @@ def _parse_time(time: object) -> float | None:
     with suppress(TypeError, ValueError):
         return datetime.fromisoformat(time).timestamp()  # type: ignore[arg-type]
     return None
+
+
+def describe_durable_point(root: Path) -> str:
+    """Return a line that changes if and only if another stage, checkpoint, predict pass or evaluation is saved.
+
+    It contains no times or counts of starts, so it stays the same if a run restarts without progress. Works on any
+    folder, even one that does not exist yet.
+    """
+    run = RunDirectory(root)
+    stages = _read_object(run.manifest).get("stages") or {}
+    # Packing does not count: every start checks the shards again.
+    done = [name for name, stage in stages.items() if name != "pack" and (stage or {}).get("state") == "done"]
+    evaluated = _read_object(run.evaluation_progress)
+    parts = {
+        "done": done,
+        "checkpoints": _find_checkpoints(run),
+        "predicted": [f.parent.relative_to(root).as_posix() for f in sorted(run.rounds.rglob("predictions.parquet"))],
+        "evaluated": sorted(f"{name}/{method}" for name, methods in evaluated.items() for method in methods or ()),
+    }
+    fields = [f"{name}: {' '.join(values)}" for name, values in parts.items() if values]
+    return "; ".join(fields) or NO_DURABLE_POINT
+
+
+def _find_checkpoints(run: RunDirectory) -> list[str]:
+    """Return the newest checkpoint of each training. A checkpoint folder gets its final name once it is complete."""
+    newest: dict[str, int] = {}
+    for folder in (*run.rounds.rglob("checkpoints/step-*"), *run.methods.rglob("checkpoints/step-*")):
+        step = folder.name.removeprefix("step-")
+        if step.isdecimal():
+            training = folder.parent.parent.relative_to(run.root).as_posix()
+            newest[training] = max(newest.get(training, 0), int(step))
+    return [f"{training}@{step}" for training, step in sorted(newest.items())]

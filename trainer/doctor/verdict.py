@@ -1,17 +1,48 @@
-"""Decides whether a run is healthy or which rank hangs, and where: pure functions of the ranks' states."""
+"""Decides whether a run is healthy or which rank hangs, and reports it with a table of the ranks."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainer.distributed.place import show_place
-from trainer.doctor.ranks import ObservedRun, Rank
-from trainer.report.text import format_duration
+from trainer.doctor.ranks import ObservedRun, Rank, read_run
+from trainer.records.run_directory import RunDirectory
+from trainer.report.sections.images import find_unreadable
+from trainer.report.text import format_duration, shorten
 
+WIDTH = 100
 _STALL_MARGIN = 5.0
 """If a rank stalled more than this many seconds before the others, it is the one they wait for."""
 _MAX_WAIT = 60.0  # seconds that all ranks may wait at once
-_MAX_DESCRIBED = 3  # ranks named with host and pid in a sentence; the table lists all
 _RESUME_HINT = "Rerun the same command to resume from the last checkpoint."
+_MAX_SINGLE_ROWS = 8  # with more ranks, similar ones share a row
+_LOG_LINES = 12
+_LOG_BYTES = 16_384  # read from the end of a log
+_HEADER = ("ranks", "state", "where", "step", "idle", "host", "pid")
+_WHERE = _HEADER.index("where")
+_MAX_RANKS_WIDTH, _MIN_WHERE_WIDTH, _MAX_HOST_WIDTH = 14, 16, 16
+
+
+def examine(root: Path, now: float) -> tuple[str, bool]:
+    """Return the report, at most 100 columns wide, and whether the run is healthy.
+
+    Raises ConfigError if `root` is not a run directory.
+    """
+    directory = RunDirectory(root)
+    run = read_run(directory, now)
+    verdict = judge(run, now)
+    parts = [_wrap(_describe_run(run, now)), format_table(run.ranks, now), "\n".join(map(_wrap, verdict.sentences))]
+    if (root / "STOP").exists() and any(rank.alive for rank in run.ranks):
+        parts.append("The STOP file requests a stop; the run has not stopped yet.")
+    if unreadable := find_unreadable(directory)["count"]:
+        parts.append(f"Images that could not be read: {unreadable:,} (logs/unreadable-rank*.jsonl).")
+    if verdict.failed is not None:
+        parts.append(_read_log_tail(directory.rank_log(verdict.failed.number)))
+    return "\n\n".join(part for part in parts if part), verdict.healthy
+
+
+# --- the verdict: pure functions of the ranks' states ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -25,38 +56,36 @@ class Verdict:
 def judge(run: ObservedRun, now: float) -> Verdict:
     """Return the verdict on a run. Checks, in order: run ended; failed, silent or unseen ranks; stalled ranks."""
     ranks = run.ranks
-    if run.stopped is not None or run.ended == "stopped" or _all_in_state(ranks, "stopped"):
+    if run.stopped is not None or run.ended == "stopped" or all(rank.state == "stopped" for rank in ranks):
         return Verdict([_report_stopped(run)], healthy=True)
-    if run.ended == "finished" or _all_in_state(ranks, "finished"):
+    if run.ended == "finished" or all(rank.state == "finished" for rank in ranks):
         return Verdict([_report_finished(run)], healthy=True)
-    failed = sorted((rank for rank in ranks if rank.state == "failed"), key=lambda rank: rank.written)
-    silent = [rank for rank in ranks if rank.state == "silent"]
-    if failed or run.ended == "failed":
-        return Verdict(
-            [*_report_silent(silent, ranks, now), _report_failed(failed)], healthy=False, failed=(failed or ranks)[0]
+    failed = sorted(_select(ranks, "failed"), key=lambda rank: rank.written)
+    silent, unseen, starting = (_select(ranks, state) for state in ("silent", "unseen", "starting"))
+    sentences = []
+    if silent:
+        since = format_duration(now - max(rank.written for rank in silent))
+        sentences.append(
+            f"{_name(silent, 'has')} written no heartbeat for {since}: killed, frozen, or on a failed node."
         )
-    unseen = [rank for rank in ranks if rank.state == "unseen"]
-    if silent or unseen:
-        sentences = [*_report_silent(silent, ranks, now), *_report_unseen(unseen)]
-        return Verdict([*sentences, *_report_others(silent + unseen, ranks, now), _RESUME_HINT], healthy=False)
-    return _judge_living(ranks, now)
-
-
-def _judge_living(ranks: Sequence[Rank], now: float) -> Verdict:
+    if failed or run.ended == "failed":
+        sentences.append("The last start failed.")
+        sentences += [f"{_name(failed[:1])} failed first, in {failed[0].place}."] if failed else []
+        return Verdict(sentences, healthy=False, failed=(failed or ranks)[0])
+    if unseen:
+        sentences.append(f"{_name(unseen, 'has')} written no heartbeat since the last start.")
+    if sentences:
+        return Verdict([*sentences, _RESUME_HINT], healthy=False)
     hanging, certain = find_hanging_ranks(ranks)
     if hanging:
-        finding = _report_hanging(hanging, now) if certain else _report_stalled(hanging, now)
-        first = ["The first step may take minutes."] if max(rank.step for rank in hanging) <= 1 else []
-        return Verdict(
-            [finding, *_report_others(hanging, ranks, now), *first, _debug_hint(hanging[0])], healthy=False
-        )
+        return Verdict(_report_hanging(hanging, certain, now), healthy=False)
     living = [rank for rank in ranks if rank.alive]
     if living and all(rank.state == "waiting" and now - rank.moved > _MAX_WAIT for rank in living):
         since = format_duration(now - max(rank.moved for rank in living))
-        return Verdict(
-            [f"{_name_all(living)} are waiting; none has made progress for {since}.", _RESUME_HINT], healthy=False
-        )
-    return Verdict([_report_healthy(ranks)], healthy=True)
+        return Verdict([f"{_name(living, 'is')} waiting: no progress for {since}.", _RESUME_HINT], healthy=False)
+    if starting:
+        return Verdict([f"{_name(starting, 'is')} not seen yet: the run has just started."], healthy=True)
+    return Verdict(["All is well: no rank hangs."], healthy=True)
 
 
 def find_hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
@@ -66,9 +95,8 @@ def find_hanging_ranks(ranks: Sequence[Rank]) -> tuple[list[Rank], bool]:
     clearly earlier. If all stalled together, any of them may hang: all are returned, as uncertain.
     """
     groups: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        if rank.state == "stalled":
-            groups.setdefault(rank.where, []).append(rank)
+    for rank in _select(ranks, "stalled"):
+        groups.setdefault(rank.where, []).append(rank)
     behind = [rank for group in groups.values() for rank in _find_behind(group)]
     if behind:
         return sorted(behind, key=lambda rank: rank.number), True
@@ -88,8 +116,8 @@ def _find_behind(group: Sequence[Rank]) -> list[Rank]:
     return [rank for rank in group if rank.moved - oldest <= _STALL_MARGIN and newest - rank.moved > _STALL_MARGIN]
 
 
-def _all_in_state(ranks: Sequence[Rank], state: str) -> bool:
-    return bool(ranks) and all(rank.state == state for rank in ranks)
+def _select(ranks: Sequence[Rank], state: str) -> list[Rank]:
+    return [rank for rank in ranks if rank.state == state]
 
 
 def _report_stopped(run: ObservedRun) -> str:
@@ -101,120 +129,39 @@ def _report_stopped(run: ObservedRun) -> str:
 
 
 def _report_finished(run: ObservedRun) -> str:
-    if (run.stages.get("report") or {}).get("state") == "done":
+    if "report" in run.stages_done:
         return f"The run has finished: {run.root / 'report.html'}."
-    done = [name for name, stage in run.stages.items() if stage.get("state") == "done"]
-    return f"The last start has finished; stages done so far: {', '.join(done) or 'none'}."
+    return f"The last start has finished; stages done so far: {', '.join(run.stages_done) or 'none'}."
 
 
-def _report_failed(failed: Sequence[Rank]) -> str:
-    if not failed:
-        return "The last start failed."
-    rest = f", then {name_ranks(failed[1:])}" if len(failed) > 1 else ""
-    return f"The last start failed: {describe_ranks(failed[:1])} in {failed[0].place}{rest}."
+def _report_hanging(hanging: Sequence[Rank], certain: bool, now: float) -> list[str]:
+    first = hanging[0]
+    if certain:
+        since = format_duration(now - min(rank.moved for rank in hanging))
+        sentences = [f"{_name(hanging, 'hangs')} in {first.place}: no progress for {since}."]
+    else:
+        since = format_duration(now - max(rank.moved for rank in hanging))
+        sentences = [
+            f"{_name(hanging)} stalled together in {first.place}: no progress for {since}. "
+            "One of them, or a shared disk, hangs within the step; the records do not show which."
+        ]
+    if max(rank.step for rank in hanging) <= 1:
+        sentences.append("The first step may take minutes.")
+    return [
+        *sentences,
+        f"To see where it hangs, run `py-spy dump --pid {first.pid}` on {first.host}. "
+        "To continue, end the run and start it again with the same command.",
+    ]
 
 
-def _report_silent(silent: Sequence[Rank], ranks: Sequence[Rank], now: float) -> list[str]:
-    """Describe the ranks whose heartbeat stopped: they are dead, or their node is down."""
-    if not silent:
-        return []
-    who = _name_all(ranks) if len(silent) == len(ranks) > 1 else _capitalise(describe_ranks(silent))
-    since = format_duration(now - max(rank.written for rank in silent))
-    lost = f"{who} {_has(silent)} written no heartbeat for {since}: killed, frozen, or on a failed node."
-    return [f"{lost} Last seen: {_describe_places(silent)}."]
-
-
-def _report_unseen(unseen: Sequence[Rank]) -> list[str]:
-    return (
-        [f"{_capitalise(name_ranks(unseen))} {_has(unseen)} written no heartbeat since the last start."]
-        if unseen
-        else []
-    )
-
-
-def _report_others(these: Sequence[Rank], ranks: Sequence[Rank], now: float) -> list[str]:
-    """Describe what the ranks that are not in `these` are doing."""
-    others = [rank for rank in ranks if rank not in these]
-    waiting = [rank for rank in others if rank.state in ("stalled", "waiting")]
-    moving = [rank for rank in others if rank.state == "moving"]
-    sentences = []
-    if waiting:
-        since = format_duration(now - max(rank.moved for rank in waiting))
-        sentences.append(f"Stalled or waiting for {since}: {_describe_places(waiting)}.")
-    if moving:
-        sentences.append(f"Still running: {_describe_places(moving)}.")
-    return sentences
-
-
-def _report_hanging(hanging: Sequence[Rank], now: float) -> str:
-    since = format_duration(now - min(rank.moved for rank in hanging))
-    verb = "hangs" if len(hanging) == 1 else "hang"
-    where = hanging[0].place if len({rank.place for rank in hanging}) == 1 else _describe_places(hanging)
-    return f"{_capitalise(describe_ranks(hanging))} {verb} in {where}: no progress for {since}."
-
-
-def _report_stalled(stalled: Sequence[Rank], now: float) -> str:
-    since = format_duration(now - max(rank.moved for rank in stalled))
-    return (
-        f"{_capitalise(name_ranks(stalled))} stalled together in {stalled[0].place}: no progress for {since}. "
-        "One of them, or a shared disk, hangs within the step; the records do not show which."
-    )
-
-
-def _debug_hint(rank: Rank) -> str:
-    return (
-        f"To see where it hangs, run `py-spy dump --pid {rank.pid}` on {rank.host}. "
-        "To continue, end the run and start it again with the same command."
-    )
-
-
-def _report_healthy(ranks: Sequence[Rank]) -> str:
-    starting = [rank for rank in ranks if rank.state == "starting"]
-    if starting:
-        return f"{_capitalise(name_ranks(starting))} of {len(ranks)} not seen yet; the run has just started."
-    living = [rank for rank in ranks if rank.alive]
+def _name(ranks: Sequence[Rank], verb: str = "") -> str:
+    """Name the ranks: `Rank 3 (node2, pid 411)` or `Ranks 0-2, 5`, followed by the verb in the right form."""
     if len(ranks) == 1:
-        return f"All is well: {living[0].place}."
-    ended = [rank for rank in ranks if not rank.alive]
-    rest = f"; ended: {name_ranks(ended)}" if ended else ""
-    return f"All is well: {_describe_places(living)}{rest}."
-
-
-def _describe_places(ranks: Iterable[Rank]) -> str:
-    """List the ranks, grouped by place. Steps in a group may differ slightly, as heartbeats differ in age."""
-    groups: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        groups.setdefault(rank.where, []).append(rank)
-    return ", ".join(f"{name_ranks(group)} {_describe_place(group)}" for group in groups.values())
-
-
-def _describe_place(group: Sequence[Rank]) -> str:
-    first, last = (end(rank.step for rank in group) for end in (min, max))
-    preposition = "" if group[0].state == "waiting" else "in "
-    if first == last or not group[0].total:
-        return f"{preposition}{group[0].place}"
-    return f"{preposition}{group[0].where} at steps {first:,} to {last:,} of {group[0].total:,}"
-
-
-def describe_ranks(ranks: Sequence[Rank]) -> str:
-    """Name the ranks, with host and pid if there are few: `rank 3 (node2, pid 411)`."""
-    if len(ranks) > _MAX_DESCRIBED:
-        return name_ranks(ranks)
-    return " and ".join(f"rank {rank.number} ({rank.host}, pid {rank.pid})" for rank in ranks)
-
-
-def name_ranks(ranks: Iterable[Rank]) -> str:
-    """Name the ranks: `rank 3`, `ranks 0-2, 5`."""
-    numbers = [rank.number for rank in ranks]
-    return f"rank{'s' * (len(numbers) > 1)} {format_spans(numbers)}"
-
-
-def _name_all(ranks: Sequence[Rank]) -> str:
-    return "Both ranks" if len(ranks) == 2 else f"All {len(ranks)} ranks"
-
-
-def _capitalise(text: str) -> str:
-    return text[:1].upper() + text[1:]  # str.capitalize() would lower-case host names
+        (rank,) = ranks
+        seen = f" ({rank.host}, pid {rank.pid})" if rank.pid else ""
+        return f"Rank {rank.number}{seen} {verb}".rstrip()
+    plural = {"has": "have", "is": "are", "hangs": "hang"}.get(verb, "")
+    return f"Ranks {format_spans(rank.number for rank in ranks)} {plural}".rstrip()
 
 
 def format_spans(numbers: Iterable[int]) -> str:
@@ -228,5 +175,69 @@ def format_spans(numbers: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _has(ranks: Sequence[Rank]) -> str:
-    return "has" if len(ranks) == 1 else "have"
+# --- the text around it ---------------------------------------------------------------------------------------
+
+
+def _describe_run(run: ObservedRun, now: float) -> str:
+    facts = [f"{run.root}: recipe {run.recipe}" if run.recipe else str(run.root)]
+    if run.began is not None:
+        facts.append(f"start {run.starts} began {format_duration(now - run.began)} ago")
+    by = f" by {run.launcher}" if run.launcher not in ("", "alone") else ""
+    facts.append(f"{len(run.ranks)} rank{'s' * (len(run.ranks) > 1)}{by}")
+    facts.append(f"stages done: {', '.join(run.stages_done) or 'none'}")
+    return "; ".join(facts)
+
+
+def format_table(ranks: Sequence[Rank], now: float) -> str:
+    """Format one row per rank. If there are many, similar ranks share a row, except for a few ranks in trouble."""
+    if all(rank.state in ("unseen", "starting") for rank in ranks):
+        return ""
+    groups: dict[object, list[Rank]] = {}
+    for rank in ranks:
+        similar = (rank.state, rank.where, rank.step if rank.state == "stalled" else None)
+        groups.setdefault(similar if len(ranks) > _MAX_SINGLE_ROWS else rank.number, []).append(rank)
+    rows = [_HEADER]
+    for group in groups.values():
+        alone = group[0].state in ("silent", "stalled", "failed") and len(group) <= _MAX_SINGLE_ROWS
+        rows += [_format_row([rank], now) for rank in group] if alone else [_format_row(group, now)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = WIDTH - sum(widths) + widths[_WHERE] - 2 * (len(_HEADER) - 1)
+    widths[_WHERE] = min(widths[_WHERE], max(room, _MIN_WHERE_WIDTH))
+    cells = [[shorten(*each, keep_end=True).ljust(each[1]) for each in zip(row, widths, strict=True)] for row in rows]
+    return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
+def _format_row(group: Sequence[Rank], now: float) -> tuple[str, str, str, str, str, str, str]:
+    first, last = group[0], max(rank.step for rank in group)
+    spans = format_spans(rank.number for rank in group)
+    name = spans if len(spans) <= _MAX_RANKS_WIDTH else f"{len(group)} ranks"
+    if first.state in ("unseen", "starting"):
+        return name, first.state, "", "", "", "", ""
+    step = min(rank.step for rank in group)
+    steps = f"{step}-{last}/{first.total}" if step != last else f"{step}/{first.total}"
+    idle = format_duration(now - max(rank.moved for rank in group)) if first.alive or first.state == "silent" else ""
+    hosts = {rank.host for rank in group}
+    host = f"{len(hosts)} hosts"
+    if len(hosts) == 1:
+        host = shorten(first.host.partition(".")[0], _MAX_HOST_WIDTH, keep_end=True)
+    state = "alive" if first.state == "moving" else first.state
+    pid = str(first.pid) if len(group) == 1 else ""
+    return name, state, first.where, steps if first.total else "", idle, host, pid
+
+
+def _read_log_tail(path: Path) -> str:
+    """Return the last lines that the last start wrote to a rank's log; empty if there are none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("--- ")]
+    last = [line for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()][-_LOG_LINES:]
+    return "\n".join([f"The end of {path}:", *(f"    {line}" for line in last)]) if last else ""
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -12,30 +12,25 @@ from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
-from trainer.estimate.network_cost import NetworkCost
-from trainer.estimate.probe import Machine
+from trainer.estimate.probe import NetworkCost
 from trainer.incv.fold_placement import folds_side_by_side
 from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.loading.sample_order import candidate_rows
-from trainer.methods.method import Epochs, ExpectedSizes, Method
+from trainer.methods.method import Epochs, ExpectedSizes
 from trainer.methods.registry import get_method, methods_of
 from trainer.passes.forward import WORTH_COMPILING
 from trainer.run.preflight import check_rows
 from trainer.run.stage_graph import find_stage, stages_of
 
 
-def all_reduce_bytes(parameters: int, gpus: int) -> float:
-    """Return the bytes that each GPU sends in a ring all-reduce of fp32 gradients."""
-    return 2 * (gpus - 1) / gpus * 4 * parameters
-
-
 def all_reduce_seconds(parameters: int, gpus: int) -> float:
-    """Return the seconds per step of the gradient all-reduce, which does not overlap with the backward pass."""
+    """Return the seconds per step of a ring all-reduce of fp32 gradients, not overlapped with the backward."""
+    sent = 2 * (gpus - 1) / gpus * 4 * parameters  # bytes, by each GPU
     one_node = gpus <= measured.GPUS_PER_NODE
     bandwidth = measured.NVLINK_BYTES_PER_S if one_node else measured.NETWORK_BYTES_PER_S
     latency = measured.COLLECTIVES_PER_STEP * 2 * math.log2(gpus) * measured.HOP_S
-    return all_reduce_bytes(parameters, gpus) / bandwidth + latency
+    return sent / bandwidth + latency
 
 
 @dataclass(frozen=True)
@@ -81,23 +76,14 @@ class CostModel:
     classes: int
     eval_samples: tuple[int, ...] = ()
     """Number of samples of each evaluation set."""
-    machine: Machine | None = None
-    """This machine, as probed; None: H200 GPUs."""
+    probed: measured.MeasuredNetwork | None = None
+    """The network as measured on this machine; None: estimate for H200 GPUs."""
 
     @property
     def reference(self) -> measured.MeasuredNetwork:
         """The network as probed on this machine, or the measured one with the nearest image size."""
-        if self.machine is not None:
-            return self.machine.network
-        return min(measured.NETWORKS, key=lambda one: abs(math.log(one.pixels / self.recipe.image.size)))
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.machine is None or self.machine.is_gpu
-
-    def _fixed_parts(self, networks: int) -> float:
-        """Return how many networks' fixed times a step takes: those of a pair overlap on a GPU."""
-        return measured.PAIR_FIXED if networks == 2 and self._on_gpu else float(networks)
+        size = self.recipe.image.size
+        return self.probed or min(measured.NETWORKS, key=lambda one: abs(math.log(one.pixels / size)))
 
     @property
     def decoded_per_s(self) -> float:
@@ -106,10 +92,9 @@ class CostModel:
         small = image.resize is None and self.samples * 3 * image.size**2 <= MAX_RESIDENT_BYTES
         if execution.loader == "resident" or (execution.loader == "auto" and small):
             return math.inf
-        by_workers = measured.WORKER_IMAGES_PER_S * execution.workers
-        return (
-            by_workers if execution.loader == "cpu" or not self._on_gpu else measured.DALI_IMAGES_PER_S[image.chroma]
-        )
+        if execution.loader == "cpu" or not self.reference.on_gpu:
+            return measured.WORKER_IMAGES_PER_S * execution.workers
+        return measured.DALI_IMAGES_PER_S[image.chroma]
 
     @property
     def noise(self) -> float:
@@ -134,8 +119,7 @@ class CostModel:
         """Return, for one network, a step's seconds per row and fixed seconds, and a forward pass's share of it."""
         reference, network = self.reference, self.network
         rates = reference.compiled if compiled else reference.eager
-        scaled = self.machine is None and self.recipe.precision == "fp32"
-        slowdown = measured.FP32_SLOWDOWN if scaled else 1.0
+        slowdown = measured.FP32_SLOWDOWN if self.probed is None and self.recipe.precision == "fp32" else 1.0
         row_s = rates.row_s * slowdown * network.step_flops / reference.step_flops
         forward_share = network.forward_flops / network.step_flops / rates.forward_efficiency
         return row_s, rates.fixed_s * network.layers / reference.layers, forward_share
@@ -154,9 +138,12 @@ class CostModel:
         """Yield the cost of a method's training, its predict passes and its evaluations after epochs."""
         method, every = get_method(name), self.recipe.evaluation.every
         sizes = ExpectedSizes(self.samples, *self.expect_rounds()[-1], self.noise, self.recipe.incv)
-        epochs = self._epochs(method, sizes)
+        config: TrainingConfig = method.config(self.recipe)
+        first = method.expect_epochs(self.recipe, config, sizes)[0]
+        config = fit_section(config, count_steps(first.selected, self.recipe.batch.rows))
+        epochs = method.expect_epochs(self.recipe, config, sizes)
         yield from self.cost_training(name, epochs, method.networks, gpus)
-        for passes, samples in method.expect_passes(self._fitted(method, sizes), sizes):
+        for passes, samples in method.expect_passes(config, sizes):
             yield self.cost_predicting(name, samples, passes, method.networks, gpus)
         if every:
             count = -(-sum(each.count for each in epochs) // every)
@@ -167,15 +154,6 @@ class CostModel:
         for method in methods_of(self.recipe):
             yield from (self.cost_predicting(name, n, 1, method.networks, gpus) for n in self.eval_samples)
 
-    def _epochs(self, method: Method, sizes: ExpectedSizes) -> Sequence[Epochs]:
-        return method.expect_epochs(self.recipe, self._fitted(method, sizes), sizes)
-
-    def _fitted(self, method: Method, sizes: ExpectedSizes) -> TrainingConfig:
-        """Return the method's section, with its epochs raised by `min_steps`."""
-        config: TrainingConfig = method.config(self.recipe)
-        first = method.expect_epochs(self.recipe, config, sizes)[0]
-        return fit_section(config, count_steps(first.selected, self.recipe.batch.rows))
-
     def cost_incv(self, name: str, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each half of the GPUs trains every second fold, or all GPUs train all folds: in
         turn, or at once."""
@@ -183,8 +161,9 @@ class CostModel:
         assert incv is not None
         execution, folds = self.recipe.execution, incv.trained_folds
         apart = gpus > 1 and folds_side_by_side(folds, execution, replace(SINGLE_PROCESS, size=gpus))
-        at_once = folds > 1 and gpus == 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
-        turns = folds / 2 if apart else folds * (measured.FOLDS_AT_ONCE if at_once and self._on_gpu else 1.0)
+        alone = gpus == 1 and self.reference.on_gpu
+        at_once = alone and folds > 1 and execution.folds != "in_turn" and self.decoded_per_s == math.inf
+        turns = folds / 2 if apart else folds * (measured.FOLDS_AT_ONCE if at_once else 1.0)
         gpus = gpus // 2 if apart else gpus
         for number, (selected, candidates) in enumerate(self.expect_rounds()[:-1]):
             held_out = -(-candidates // folds)
@@ -202,6 +181,8 @@ class CostModel:
         steps = [epochs.count * -(-epochs.selected // batch) for epochs in passes]
         compiled = should_compile(self.recipe.execution, sum(steps))
         row_s, fixed_s, forward_share = self.scale_rates(compiled)
+        # The fixed times of a pair of networks overlap on a GPU.
+        fixed_s *= measured.PAIR_FIXED if networks == 2 and self.reference.on_gpu else networks
         row_bytes = networks * self.network.saved_numbers * (4 if self.recipe.precision == "fp32" else 2)
         for epochs, count in zip(passes, steps, strict=True):
             candidates = candidate_rows(batch, epochs.selected, epochs.candidates)
@@ -212,7 +193,7 @@ class CostModel:
             parts = -(-trained // at_once) + forward * -(-rows // at_once)
             compute_s = {
                 "arithmetic": networks * row_s * (trained + forward * rows),
-                "fixed part": fixed_s * parts * self._fixed_parts(networks),
+                "fixed part": fixed_s * parts,
                 "all-reduce": all_reduce_seconds(parameters, gpus),
             }
             memory = measured.BYTES_PER_PARAMETER * parameters + at_once * row_bytes

@@ -53,7 +53,8 @@ def describe_plan(
     shares_incv: whether it takes over the INCV stage of another variant, which is yet to run.
     """
     folders = find_folders(recipe, RunDirectory(root))
-    indices = dict(zip(("train", *recipe.data.eval), map(_load_packed, folders.values()), strict=True))
+    packed = (SampleIndex.load(folder) if is_packed(folder) else None for folder in folders.values())
+    indices = dict(zip(("train", *recipe.data.eval), packed, strict=True))
     train = indices["train"]
     samples = len(limit_ids(train, recipe.data.train.limit)) if train else recipe.data.train.limit
     samples = None if samples is None else count_trained(recipe, samples)
@@ -67,7 +68,9 @@ def describe_plan(
         states["incv"] = "taken over"
     batch = f"{recipe.batch.rows}" if samples is not None else f"{unfitted.batch.global_}"
     lines = [f"recipe {name}, model {recipe.model.name}, batch {batch}, into {root}"]
-    lines += _describe_weights(recipe, weights, unusable)
+    if recipe.model.has_initial_weights and not unusable:
+        where = weights.path if weights else f"to be downloaded ({describe_hub_location(recipe.model.name)})"
+        lines.append(f"  initial weights: {where}")
     sizes = DataSizes(samples, [name for name, index in indices.items() if index is None])
     for stage in stages_of(recipe):
         lines.append(f"  {stage:<16} {states[stage]:<10} {find_stage(stage).describe(recipe, sizes)}")
@@ -145,18 +148,6 @@ def _try(make: Callable[[], Made]) -> tuple[Made | None, list[str]]:
 
 def _find_refusals(check: Callable[[], object]) -> list[str]:
     return _try(check)[1]
-
-
-def _describe_weights(recipe: Recipe, weights: Weights | None, unusable: list[str]) -> list[str]:
-    if not recipe.model.has_initial_weights or unusable:
-        return []
-    if weights is None:
-        return [f"  initial weights: to be downloaded ({describe_hub_location(recipe.model.name)})"]
-    return [f"  initial weights: {weights.path}"]
-
-
-def _load_packed(folder: Path) -> SampleIndex | None:
-    return SampleIndex.load(folder) if is_packed(folder) else None
 
 
 def _find_states(

@@ -5,27 +5,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepRates:
-    """Training rates measured at two batch sizes; a step with r rows takes `fixed_s + r * row_s` seconds."""
+    """A training step with r rows takes `fixed_s + r * row_s` seconds."""
 
-    rows: tuple[int, int]
-    images_per_s: tuple[float, float]
+    row_s: float
+    fixed_s: float
+    """Seconds independent of the number of rows: kernels too small to fill the GPU, and the optimiser."""
     forward_efficiency: float
     """FLOP/s of a forward pass alone, relative to those of a training step."""
 
-    @property
-    def row_s(self) -> float:
-        few, many = (rows / rate for rows, rate in zip(self.rows, self.images_per_s, strict=True))
-        return (many - few) / (self.rows[1] - self.rows[0])
 
-    @property
-    def fixed_s(self) -> float:
-        """Seconds independent of the number of rows: kernels too small to fill the GPU, and the optimiser."""
-        return self.rows[0] / self.images_per_s[0] - self.rows[0] * self.row_s
+def fit_rates(rows: tuple[int, int], seconds: tuple[float, float], forward_efficiency: float = 1.0) -> StepRates:
+    """Draw a line through the times of steps with few and with many rows; neither part of it becomes negative."""
+    (few, many), (quick, slow) = rows, seconds
+    if few == many:  # no fixed part can be told apart
+        return StepRates(slow / many, 0.0, forward_efficiency)
+    quick = max(min(quick, slow * 0.999), slow * few / many)  # noise of the measurement
+    row_s = (slow - quick) / (many - few)
+    return StepRates(row_s, slow - many * row_s, forward_efficiency)
 
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """A network measured on one H200: bf16, data on the GPU, the whole step in one CUDA graph."""
+    """The step times of a network on one GPU: an H200, with data on the GPU and the step in one CUDA graph; or this
+    machine, as probed."""
 
     name: str
     pixels: int
@@ -34,16 +36,18 @@ class MeasuredNetwork:
     step_flops: float
     """Per row, forward and backward, as counted by `count_network`."""
     layers: int
+    machine: str = "H200"
+    on_gpu: bool = True
 
 
-# --- measured on one H200 -----------------------------------------------------------------------------------
+# --- measured on one H200: bf16 --------------------------------------------------------------------------------
 
 # Forward pass alone of Inception-ResNet-v2 with 512 rows: 8,757 images/s eager, 15,887 compiled.
 INCEPTION = MeasuredNetwork(
     "inception_resnet_v2",
     227,
-    eager=StepRates((128, 512), (2_345, 2_997), forward_efficiency=0.97),
-    compiled=StepRates((128, 512), (3_678, 4_745), forward_efficiency=1.12),
+    eager=fit_rates((128, 512), (128 / 2_345, 512 / 2_997), forward_efficiency=0.97),
+    compiled=fit_rates((128, 512), (128 / 3_678, 512 / 4_745), forward_efficiency=1.12),
     step_flops=39.61e9,
     layers=245,
 )
@@ -51,8 +55,8 @@ INCEPTION = MeasuredNetwork(
 RESNET32 = MeasuredNetwork(
     "cifar_resnet32",
     32,
-    eager=StepRates((128, 1024), (34_000, 74_000), forward_efficiency=0.97),
-    compiled=StepRates((128, 1024), (47_814, 74_000 * 47_814 / 34_000), forward_efficiency=1.12),
+    eager=fit_rates((128, 1024), (128 / 34_000, 1024 / 74_000), forward_efficiency=0.97),
+    compiled=fit_rates((128, 1024), (128 / 47_814, 1024 / 74_000 * 34_000 / 47_814), forward_efficiency=1.12),
     step_flops=0.4139e9,
     layers=34,
 )

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from shards.errors import ConfigError, InputError
 from trainer.config.fitting import count_trained, resolve_batch
 from trainer.config.schema import Recipe
@@ -12,12 +14,12 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.estimate import measured
 from trainer.estimate.cost import CostModel, PhaseCost
-from trainer.estimate.network_cost import count_network
-from trainer.estimate.probe import probe_machine
+from trainer.estimate.probe import count_network, probe_machine
 from trainer.report.text import format_duration
 from trainer.run.preflight import check_rows
 
 _GPU_ROWS = ("GPU hours", "dollars", "all-reduce, ms per step", "memory, GB per GPU")
+_SHORT_PROBE_SECONDS = 0.3
 _CLASSES = 1000  # used if unknown; it affects only the last layer, a small part of a network
 
 
@@ -61,30 +63,27 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
     try:
         settings = recipe.model
         network = count_network(settings.name, train.classes, recipe.image.size, settings.options, settings.trainable)
-        device = select_device(recipe.execution) if options.probe else None
+        probed = None
+        if options.probe:
+            probed = probe_machine(recipe, train.classes, network, select_device(recipe.execution))
     except InputError as error:
         return f"no estimate: {error}"
     evaluated = {name: size for name, size in splits.items() if name != "train"}
     known = tuple(size.samples for size in evaluated.values() if size is not None)
     known += (train.samples - trained,) if recipe.data.eval_fraction else ()
-    machine = probe_machine(recipe, train.classes, network, device) if device is not None else None
-    model = CostModel(recipe, network, trained, train.classes, known, machine)
+    model = CostModel(recipe, network, trained, train.classes, known, probed)
     columns, notes = [], []
-    for gpus in options.gpus or (1 if machine else recipe.execution.world or detect_launch().size,):
+    for gpus in options.gpus or (1 if probed else recipe.execution.world or detect_launch().size,):
         try:
             phases = [phase for phase in model.cost_run(gpus) if phase.stage != "incv" or not options.takes_incv_over]
         except ConfigError as error:
             notes.append(f"{_gpus(gpus)} would be refused: {error}")
             continue
-        column = _column(gpus, phases, options.price)
-        if machine is not None:
-            column = {row: cell for row, cell in column.items() if row not in _GPU_ROWS} | {"": "this machine"}
-        columns.append(column)
-        notes += _advise_on_memory(recipe, gpus, phases) if machine is None else []
-    covered = "what follows INCV" if options.takes_incv_over else "the whole recipe"
-    lines = [f"estimate for {covered} on H200 GPUs; docs/scaling.md says what is measured and what is assumed"]
-    if machine is not None:
-        lines = [f"estimate for {covered} on this machine ({machine.name}), probed for {machine.seconds:.0f} s"]
+        columns.append(_column(gpus, phases, options.price, probed is not None))
+        notes += _advise_on_memory(recipe, gpus, phases) if probed is None else []
+    where = "H200 GPUs; docs/scaling.md says what is measured and what is assumed"
+    where = f"this machine ({probed.machine})" if probed else where
+    lines = [f"estimate for {'what follows INCV' if options.takes_incv_over else 'the whole recipe'} on {where}"]
     lines += [f"  {premise}" for premise in _premises(model, train.origin, options.price)]
     if columns:
         lines.append("")
@@ -99,7 +98,7 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
     rates = f"scaled by FLOPs and layers from {near.name} at {near.pixels} pixels; may be off by several times"
     if (near.name, near.pixels) == (recipe.model.name, recipe.image.size):
         rates = "measured with this network"
-    if recipe.precision == "fp32" and model.machine is None:
+    if recipe.precision == "fp32" and model.probed is None:
         rates += f"; fp32 takes {measured.FP32_SLOWDOWN:.2g} times as long as bf16"
     lines = [
         f"{model.samples:,} training samples ({origin}), {model.classes:,} classes",
@@ -113,16 +112,16 @@ def _premises(model: CostModel, origin: str, price: float) -> list[str]:
             f"assumed: {measured.AGREEMENT:.0%} of the labels agree in each round (noise {model.noise:.2f}): "
             f"{selected:,} selected, {candidates:,} candidates after the last round"
         )
-    if model.machine is None:
+    if model.probed is None:
         lines.append(f"assumed: {price:,.2f} dollars per GPU hour")
-    lines += [
+    return [
+        *lines,
         "not counted: packing, compilation (80 s per cold start), storage, gathers, checkpoints, restarts",
     ]
-    return lines
 
 
-def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, str]:
-    """Return the cells of one column (a number of GPUs), by row name."""
+def _column(gpus: int, phases: Sequence[PhaseCost], price: float, probed: bool) -> dict[str, str]:
+    """Return the cells of one column (a number of GPUs, or this machine), by row name."""
     stages: dict[str, float] = defaultdict(float)
     spent: dict[str, float] = defaultdict(float)
     for phase in phases:
@@ -133,8 +132,8 @@ def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, s
     gpu_hours = gpus * total / 3600
     trainings = [phase for phase in phases if phase.rows_at_once]
     passes = [phase for phase in phases if not phase.rows_at_once]
-    return {
-        "": _gpus(gpus),
+    column = {
+        "": "this machine" if probed else _gpus(gpus),
         **{f"time of {stage}": format_duration(seconds) for stage, seconds in stages.items()},
         "total time": format_duration(total),
         "GPU hours": _short(gpu_hours),
@@ -145,6 +144,7 @@ def _column(gpus: int, phases: Sequence[PhaseCost], price: float) -> dict[str, s
         "memory, GB per GPU": _short(max(phase.memory_bytes for phase in trainings) / 1e9),
         "bottleneck": max(spent, key=lambda name: spent[name]),
     }
+    return {row: cell for row, cell in column.items() if not (probed and row in _GPU_ROWS)}
 
 
 def _advise_on_memory(recipe: Recipe, gpus: int, phases: Sequence[PhaseCost]) -> list[str]:
@@ -171,3 +171,31 @@ def _gpus(number: int) -> str:
 def _short(number: float) -> str:
     """Format with three significant digits, or as an integer from 100 on."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def estimate_cpu_seconds(recipe: Recipe, samples: int, classes: int) -> float:
+    """Return about how long the training and predicting of a run take on this CPU.
+
+    It takes a few steps, and changes neither the random state nor the number of threads.
+    """
+    samples = min(samples, recipe.data.train.limit or samples)
+    recipe = resolve_batch(recipe, samples)
+    model, threads = recipe.model, torch.get_num_threads()
+    cost = count_network(model.name, classes, recipe.image.size, model.options, model.trainable)
+    torch.set_num_threads(recipe.execution.threads or threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            probed = probe_machine(recipe, classes, cost, torch.device("cpu"), _SHORT_PROBE_SECONDS)
+    finally:
+        torch.set_num_threads(threads)
+    return sum(phase.seconds for phase in CostModel(recipe, cost, samples, classes, probed=probed).cost_run(1))
+
+
+def describe_time(seconds: float) -> str:
+    """Return the time in words, no more exact than the estimate: `about 12 minutes`."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return "less than a minute"
+    if minutes >= 90:
+        return f"about {round(seconds / 3600)} hours"
+    return f"about {minutes} minute{'s' if minutes > 1 else ''}"
