@@ -1,6 +1,7 @@
 """Index files for DALI's own WebDataset reader: `shard-000000.idx` beside `shard-000000.tar`."""
 
 import os
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import numpy as np
 
 from shards.durable import write_bytes
 from shards.sample_index import SampleIndex
-from shards.tar_stream import BLOCK
 
 _VERSION = "v1.2"
 _NAME_BYTES = 100  # length of the name field, which begins a tar header
@@ -45,7 +45,7 @@ def _list_members(index: SampleIndex, shard: int) -> list[tuple[str, int, int]]:
         members = []
         for row in np.flatnonzero(index.shard == shard):
             offset, size = int(index.offset[row]), int(index.nbytes[row])
-            name = os.pread(descriptor, _NAME_BYTES, offset - BLOCK).split(b"\0", 1)[0]
+            name = os.pread(descriptor, _NAME_BYTES, offset - tarfile.BLOCKSIZE).split(b"\0", 1)[0]
             members.append((name.decode(errors="replace"), offset, size))
         return members
     finally:
