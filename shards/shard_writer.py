@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tarfile
 import zlib
 from collections import Counter
@@ -13,12 +14,12 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.durable import write_atomically, write_parquet
+from shards.durable import sync, write_atomically, write_parquet
 from shards.errors import DataError
 from shards.image_formats import explain_misnamed, explain_verdict
 from shards.image_store import StoredImage, convert_image
 from shards.plan import Plan
-from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
+from shards.sample_index import IN_NO_SHARD, TABLE, Dataset, ShardFile, shard_name, suggest_packing
 from shards.source_files import FILE_COLUMNS, NO_FILE, hash_content, stat_file
 from shards.sources.source import RawSample, Source
 
@@ -135,6 +136,20 @@ def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
     if table.schema.names != _PART.names:  # written by an earlier version
         return None
     return Part(file, facts["converted"], table.replace_schema_metadata(None))
+
+
+def repair_shard(source: Source, out: Path, plan: Plan, dataset: Dataset, shard: int) -> None:
+    """Rewrite a damaged shard, bit-identical to the original. The caller must hold the lock of the folder."""
+    place, expected = out / ".parts" / "repaired", dataset.shards[shard]
+    write_shard(source, place, plan, shard)
+    made = read_part(place, plan, shard)
+    if made is None or made.shard != expected:
+        raise DataError(
+            f"{out / expected.file} is damaged and cannot be repaired: {plan.source} now gives different bytes, "
+            f"because its images or the image library changed. {suggest_packing(out, dataset)}"
+        )
+    os.replace(place / expected.file, out / expected.file)
+    sync(out)
 
 
 def _write_row(

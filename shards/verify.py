@@ -40,6 +40,8 @@ class VerifyReport:
     samples: int
     shards: int
     problems: list[str] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+    """The numbers of the shards that are missing or whose bytes have changed."""
     tables_are_good: bool = True
     """Whether the index and the other tables are undamaged; if so, damaged shards can be repaired."""
 
@@ -53,18 +55,24 @@ def verify(folder: Path, workers: int = 1) -> VerifyReport:
     except DataError as error:
         return VerifyReport(0, 0, [str(error)], tables_are_good=False)
     tables_are_good = not problems
+    damaged = []
     shards = index.dataset.shards
     with_dali = any(index_path(index.shard_path(shard)).exists() for shard in range(len(shards)))
     # threads suffice: reading and hashing release the GIL
     with Progress("verify", len(index)) as progress, ThreadPoolExecutor(workers) as pool:
-        for found in pool.map(lambda shard: list(_shard_problems(index, shard, with_dali)), range(len(shards))):
+        checks = pool.map(lambda shard: list(_shard_problems(index, shard)), range(len(shards)))
+        for shard, found in enumerate(checks):
+            if found:
+                damaged.append(shard)
+            elif with_dali:
+                found = list(_dali_problems(index, shard))
             problems += found[:_PROBLEMS_PER_SHARD]
             if len(found) > _PROBLEMS_PER_SHARD:
                 problems.append(f"... and {len(found) - _PROBLEMS_PER_SHARD} more problems in that shard")
             progress.advance(min(index.dataset.samples_per_shard, len(index) - progress.done))
     if not problems:
         mark_verified(folder, before)
-    return VerifyReport(len(index), len(shards), problems, tables_are_good)
+    return VerifyReport(len(index), len(shards), problems, damaged, tables_are_good)
 
 
 def mark_verified(folder: Path, stamps: dict[str, list[int]] | None = None) -> None:
@@ -156,7 +164,7 @@ def _resize_problems(index: SampleIndex) -> Iterator[str]:
         )
 
 
-def _shard_problems(index: SampleIndex, shard: int, with_dali: bool) -> Iterator[str]:
+def _shard_problems(index: SampleIndex, shard: int) -> Iterator[str]:
     facts, path = index.dataset.shards[shard], index.shard_path(shard)
     if not path.is_file():
         yield f"{facts.file} is missing"
@@ -167,16 +175,11 @@ def _shard_problems(index: SampleIndex, shard: int, with_dali: bool) -> Iterator
             yield f"{facts.file} has {nbytes:,} bytes instead of {facts.nbytes:,}"
         elif hash_file(path) != facts.sha256:
             yield f"{facts.file} has changed since packing (SHA-256)"
-        members = list(list_members(path, show_progress=False))
-        yield from _member_problems(index, shard, members)
+        yield from _member_problems(index, shard, list(list_members(path, show_progress=False)))
     except OSError as error:
         yield f"{facts.file} cannot be read: {error.strerror}"
-        return
     except DataError:
         yield f"{facts.file} is not a valid tar"
-        return
-    if with_dali and members:
-        yield from _dali_problems(path, members)
 
 
 def _member_problems(index: SampleIndex, shard: int, members: list[Member]) -> Iterator[str]:
@@ -200,12 +203,15 @@ def _member_problems(index: SampleIndex, shard: int, members: list[Member]) -> I
                 yield f"{facts.file}: the bytes of {_describe_sample(index, sample)} have changed (CRC-32)"
 
 
-def _dali_problems(tar: Path, members: list[Member]) -> Iterator[str]:
-    """Check the .idx file of a tar: DALI would not notice a wrong offset."""
+def _dali_problems(index: SampleIndex, shard: int) -> Iterator[str]:
+    """Check the .idx file of an intact shard, if it needs one: DALI would not notice a wrong offset."""
+    tar = index.shard_path(shard)
     path = index_path(tar)
+    if not index.dataset.shards[shard].samples:
+        return
     if not path.is_file():
         yield f"{path.name} is missing while other index files exist; `incv shards pack --dali-index` rewrites it"
-    elif path.read_text(errors="replace") != index_text((one.name, one.offset, one.nbytes) for one in members):
+    elif path.read_text(errors="replace") != index_text(index, shard):
         yield f"{path.name} does not match {tar.name}; `incv shards pack --dali-index` rewrites it"
 
 

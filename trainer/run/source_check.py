@@ -28,8 +28,6 @@ class SourceCheck:
     """Opens the source, or its first classes if a number is given."""
     large: bool = False
     """Compare more than MOST_COMPARED files too."""
-    remember: bool = True
-    """Note the new times of touched files in the folder."""
 
     def require_current(self, index: SampleIndex) -> None:
         """Raise ConfigError, which says what changed, if the source no longer has the files that were packed."""
@@ -82,7 +80,7 @@ class SourceCheck:
             source = self.open_source(classes)
         except InputError as error:
             return f"it can no longer be packed ({error.problem})"
-        changes = find_changes(source, index, recorded, self.remember)
+        changes = find_changes(source, index, recorded)
         if recorded is None and not changes:
             _log.info(
                 "%s was packed by an earlier version, which did not record its files: images with a new content are "
