@@ -32,10 +32,6 @@ SCHEMES = (*_LOCAL, *_REMOTE)
 _REFUSALS = (401, 403, 404, 410)
 
 
-class Cancelled(Exception):
-    """Raised in a copying thread after another thread failed or a stop was requested."""
-
-
 class ReadFailed(Exception):
     """A file could not be read. `permanent`: a retry would not help."""
 
@@ -54,7 +50,7 @@ class _Watch(fsspec.Callback):
     def relative_update(self, inc: int = 1) -> None:
         self.value += inc
         if self._cancelled.is_set():
-            raise Cancelled
+            raise ReadFailed("cancelled", permanent=True)
         _require_size(self.value, self._largest)
 
 
@@ -74,7 +70,7 @@ class FolderUrl:
 
         Args:
             largest: give up if the file has more bytes than this.
-            cancelled: if set, raise Cancelled.
+            cancelled: set by another thread to end the transfer.
             sha256: what the file must have, if known.
         """
 
@@ -84,8 +80,8 @@ class FolderUrl:
                 raise ReadFailed("its SHA-256 does not match the one recorded in dataset.json")
 
         for attempt in range(_ATTEMPTS):
-            if cancelled.wait(_SECONDS_BEFORE_RETRY * 4 ** (attempt - 1) if attempt else 0):
-                raise Cancelled
+            if attempt:
+                cancelled.wait(_SECONDS_BEFORE_RETRY * 4 ** (attempt - 1))
             try:
                 return write_atomically(path, write)
             except ReadFailed as error:
@@ -104,7 +100,7 @@ class FolderUrl:
                 raise ReadFailed("file not found", permanent=True)
             _require_size(file.stat().st_size, largest)
             shutil.copyfile(file, path)
-        except (Cancelled, ReadFailed):
+        except ReadFailed:
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

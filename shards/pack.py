@@ -169,8 +169,7 @@ def _require_same_files(source: Source, out: Path, plan: Plan, options: PackOpti
         return
     with suppress(DataError):  # `verify` reports a damaged index
         index, recorded = SampleIndex.load(out), read_source_files(out, dataset)
-        changes = None if recorded is None else find_changes(source, index, recorded)
-        if changes:
+        if recorded is not None and (changes := find_changes(source, index, recorded)):
             raise ConfigError(
                 f"the files of the source have changed since they were packed into {out}: {changes.describe()}",
                 fix=[_ANOTHER_FOLDER, _suggest_removal(out)],

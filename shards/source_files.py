@@ -112,7 +112,7 @@ def write_source_files(source: Source, out: Path, table: pa.Table) -> None:
 
 
 def read_source_files(folder: Path, dataset: Dataset) -> SourceFiles | None:
-    """Read the record of a packed folder; None if it has none: no files, or packed by an earlier version."""
+    """Read the record of a packed folder; None if not every sample is a file of its own."""
     path = folder / SOURCE_FILES
     if not path.is_file():
         return None
@@ -124,15 +124,15 @@ def read_source_files(folder: Path, dataset: Dataset) -> SourceFiles | None:
     return SourceFiles(facts.get(_ROOT, b"").decode(), None if classes is None else int(classes), table)
 
 
-def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles | None) -> Changes:
-    """Compare the files that `source` lists now with those that were packed; without a record, keys and labels."""
+def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles) -> Changes:
+    """Compare the files that `source` lists now with those that were packed, by key."""
     rows = {source.key(row): row for row in range(len(source))}
     packed = {key: sample for sample, key in enumerate(index.keys())}
     both = [(key, sample, rows[key]) for key, sample in packed.items() if key in rows]
     return Changes(
         added=tuple(key for key in rows if key not in packed),
         removed=tuple(key for key in packed if key not in rows),
-        changed=_find_changed(source, recorded, both) if recorded is not None else (),
+        changed=_find_changed(source, recorded, both),
         relabelled=tuple(
             key
             for key, sample, row in both
