@@ -1,14 +1,13 @@
 """Index files for DALI's own WebDataset reader: `shard-000000.idx` beside `shard-000000.tar`."""
 
 import os
-from collections.abc import Iterable
+import tarfile
 from pathlib import Path
 
 import numpy as np
 
 from shards.durable import write_bytes
 from shards.sample_index import SampleIndex
-from shards.tar_stream import BLOCK
 
 _VERSION = "v1.2"
 _NAME_BYTES = 100  # length of the name field, which begins a tar header
@@ -18,12 +17,18 @@ def index_path(tar: Path) -> Path:
     return tar.with_suffix(".idx")
 
 
-def index_text(members: Iterable[tuple[str, int, int]]) -> str:
+def index_text(index: SampleIndex, shard: int) -> str:
     """Return the text of an index file: one line per sample with its suffix, data offset, size and name.
 
-    members: (name, offset, size) of each tar member.
+    The name comes from the tar header, the rest from the sample index.
     """
-    lines = [f"{name.rpartition('.')[2]} {offset} {size} {name}\n" for name, offset, size in members]
+    lines = []
+    with index.shard_path(shard).open("rb") as file:
+        for row in np.flatnonzero(index.shard == shard):
+            offset, size = int(index.offset[row]), int(index.nbytes[row])
+            header = os.pread(file.fileno(), _NAME_BYTES, offset - tarfile.BLOCKSIZE)
+            name = header.split(b"\0", 1)[0].decode(errors="replace")
+            lines.append(f"{name.rpartition('.')[2]} {offset} {size} {name}\n")
     return f"{_VERSION} {len(lines)}\n" + "".join(lines)
 
 
@@ -33,20 +38,6 @@ def write_dali_index(index: SampleIndex) -> None:
         if not facts.samples:
             continue
         path = index_path(index.shard_path(shard))
-        text = index_text(_list_members(index, shard)).encode()
+        text = index_text(index, shard).encode()
         if not path.is_file() or path.read_bytes() != text:
             write_bytes(path, text)
-
-
-def _list_members(index: SampleIndex, shard: int) -> list[tuple[str, int, int]]:
-    """Return (name, offset, size) of each member: the name from the tar header, the rest from the sample index."""
-    descriptor = os.open(index.shard_path(shard), os.O_RDONLY)
-    try:
-        members = []
-        for row in np.flatnonzero(index.shard == shard):
-            offset, size = int(index.offset[row]), int(index.nbytes[row])
-            name = os.pread(descriptor, _NAME_BYTES, offset - BLOCK).split(b"\0", 1)[0]
-            members.append((name.decode(errors="replace"), offset, size))
-        return members
-    finally:
-        os.close(descriptor)

@@ -1,19 +1,19 @@
 """Downloads a packed folder to a local disk: in parallel, checksummed, resumable after a kill."""
 
-import hashlib
 import logging
 import os
 import re
 import shlex
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from shards.copying import ATTEMPTS, CopyControl, Result, copy_file, run_in_parallel
 from shards.dali_index import index_path, write_dali_index
 from shards.durable import disk_errors, hash_file, remove_leftovers, sync, write_bytes
 from shards.errors import CommandStopped, ConfigError, DataError
@@ -22,8 +22,7 @@ from shards.folder_url import FolderUrl, ReadFailed, open_folder
 from shards.progress import Progress
 from shards.sample_index import Dataset, SampleIndex, ShardFile, suggest_packing
 from shards.source_files import SOURCE_FILES
-from shards.verified_files import VerifiedFiles
-from shards.verify import index_problems, mark_verified
+from shards.verify import index_problems, is_marked_verified, mark_verified
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ _SECONDS_BETWEEN_POLLS = 0.2
 _SIDE_FILES = ("index.arrow", "index.parquet", "rejected.parquet", "duplicates.parquet")
 _LARGEST_DATASET = 256 * 2**20
 _LARGEST_SIDE_FILE, _LARGEST_ROW = 64 * 2**20, 4096  # a server must not fill the disk with an endless index
-_NOTES = ".staged.jsonl"
 _HALF_DONE = ".staging"
 _AGAIN = "finished files are kept; run the same command again to resume"
 
@@ -68,7 +66,7 @@ def _read_dataset(folder: FolderUrl) -> tuple[Dataset, bytes]:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         try:
-            copy_file(folder, "dataset.json", place / "dataset.json", _LARGEST_DATASET, CopyControl())
+            folder.fetch("dataset.json", place / "dataset.json", _LARGEST_DATASET, threading.Event())
         except ReadFailed as error:
             raise DataError(
                 f"{folder.shown}/dataset.json cannot be read: {error}. Packing writes this file last: "
@@ -78,16 +76,16 @@ def _read_dataset(folder: FolderUrl) -> tuple[Dataset, bytes]:
             dataset = Dataset.load(place)
             _require_valid(dataset, place / "dataset.json")
         except (DataError, ValueError, RecursionError) as error:  # malformed JSON can raise the last two
-            reason = _reword(folder, str(error), place)
+            reason = _reword(folder, error, place)
             if not isinstance(error, DataError):
                 reason = f"{folder.shown}/dataset.json is not readable JSON ({reason})"
             raise DataError(f"{reason}. Nothing was copied; pack the source again") from error
         return dataset, (place / "dataset.json").read_bytes()
 
 
-def _reword(folder: FolderUrl, reason: str, place: Path, dataset: Dataset | None = None) -> str:
+def _reword(folder: FolderUrl, error: Exception, place: Path, dataset: Dataset | None = None) -> str:
     """Rewrite an error about the local copy in `place` so that it names the source address."""
-    return reason.removesuffix(suggest_packing(place, dataset)).rstrip(". ").replace(str(place), folder.shown)
+    return str(error).removesuffix(suggest_packing(place, dataset)).rstrip(". ").replace(str(place), folder.shown)
 
 
 def _require_valid(dataset: Dataset, path: Path) -> None:
@@ -127,37 +125,35 @@ class _Download:
     target: Path
     dataset: Dataset
     content: bytes
+    """Of dataset.json."""
     workers: int
     stop: Callable[[], bool]
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> DownloadReport:
-        """Copy the index, then the shards, then dataset.json, which marks the folder as complete."""
+        """Copy the index, then the shards; dataset.json, which marks the folder as complete, comes last."""
         self._claim()
-        notes = VerifiedFiles(self.target, _NOTES)
-        shards = {shard.file: shard for shard in self.dataset.shards}
-        of_index = hashlib.sha256(self.content).hexdigest()  # the index files belong to this dataset.json
-        side_files = [*_SIDE_FILES, *([SOURCE_FILES] if self._holds(SOURCE_FILES) else [])]
-        index_is_here = all(notes.is_verified(name, of_index) for name in side_files)
-        unsure = [name for name, shard in shards.items() if not notes.is_verified(name, shard.sha256)]
-        good = self._find_good([name for name in unsure if (self.target / name).is_file()], shards, notes)
-        missing = [name for name in unsure if name not in good]
-        if missing or not index_is_here:
-            self._reopen()
-        if not index_is_here:
-            self._download_index(side_files)
-            for name in side_files:
-                notes.add(name, of_index)
-        self._require_room(sum(shards[name].nbytes for name in missing))
-        self._download_shards(missing, shards, notes)
-        self._finish()
+        copied: list[ShardFile] = []
+        if not ((self.target / "dataset.json").exists() and is_marked_verified(self.target)):
+            with disk_errors(self.target):
+                self._reopen()
+                side_files = self._download_index()
+                self._require_room()
+                copied = self._download_shards()
+                self._finish(side_files)
         self._write_dali_index()
-        mark_verified(self.target)  # the checksums were computed while writing
-        nbytes = sum(shards[name].nbytes for name in missing)
-        return DownloadReport(copied=len(missing), kept=len(shards) - len(missing), nbytes=nbytes)
+        mark_verified(self.target)  # all checksums were computed
+        nbytes = sum(shard.nbytes for shard in copied)
+        return DownloadReport(copied=len(copied), kept=len(self.dataset.shards) - len(copied), nbytes=nbytes)
+
+    @property
+    def _place(self) -> Path:
+        """Where dataset.json and the index are until the folder is complete."""
+        return self.target / _HALF_DONE
 
     def _claim(self) -> None:
         """Refuse a folder with other content; in one that holds this data set, remove leftover temporary files."""
-        for found in (self.target / "dataset.json", self.target / _HALF_DONE / "dataset.json"):
+        for found in (self.target / "dataset.json", self._place / "dataset.json"):
             if found.exists() and found.read_bytes() != self.content:
                 raise DataError(
                     f"{self.target} already holds a data set that differs from {self.folder.shown}; "
@@ -172,62 +168,47 @@ class _Download:
                 f"{self.target} is not empty (it contains {strangers[0]}) and is not a copy of {self.folder.shown}; "
                 "choose another target"
             )
-        write_bytes(self.target / _HALF_DONE / "dataset.json", self.content)
+        write_bytes(self._place / "dataset.json", self.content)
 
     def _reopen(self) -> None:
-        """Move dataset.json away while files are replaced, so that the folder counts as incomplete."""
-        finished = self.target / "dataset.json"
-        if finished.exists():
-            with disk_errors(finished):
-                (self.target / _HALF_DONE).mkdir(exist_ok=True)
-                os.replace(finished, self.target / _HALF_DONE / "dataset.json")
+        """Move dataset.json away, so that the folder counts as incomplete while files are replaced."""
+        if (self.target / "dataset.json").exists():
+            self._place.mkdir(exist_ok=True)
+            os.replace(self.target / "dataset.json", self._place / "dataset.json")
 
-    def _find_good(self, names: list[str], shards: dict[str, ShardFile], notes: VerifiedFiles) -> set[str]:
-        """Hash the named shards in the target folder; log and return those that match their checksum."""
-        control = CopyControl()
-
-        def is_good(name: str) -> bool:
-            control.raise_if_cancelled()
-            path, facts = self.target / name, shards[name]
-            good = path.stat().st_size == facts.nbytes and hash_file(path) == facts.sha256
-            if good:
-                notes.add(name, facts.sha256)
-            control.count(facts.nbytes)
-            return good
-
-        with Progress("check", _megabytes(shards[name].nbytes for name in names), unit="MB") as progress:
-            found = self._run_in_parallel(is_good, names, control, progress)
-        return {name for name, good in found.items() if good}
-
-    def _download_index(self, names: list[str]) -> None:
-        """Download the index files to a temporary folder; move them to the target if they match dataset.json."""
-        place, control = self.target / _HALF_DONE, CopyControl()
-        largest = _LARGEST_SIDE_FILE + _LARGEST_ROW * self.dataset.count
-
-        def copy(name: str) -> None:
-            try:
-                copy_file(self.folder, name, place / name, largest, control)
-            except ReadFailed as error:
-                raise self._copy_error(name, error) from error
-
-        problem = ""
-        for _attempt in range(ATTEMPTS):
-            self._run_in_parallel(copy, names, control)
-            problem = self._index_problem(place)
-            if not problem:
-                break
-        else:
-            raise self._copy_error("index.arrow or index.parquet", problem)
-        for name in names:
-            os.replace(place / name, self.target / name)
-
-    def _index_problem(self, place: Path) -> str:
+    def _download_index(self) -> list[str]:
+        """Download the index files next to dataset.json, and check that they match; return their names."""
+        for name in _SIDE_FILES:
+            self._fetch_small(name)
+        names = [*_SIDE_FILES, *([SOURCE_FILES] if self._fetch_if_there(SOURCE_FILES) else [])]
         try:
-            return next(index_problems(SampleIndex.load(place)), "")
+            problem = next(index_problems(SampleIndex.load(self._place)), "")
         except DataError as error:
-            return _reword(self.folder, str(error), place, self.dataset)
+            problem = _reword(self.folder, error, self._place, self.dataset)
+        if problem:
+            raise self._copy_error("index.arrow or index.parquet", problem)
+        return names
 
-    def _require_room(self, nbytes: int) -> None:
+    def _fetch_small(self, name: str) -> None:
+        _raise_if_stopped(self.stop, self.target)
+        largest = _LARGEST_SIDE_FILE + _LARGEST_ROW * self.dataset.count
+        try:
+            self.folder.fetch(name, self._place / name, largest, self.cancelled)
+        except ReadFailed as error:
+            raise self._copy_error(name, error) from error
+
+    def _fetch_if_there(self, name: str) -> bool:
+        """Download a file that not every folder has; return whether this one has it."""
+        try:
+            self._fetch_small(name)
+        except DataError as error:
+            if isinstance(error.__cause__, ReadFailed) and error.__cause__.permanent:
+                return False
+            raise
+        return True
+
+    def _require_room(self) -> None:
+        nbytes = sum(shard.nbytes for shard in self.dataset.shards if not self._has_size(shard))
         free = shutil.disk_usage(self.target).free
         if nbytes > free:
             raise DataError(
@@ -235,55 +216,57 @@ class _Download:
                 f"copied. Free some space or choose another target; {_AGAIN}"
             )
 
-    def _download_shards(self, names: list[str], shards: dict[str, ShardFile], notes: VerifiedFiles) -> None:
-        control = CopyControl()
+    def _has_size(self, shard: ShardFile) -> bool:
+        path = self.target / shard.file
+        return path.is_file() and path.stat().st_size == shard.nbytes
 
-        def copy(name: str) -> None:
+    def _download_shards(self) -> list[ShardFile]:
+        """Download the shards that are missing or damaged, in parallel; return them."""
+        total = sum(shard.nbytes for shard in self.dataset.shards)
+        done, copied = 0, []
+        with Progress("download", total // 10**6, unit="MB") as progress, ThreadPoolExecutor(self.workers) as pool:
+            running = {pool.submit(self._bring, shard): shard for shard in self.dataset.shards}
             try:
-                copy_file(self.folder, name, self.target / name, shards[name].nbytes, control, shards[name])
-            except ReadFailed as error:
-                raise self._copy_error(name, error) from error
-            notes.add(name, shards[name].sha256)
+                while running:
+                    _raise_if_stopped(self.stop, self.target)
+                    for future in wait(running, _SECONDS_BETWEEN_POLLS, FIRST_COMPLETED).done:
+                        shard = running.pop(future)
+                        if future.result():
+                            copied.append(shard)
+                        done += shard.nbytes
+                        progress.advance(done // 10**6 - progress.done)
+                _raise_if_stopped(self.stop, self.target)
+            except BaseException:
+                self.cancelled.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        return copied
 
-        everything = _megabytes(shard.nbytes for shard in shards.values())
-        done = everything - _megabytes(shards[name].nbytes for name in names)
-        with Progress("download", everything, done, unit="MB") as progress:
-            self._run_in_parallel(copy, names, control, progress)
+    def _bring(self, shard: ShardFile) -> bool:
+        """Download a shard, unless an intact copy is there; return whether it was downloaded."""
+        path = self.target / shard.file
+        if self._has_size(shard) and hash_file(path) == shard.sha256:
+            return False
+        try:
+            self.folder.fetch(shard.file, path, shard.nbytes, self.cancelled, shard.sha256)
+        except ReadFailed as error:
+            raise self._copy_error(shard.file, error) from error
+        return True
+
+    def _finish(self, side_files: list[str]) -> None:
+        for name in side_files:
+            os.replace(self._place / name, self.target / name)
+        sync(self.target)
+        os.replace(self._place / "dataset.json", self.target / "dataset.json")
+        sync(self.target)
+        shutil.rmtree(self._place, ignore_errors=True)
 
     def _write_dali_index(self) -> None:
         """If the source has index files for DALI, create them from the verified shards instead of copying them."""
-        names = [shard.file for shard in self.dataset.shards if shard.samples]
-        if names and self._holds(index_path(Path(names[0])).name):
+        names = [index_path(Path(shard.file)).name for shard in self.dataset.shards if shard.samples]
+        if names and self._fetch_if_there(names[0]):
             write_dali_index(SampleIndex.load(self.target))
-
-    def _holds(self, name: str) -> bool:
-        try:
-            return self.folder.holds(name)
-        except ReadFailed as error:
-            raise self._copy_error(name, error) from error
-
-    def _run_in_parallel(
-        self, do: Callable[[str], Result], names: list[str], control: CopyControl, progress: Progress | None = None
-    ) -> dict[str, Result]:
-        def poll() -> None:
-            _raise_if_stopped(self.stop, self.target)
-            if progress is not None:
-                progress.advance(control.take_megabytes())
-
-        return run_in_parallel(do, names, self.workers, control, poll)
+        shutil.rmtree(self._place, ignore_errors=True)
 
     def _copy_error(self, name: str, reason: object) -> DataError:
         return DataError(f"{self.folder.shown}/{name} cannot be copied: {reason}. Repair the source; {_AGAIN}")
-
-    def _finish(self) -> None:
-        place = self.target / _HALF_DONE
-        if (place / "dataset.json").exists():
-            with disk_errors(self.target):
-                sync(self.target)
-                os.replace(place / "dataset.json", self.target / "dataset.json")
-                sync(self.target)
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _megabytes(sizes: Iterable[int]) -> int:
-    return sum(sizes) // 10**6

@@ -1,20 +1,21 @@
-"""Reads the files of a packed folder from a local path or a URL with one of the allowed schemes."""
+"""Fetches the files of a packed folder from a local path or a URL with one of the allowed schemes."""
 
 import errno
 import os
 import re
-from collections.abc import Generator
-from contextlib import closing
+import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
+from shards.durable import hash_file, write_atomically
 from shards.errors import ConfigError
 
-CHUNK = 4 * 2**20
-_READ_AHEAD = 16 * 2**20  # bytes per request to an object store
+_ATTEMPTS = 3
+_SECONDS_BEFORE_RETRY = 1.0  # before the first retry; each later wait is four times as long
 _SECONDS_TO_CONNECT, _SECONDS_OF_SILENCE = 30, 60
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://)?")
 _LOCAL = ("local", "file")
@@ -39,86 +40,119 @@ class ReadFailed(Exception):
         self.permanent = permanent
 
 
+class _Watch(fsspec.Callback):
+    """Called by fsspec after every chunk: ends a transfer that is cancelled or too large."""
+
+    def __init__(self, largest: int, cancelled: threading.Event) -> None:
+        super().__init__()
+        self._largest, self._cancelled = largest, cancelled
+
+    def relative_update(self, inc: int = 1) -> None:
+        self.value += inc
+        if self._cancelled.is_set():
+            raise ReadFailed("cancelled", permanent=True)
+        _require_size(self.value, self._largest)
+
+
 @dataclass(frozen=True)
 class FolderUrl:
-    """A local or remote folder. Files are opened as `base`/name; `shown`, for messages, hides any password."""
+    """A local or remote folder. Its files are `base`/name; `shown`, for messages, hides any password."""
 
     shown: str
     base: str
-    local: bool
-    _filesystem: Any
-    _options: dict[str, Any]
+    filesystem: Any = None
+    """Of fsspec; None if the folder is local."""
 
-    def chunks(self, name: str) -> Generator[bytes, None, None]:
-        """Yield the content of one file in chunks. Any error of the backend becomes ReadFailed."""
-        try:
-            with self._filesystem.open(f"{self.base}/{name}", "rb", **self._options) as file:
-                while chunk := file.read(CHUNK):
-                    yield chunk
-        except Exception as error:
-            raise ReadFailed(_describe_error(error), _is_permanent(error)) from error
+    def fetch(
+        self, name: str, path: Path, largest: int, cancelled: threading.Event, sha256: str | None = None
+    ) -> None:
+        """Copy one file atomically, retrying transient errors; raises ReadFailed.
 
-    def holds(self, name: str) -> bool:
-        """Whether the folder has this file; raises ReadFailed if that cannot be determined."""
+        Args:
+            largest: give up if the file has more bytes than this.
+            cancelled: set by another thread to end the transfer.
+            sha256: what the file must have, if known.
+        """
+
+        def write(temporary: Path) -> None:
+            self._transfer(name, temporary, largest, cancelled)
+            if sha256 is not None and hash_file(temporary) != sha256:
+                raise ReadFailed("its SHA-256 does not match the one recorded in dataset.json")
+
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                cancelled.wait(_SECONDS_BEFORE_RETRY * 4 ** (attempt - 1))
+            try:
+                return write_atomically(path, write)
+            except ReadFailed as error:
+                if error.permanent:
+                    raise
+                reason = str(error)
+        raise ReadFailed(f"{reason} ({_ATTEMPTS} attempts)")
+
+    def _transfer(self, name: str, path: Path, largest: int, cancelled: threading.Event) -> None:
         try:
-            with closing(self.chunks(name)) as chunks:
-                next(chunks, b"")
-        except ReadFailed as error:
-            if error.permanent:
-                return False
+            if self.filesystem is not None:
+                self.filesystem.get_file(f"{self.base}/{name}", str(path), callback=_Watch(largest, cancelled))
+                return
+            file = Path(self.base, name)
+            if not file.is_file():  # reading a pipe or a device would never end
+                raise ReadFailed("file not found", permanent=True)
+            _require_size(file.stat().st_size, largest)
+            shutil.copyfile(file, path)
+        except ReadFailed:
             raise
-        return True
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # the disk that is written to
+            raise ReadFailed(_describe_error(error), _is_permanent(error)) from error
 
     def is_folder(self, folder: Path) -> bool:
         """Whether this is the same local folder as `folder`."""
-        if not self.local:
-            return False
-        return os.path.realpath(self.base) == os.path.realpath(folder)
+        return self.filesystem is None and os.path.realpath(self.base) == os.path.realpath(folder)
 
 
 def open_folder(source: str) -> FolderUrl:
     """Open a local path or a URL; raises ConfigError if its scheme is not allowed or its package is missing."""
-    scheme, rest = _split(source)
+    found = _SCHEME.match(source)
+    scheme, rest = (found[1].lower(), source[found.end() :]) if found else ("local", source or ".")
+    shown = _hide_password(source)
     if scheme in _LOCAL:
-        path = os.path.abspath(rest)
-        return FolderUrl(rest.rstrip("/") or "/", path, True, fsspec.filesystem("file"), {})
+        return FolderUrl(rest.rstrip("/") or "/", os.path.abspath(rest))
     if scheme not in _REMOTE:
         raise ConfigError(
-            f"cannot copy from {source}: the scheme {scheme} is not one of {', '.join(SCHEMES)}. "
-            f"If it is a local folder with a colon in its name, write ./{source}"
+            f"cannot copy from {shown}: the scheme {scheme} is not one of {', '.join(SCHEMES)}. "
+            f"If it is a local folder with a colon in its name, write ./{shown}"
         )
     if not rest.strip("/"):
-        raise ConfigError(f"{source} does not name a folder; write {scheme}://HOST_OR_BUCKET/FOLDER")
+        raise ConfigError(f"{shown} does not name a folder; write {scheme}://HOST_OR_BUCKET/FOLDER")
     if scheme in ("http", "https") and re.search(r"[?#]", rest):
-        raise ConfigError(f"{source} must be the address of a folder, without ? or #")
+        raise ConfigError(f"{shown} must be the address of a folder, without ? or #")
     protocol, extra = _REMOTE[scheme]
     base = f"{protocol}://{rest.strip('/')}"
     try:
-        filesystem, options = _remote(protocol)
+        return FolderUrl(_hide_password(base), base, _open_filesystem(protocol))
     except ImportError as error:
         raise ConfigError(f"{scheme}:// needs a package that is missing: pip install 'incv[{extra}]'") from error
-    return FolderUrl(re.sub(r"//[^/]*@", "//***@", base), base, False, filesystem, options)
 
 
-def _split(source: str) -> tuple[str, str]:
-    """Split into (scheme, rest); the scheme of a plain path is `local`."""
-    found = _SCHEME.match(source)
-    if not source or found is None:
-        return "local", source or "."
-    return found[1].lower(), source[found.end() :]
-
-
-def _remote(protocol: str) -> tuple[Any, dict[str, Any]]:
-    """Return the fsspec file system and the options that open a file for one sequential read."""
+def _open_filesystem(protocol: str) -> Any:
     if protocol not in ("http", "https"):
-        filesystem = fsspec.filesystem(protocol, use_listings_cache=False)
-        return filesystem, {"block_size": _READ_AHEAD, "cache_type": "readahead"}
+        return fsspec.filesystem(protocol, use_listings_cache=False)
     import aiohttp  # optional dependency, also required by fsspec's http
 
     silence = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS_TO_CONNECT, sock_read=_SECONDS_OF_SILENCE)
-    client = {"timeout": silence, "trust_env": True}  # use the proxy set in the environment
-    # block_size 0 streams the file; with any `size` set, fsspec does not request the real one
-    return fsspec.filesystem(protocol, client_kwargs=client), {"block_size": 0, "size": 1}
+    # trust_env: use the proxy set in the environment
+    return fsspec.filesystem(protocol, client_kwargs={"timeout": silence, "trust_env": True})
+
+
+def _hide_password(text: str) -> str:
+    return re.sub(r"//[^/\s]*@", "//***@", text)
+
+
+def _require_size(nbytes: int, largest: int) -> None:
+    if nbytes > largest:
+        raise ReadFailed(f"it is larger than expected (more than {largest:,} bytes)")
 
 
 def _is_permanent(error: Exception) -> bool:
@@ -127,11 +161,12 @@ def _is_permanent(error: Exception) -> bool:
 
 
 def _describe_error(error: Exception) -> str:
+    """Return one line about an error of a backend, without addresses that may contain a password."""
     if isinstance(error, FileNotFoundError):
         return "file not found"
-    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
-    status, message = getattr(error, "status", None), getattr(error, "message", "")
-    if status:  # an HTTP status code
-        return f"{status} {message}".strip()
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if status := getattr(error, "status", None):  # an HTTP status code
+        return f"{status} {getattr(error, 'message', '')}".strip()
+    lines = _hide_password(str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

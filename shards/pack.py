@@ -28,9 +28,8 @@ from shards.image_store import DEFAULT_QUALITY
 from shards.merge import merge
 from shards.plan import ArrayTask, Plan, make_plan
 from shards.progress import Progress
-from shards.repair import find_damaged, repair
 from shards.sample_index import Dataset, SampleIndex
-from shards.shard_writer import Part, read_part, write_shard
+from shards.shard_writer import Part, read_part, repair_shard, write_shard
 from shards.source_files import MOST_COMPARED, find_changes, is_unchanged, read_source_files
 from shards.sources.source import Source
 from shards.verify import is_marked_verified, mark_verified, require_verified, verify
@@ -116,10 +115,13 @@ def reopen(source: Source, out: Path, plan: Plan, options: PackOptions = DEFAULT
     dataset = Dataset.load(out)
     _require_same(out, dataset, plan)
     if not is_marked_verified(out):
-        problems = verify(out, options.workers).problems
-        if problems and (damaged := find_damaged(out, dataset)):
-            with lock_folder(out, None):
-                repair(source, out, plan, damaged)
+        report = verify(out, options.workers)
+        if report.damaged and report.tables_are_good:
+            what = f"repair {plan.source}/{plan.split}"
+            with lock_folder(out, None), Progress(what, len(report.damaged), unit="shards") as progress:
+                for shard in report.damaged:
+                    repair_shard(source, out, plan, dataset, shard)
+                    progress.advance()
     shutil.rmtree(out / ".parts", ignore_errors=True)
     if options.dali_index:
         with suppress(OSError):  # `require_verified` reports an unreadable shard
@@ -167,8 +169,7 @@ def _require_same_files(source: Source, out: Path, plan: Plan, options: PackOpti
         return
     with suppress(DataError):  # `verify` reports a damaged index
         index, recorded = SampleIndex.load(out), read_source_files(out, dataset)
-        changes = None if recorded is None else find_changes(source, index, recorded)
-        if changes:
+        if recorded is not None and (changes := find_changes(source, index, recorded)):
             raise ConfigError(
                 f"the files of the source have changed since they were packed into {out}: {changes.describe()}",
                 fix=[_ANOTHER_FOLDER, _suggest_removal(out)],

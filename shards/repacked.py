@@ -4,8 +4,6 @@ The others are kept, because other runs may use them. FOLDER.latest.json names t
 """
 
 import re
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 from shards.durable import disk_errors, read_json, write_json
@@ -37,19 +35,17 @@ def set_latest_folder(folder: Path, latest: Path) -> None:
     write_json(_note_of(folder), {"folder": latest.name})
 
 
-def next_folders(folder: Path) -> Iterator[Path]:
-    """Yield FOLDER-2, FOLDER-3, ..., from the one after the latest."""
+def list_folders(folder: Path) -> list[Path]:
+    """Return those of FOLDER, FOLDER-2, ... that exist: the latest first, then the others from the last one on."""
+    found = [other for other in folder.parent.glob("*") if other == folder or is_packed_again(folder, other)]
     latest = latest_folder(folder)
-    for number in count(_number_of(folder, latest) + 1):
-        yield folder.with_name(f"{folder.name}-{number}")
+    return sorted(found, key=lambda other: (other != latest, -_number_of(folder, other)))
 
 
-def earlier_folders(folder: Path) -> list[Path]:
-    """Return the existing folders that precede the latest: FOLDER-3, FOLDER-2, FOLDER."""
-    latest = _number_of(folder, latest_folder(folder))
-    known = [other for other in folder.parent.glob("*") if other == folder or is_packed_again(folder, other)]
-    numbers = {_number_of(folder, other): other for other in known}
-    return [numbers[number] for number in sorted(numbers, reverse=True) if number < latest]
+def next_folder(folder: Path) -> Path:
+    """Return the first of FOLDER-2, FOLDER-3, ... after all that exist."""
+    last = max((_number_of(folder, other) for other in list_folders(folder)), default=1)
+    return folder.with_name(f"{folder.name}-{last + 1}")
 
 
 def is_packed_again(folder: Path, other: Path) -> bool:

@@ -1,28 +1,74 @@
 """Writes one shard: converts rows of a source and stores them in a tar whose bytes depend only on those rows."""
 
+import hashlib
 import json
+import os
+import tarfile
 import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.durable import write_atomically, write_parquet
+from shards.durable import sync, write_atomically, write_parquet
 from shards.errors import DataError
 from shards.image_formats import explain_misnamed, explain_verdict
 from shards.image_store import StoredImage, convert_image
 from shards.plan import Plan
-from shards.sample_index import IN_NO_SHARD, TABLE, ShardFile, shard_name
+from shards.sample_index import IN_NO_SHARD, TABLE, Dataset, ShardFile, shard_name, suggest_packing
 from shards.source_files import FILE_COLUMNS, NO_FILE, hash_content, stat_file
 from shards.sources.source import RawSample, Source
-from shards.tar_stream import ShardTar
 
 _FACTS = b"incv.shard"
 _PART = pa.schema([*TABLE, *FILE_COLUMNS, pa.field("reason", pa.string())])
+
+
+class ShardTar:
+    """Writes a tar with WebDataset's writer; all header fields other than name and size are constant."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        from webdataset import TarWriter  # imported here: it imports torch, which takes seconds
+
+        self._hashed = _Hashed(file)
+        self._tar = TarWriter(
+            self._hashed, encoder=False, compress=False, user="incv", group="incv", mode=0o444, mtime=0
+        )
+
+    def add(self, key: str, suffix: str, data: bytes) -> int:
+        """Append a member; return the offset of its first byte."""
+        offset: int = self._tar.tarstream.offset + tarfile.BLOCKSIZE
+        self._tar.write({"__key__": key, suffix: data})
+        assert self._tar.tarstream.offset == offset + len(data) + -len(data) % tarfile.BLOCKSIZE, (
+            "the header takes more than one block"
+        )
+        return offset
+
+    def finish(self) -> str:
+        """Finish the tar and return its SHA-256."""
+        self._tar.close()
+        return self._hashed.digest.hexdigest()
+
+    def __enter__(self) -> "ShardTar":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with suppress(OSError):  # e.g. a full disk, which an earlier write has reported
+            self._tar.close()
+
+
+class _Hashed:
+    """A file object that hashes everything written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, piece: bytes) -> int:
+        self.digest.update(piece)
+        return self._file.write(piece)
 
 
 @dataclass(frozen=True)
@@ -90,6 +136,20 @@ def read_part(out: Path, plan: Plan, shard: int) -> Part | None:
     if table.schema.names != _PART.names:  # written by an earlier version
         return None
     return Part(file, facts["converted"], table.replace_schema_metadata(None))
+
+
+def repair_shard(source: Source, out: Path, plan: Plan, dataset: Dataset, shard: int) -> None:
+    """Rewrite a damaged shard, bit-identical to the original. The caller must hold the lock of the folder."""
+    place, expected = out / ".parts" / "repaired", dataset.shards[shard]
+    write_shard(source, place, plan, shard)
+    made = read_part(place, plan, shard)
+    if made is None or made.shard != expected:
+        raise DataError(
+            f"{out / expected.file} is damaged and cannot be repaired: {plan.source} now gives different bytes, "
+            f"because its images or the image library changed. {suggest_packing(out, dataset)}"
+        )
+    os.replace(place / expected.file, out / expected.file)
+    sync(out)
 
 
 def _write_row(

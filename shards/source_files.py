@@ -2,18 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from shards.durable import read_parquet, write_parquet
-from shards.errors import DataError
-from shards.file_changes import Changes, FoundFile, PackedFile, compare_files
+from shards.errors import DataError, list_some
 from shards.sample_index import Dataset, SampleIndex, suggest_packing
 from shards.sources.first_classes import FirstClasses
 from shards.sources.source import FileSource, Source
@@ -32,8 +28,37 @@ FILE_COLUMNS: Final = (
 """The columns of a shard's table that describe the source file of each sample; without files, only `content`."""
 NO_FILE: Final[dict[str, Any]] = {"path": None, "file_nbytes": None, "mtime_ns": None}
 
-_SEEN_TIMES = ".source_times.parquet"  # modification times at which the files were last found to be unchanged
 _ROOT, _FIRST_CLASSES = b"incv.root", b"incv.first_classes"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How the files of a source differ from those that were packed, by key; true if they differ at all."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Files with other content."""
+    relabelled: tuple[str, ...] = ()
+    """Files in another class, under the same key."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.relabelled)
+
+    def describe(self) -> str:
+        """Return the number of files of each kind, with a few names."""
+        kinds = {
+            "added": self.added,
+            "removed": self.removed,
+            "changed": self.changed,
+            "given another label": self.relabelled,
+        }
+        texts = [f"{_count(names)} {kind} ({list_some(names)})" for kind, names in kinds.items() if names]
+        return ", ".join(texts) or "no file differs"
+
+
+def _count(names: tuple[str, ...]) -> str:
+    return "1 file" if len(names) == 1 else f"{len(names):,} files"
 
 
 @dataclass(frozen=True)
@@ -87,7 +112,7 @@ def write_source_files(source: Source, out: Path, table: pa.Table) -> None:
 
 
 def read_source_files(folder: Path, dataset: Dataset) -> SourceFiles | None:
-    """Read the record of a packed folder; None if it has none: no files, or packed by an earlier version."""
+    """Read the record of a packed folder; None if not every sample is a file of its own."""
     path = folder / SOURCE_FILES
     if not path.is_file():
         return None
@@ -99,60 +124,36 @@ def read_source_files(folder: Path, dataset: Dataset) -> SourceFiles | None:
     return SourceFiles(facts.get(_ROOT, b"").decode(), None if classes is None else int(classes), table)
 
 
-def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles | None, remember: bool = True) -> Changes:
-    """Compare the files that `source` lists now with those that were packed; without a record, only keys and labels.
-
-    remember: note the new times of touched files in the folder, so that the next call need not read them again.
-    """
+def find_changes(source: Source, index: SampleIndex, recorded: SourceFiles) -> Changes:
+    """Compare the files that `source` lists now with those that were packed, by key."""
     rows = {source.key(row): row for row in range(len(source))}
-    found = {key: file for key, row in rows.items() if (file := _find_file(source, row)) is not None}
-    if recorded is None:
-        found = {key: FoundFile("", 0, 0, file.label) for key, file in found.items()}
-
-    def hash_found(key: str) -> bytes:
-        with suppress(DataError, OSError):
-            return hash_content(source.sample(rows[key]).data)
-        return b""
-
-    seen = _read_seen_times(index)
-    changes = compare_files(_list_packed(index, recorded, seen), found, hash_found)
-    if remember and changes.touched and not changes:
-        _note_times(index, seen, {key: found[key].mtime_ns for key in changes.touched})
-    return changes
+    packed = {key: sample for sample, key in enumerate(index.keys())}
+    both = [(key, sample, rows[key]) for key, sample in packed.items() if key in rows]
+    return Changes(
+        added=tuple(key for key in rows if key not in packed),
+        removed=tuple(key for key in packed if key not in rows),
+        changed=_find_changed(source, recorded, both),
+        relabelled=tuple(
+            key
+            for key, sample, row in both
+            if index.class_names[index.label[sample]] != source.class_names[source.label(row)]
+        ),
+    )
 
 
-def _find_file(source: Source, row: int) -> FoundFile | None:
-    label = source.class_names[source.label(row)]
-    try:
-        file = stat_file(source, row)
-    except OSError:  # it vanished after it was listed
-        return None
-    if file["path"] is None:
-        return FoundFile("", 0, 0, label)
-    return FoundFile(file["path"], file["file_nbytes"], file["mtime_ns"], label)
+def _find_changed(source: Source, recorded: SourceFiles, both: list[tuple[str, int, int]]) -> tuple[str, ...]:
+    """Return the keys of files with other content. both: (key, row of the record, row of the source)."""
+    before = recorded.table.to_pylist()
 
+    def has_changed(sample: int, row: int) -> bool:
+        content = before[sample].pop("content")
+        try:
+            found = stat_file(source, row)
+            if found == before[sample]:
+                return False
+            same_size = found["file_nbytes"] == before[sample]["file_nbytes"]
+            return not same_size or hash_content(source.sample(row).data) != content
+        except (DataError, OSError):  # it vanished after it was listed
+            return True
 
-def _list_packed(index: SampleIndex, recorded: SourceFiles | None, seen: np.ndarray | None) -> dict[str, PackedFile]:
-    keys, labels = index.keys(), [index.class_names[label] for label in index.label]
-    if recorded is None:
-        return {key: PackedFile("", 0, (0,), b"", label) for key, label in zip(keys, labels, strict=True)}
-    columns = [recorded.table[field.name].to_pylist() for field in FILE_COLUMNS]
-    again = columns[2] if seen is None else seen.tolist()
-    return {
-        key: PackedFile(path, nbytes, (time, later), content, label)
-        for key, path, nbytes, time, content, later, label in zip(keys, *columns, again, labels, strict=True)
-    }
-
-
-def _read_seen_times(index: SampleIndex) -> np.ndarray | None:
-    with suppress(DataError, KeyError):
-        times: np.ndarray = read_parquet(index.folder / _SEEN_TIMES, "list of times")["mtime_ns"].to_numpy()
-        return times if len(times) == len(index) else None
-    return None
-
-
-def _note_times(index: SampleIndex, seen: np.ndarray | None, touched: Mapping[str, int]) -> None:
-    before = np.full(len(index), -1, np.int64) if seen is None else seen
-    times = [touched.get(key, int(time)) for key, time in zip(index.keys(), before, strict=True)]
-    with suppress(DataError, OSError):  # in a read-only folder, touched files are read again next time
-        write_parquet(index.folder / _SEEN_TIMES, pa.table({"mtime_ns": pa.array(times, pa.int64())}))
+    return tuple(key for key, sample, row in both if has_changed(sample, row))

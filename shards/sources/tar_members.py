@@ -1,7 +1,9 @@
-"""Reads images from an uncompressed tar in place: one pass over the headers, then one pread per image."""
+"""Reads files from an uncompressed, untrusted tar in place: one pass over the headers, then one pread per file."""
 
+import io
 import os
 import stat
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,23 @@ import numpy as np
 from shards.errors import DataError
 from shards.image_check import MAX_BYTES
 from shards.progress import Progress
-from shards.sources.tar_headers import BadTar, Header, read_headers
 
 _PICKLES = (".pkl", ".pickle")
+_KINDS = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.SYMTYPE: "a link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+}
 _COMPRESSIONS = (
     (b"\x1f\x8b", "gzip"),
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\0", "xz"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
 )
+_LARGEST_EXTRA = 2**14  # bytes of a long name or of a member's attributes, which tarfile holds in memory
+_END = bytes(tarfile.BLOCKSIZE)
 _MEMBERS_PER_UPDATE = 1000
 
 
@@ -57,22 +67,64 @@ class MemberLocations:
         return np.flatnonzero(self.offsets < 0)
 
 
-def list_members(tar: Path) -> Iterator[Member]:
+class _BadTar(Exception):
+    """The file is not a tar, or is incomplete; the message says what is wrong and where."""
+
+
+def list_members(tar: Path, show_progress: bool = True) -> Iterator[Member]:
     """Yield the regular files of `tar` in order. Links, devices, pickles and paths with `..` raise DataError."""
-    with open_tar(tar) as file, Progress(f"list {tar.name}", FileState.of(file).nbytes, unit="bytes") as progress:
+    with open_tar(tar) as file:
         try:
-            for number, header in enumerate(read_headers(file.fileno())):
-                if number % _MEMBERS_PER_UPDATE == 0:
-                    progress.advance(header.offset - progress.done)
-                if (member := _require_harmless(tar, header)) is not None:
-                    yield member
-        except BadTar as problem:
+            headers = _read_headers(file.fileno())
+            for info in _report_progress(tar, file, headers) if show_progress else headers:
+                name = _require_harmless(tar, info)
+                if info.isfile():
+                    yield Member(name, info.offset_data, info.size)
+        except _BadTar as problem:
             raise DataError(
                 f"{tar} is damaged, truncated or not a tar: {problem}. Compare its size with the published one, "
                 "and download it again"
             ) from None
         except OSError as error:
             raise DataError(f"{tar} cannot be read: {error.strerror}") from error
+
+
+def _report_progress(tar: Path, file: IO[bytes], headers: Iterator[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
+    with Progress(f"list {tar.name}", FileState.of(file).nbytes, unit="bytes") as progress:
+        for number, info in enumerate(headers):
+            if number % _MEMBERS_PER_UPDATE == 0:
+                progress.advance(info.offset_data - progress.done)
+            yield info
+
+
+class _HeaderFile(io.FileIO):
+    """Gives tarfile the blocks of headers, but never more than a header may take."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _LARGEST_EXTRA:
+            raise _BadTar(f"the header before byte {self.tell():,} is too large")
+        return super().read(size) or b""
+
+
+def _read_headers(descriptor: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an open tar in order; raises _BadTar if it is damaged or has no end marker."""
+    with _HeaderFile(descriptor, closefd=False) as file:
+        try:
+            tar = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # else it holds all headers in memory
+                if info.size < 0:
+                    raise _BadTar(f"invalid size in the header at byte {info.offset:,}")
+                if {"path", "size"} & tar.pax_headers.keys():
+                    raise _BadTar("a global header sets one path or size for all members")
+                yield info
+        except (_BadTar, OSError):
+            raise
+        except Exception as error:  # tarfile raises ValueError, IndexError and others for forged headers
+            raise _BadTar(str(error) or type(error).__name__) from None
+        # tarfile takes a damaged header for the end
+        if os.pread(descriptor, tarfile.BLOCKSIZE, tar.offset) != _END:
+            raise _BadTar(f"neither a valid header nor an end marker at byte {tar.offset:,}")
 
 
 def locate_members(tar: Path, wanted: Mapping[str, int], home: str = "") -> MemberLocations:
@@ -154,33 +206,31 @@ def open_tar(tar: Path) -> IO[bytes]:
     return file
 
 
-def _require_harmless(tar: Path, header: Header) -> Member | None:
-    """Return the member if it is a regular file, or None for a folder; refuse any other type and unsafe names."""
-    try:
-        name = header.name.decode("utf-8")
-    except UnicodeDecodeError:
-        name = header.name.decode("utf-8", "backslashreplace")
-        raise _refuse_member(tar, name, "has a name that is not UTF-8") from None
+def _require_harmless(tar: Path, info: tarfile.TarInfo) -> str:
+    """Return the name of a file or folder, without a leading `./`; refuse other types and unsafe names."""
+    name = info.name
     while name.startswith("./"):
         name = name[2:].lstrip("/")
-    if problem := _problem(header.kind, name):
-        raise _refuse_member(tar, name, problem)
-    return Member(name, header.offset, header.nbytes) if header.kind == "file" else None
+    problem = _find_problem(info, name)
+    if problem:
+        shown = name[:200].encode(errors="backslashreplace").decode()
+        raise DataError(f"{tar}: the member {shown!r} {problem}. Do not trust this tar; download it again")
+    return name
 
 
-def _problem(kind: str, name: str) -> str:
-    if kind not in ("file", "folder"):
-        return f"is {kind}"
+def _find_problem(info: tarfile.TarInfo, name: str) -> str:
+    if info.issparse() or any(key.startswith("GNU.sparse") for key in info.pax_headers):
+        return "is a sparse file"
+    if not info.isfile() and not info.isdir():
+        return f"is {_KINDS.get(info.type, f'of the unknown type {info.type!r}')}"
     if name.startswith("/"):
         return "has an absolute path"
-    if ".." in name and ".." in name.split("/"):
+    if ".." in name.split("/"):
         return "has a path with '..', which leaves the folder"
     if "\0" in name:
         return "has a NUL byte in its name"
+    if not name.isascii() and any("\udc80" <= letter <= "\udcff" for letter in name):
+        return "has a name that is not UTF-8"
     if name.lower().endswith(_PICKLES):
         return "is a pickle, which could run code"
     return ""
-
-
-def _refuse_member(tar: Path, name: str, problem: str) -> DataError:
-    return DataError(f"{tar}: the member {name[:200]!r} {problem}. Do not trust this tar; download it again")

@@ -1,6 +1,5 @@
 """Copying packed folders: every byte verified, safe under kills, nothing trusted, one copier at a time."""
 
-import json
 import os
 import shutil
 import signal
@@ -14,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shards import copying, folder_url
 from shards import download as download_module
+from shards import folder_url
 from shards.dali_index import write_dali_index
 from shards.download import DownloadReport, download_shards
 from shards.durable import read_json, write_json
-from shards.errors import CommandStopped, ConfigError, DataError
+from shards.errors import CommandStopped, ConfigError, DataError, InputError
 from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
 from shards.verify import require_verified, verify
@@ -29,7 +28,7 @@ from tests.support.small_disk import enlarge, mounted_disk
 from tests.support.web_server import WebServer, serving
 
 SHARDS = 6
-OWN = {".verified.json", ".staged.jsonl"}
+OWN = {".verified.json"}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def target(tmp_path):
 @pytest.fixture
 def web(source, monkeypatch):
     pytest.importorskip("aiohttp", reason="pip install 'incv[http]'")
-    monkeypatch.setattr(copying, "_SECONDS_BEFORE_RETRY", 0.01)
+    monkeypatch.setattr(folder_url, "_SECONDS_BEFORE_RETRY", 0.01)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with serving(source) as server:
@@ -100,11 +99,10 @@ def test_a_second_time_nothing_is_copied_nor_hashed(packed, target, monkeypatch)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damage=st.dictionaries(st.integers(0, SHARDS - 1), st.sampled_from(["gone", "cut", "flipped", "touched"])),
-    forget=st.booleans(),
     finished=st.booleans(),
     workers=st.integers(1, 5),
 )
-def test_whatever_was_damaged_is_copied_again_and_nothing_else(packed, tmp_path, damage, forget, finished, workers):
+def test_whatever_was_damaged_is_copied_again_and_nothing_else(packed, tmp_path, damage, finished, workers):
     target = tmp_path / "target"
     shutil.rmtree(target, ignore_errors=True)
     download_shards(str(packed), target)
@@ -119,8 +117,6 @@ def test_whatever_was_damaged_is_copied_again_and_nothing_else(packed, tmp_path,
             path.write_bytes(bytes([data[0] ^ 255]) + data[1:])
         else:
             os.utime(path)
-    if forget:
-        (target / ".staged.jsonl").unlink()
     if not finished:
         (target / ".staging").mkdir()
         (target / "dataset.json").rename(target / ".staging" / "dataset.json")
@@ -138,15 +134,6 @@ def test_a_damaged_index_is_brought_again(packed, target, name):
     require_copy(packed, target)
 
 
-def test_a_torn_note_costs_no_more_than_a_hash(packed, target):
-    download_shards(str(packed), target)
-    notes = target / ".staged.jsonl"
-    os.truncate(notes, notes.stat().st_size - 9)
-    assert download_shards(str(packed), target).kept == SHARDS
-    assert download_shards(str(packed), target).kept == SHARDS
-    require_copy(packed, target)
-
-
 def test_dataset_json_comes_last(source, target):
     (source / "shard-000005.tar").unlink()
     with pytest.raises(DataError, match=r"shard-000005\.tar cannot be copied: file not found"):
@@ -157,7 +144,7 @@ def test_dataset_json_comes_last(source, target):
 @pytest.mark.parametrize(
     ("name", "damage", "reason"),
     [
-        ("shard-000002.tar", lambda data: data[:-512], "received .* bytes instead of"),
+        ("shard-000002.tar", lambda data: data[:-512], "SHA-256"),
         ("shard-000002.tar", lambda data: data + b"x", "more than .* bytes"),
         ("shard-000002.tar", lambda data: bytes([data[0] ^ 1]) + data[1:], "SHA-256"),
         ("index.arrow", lambda data: data[: len(data) // 2], r"index\.arrow"),
@@ -167,7 +154,7 @@ def test_dataset_json_comes_last(source, target):
     ],
 )
 def test_a_source_that_changed_is_refused_by_name(source, target, monkeypatch, name, damage, reason):
-    monkeypatch.setattr(copying, "_SECONDS_BEFORE_RETRY", 0.0)
+    monkeypatch.setattr(folder_url, "_SECONDS_BEFORE_RETRY", 0.0)
     good = (source / name).read_bytes()
     (source / name).write_bytes(damage(good))
     with pytest.raises(DataError, match=reason) as raised:
@@ -187,11 +174,13 @@ def test_over_http(web: WebServer, source, target):
     assert sorted(web.asked) == sorted({*files_of(source), "shard-000000.idx", "source_files.parquet"})
     web.asked.clear()
     assert download_shards(web.url + "/", target).kept == SHARDS
-    assert web.asked == ["dataset.json", "source_files.parquet", "shard-000000.idx"]
+    assert web.asked == ["dataset.json", "shard-000000.idx"]
 
 
-@pytest.mark.parametrize("fault", ["cut", "silent_cut", "wrong", "500", "503"])
-@pytest.mark.parametrize("name", ["shard-000001.tar", "index.arrow"])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("shard-000001.tar", fault) for fault in ("cut", "silent_cut", "wrong", "503")] + [("index.arrow", "cut")],
+)
 def test_trouble_on_the_way_is_met_by_trying_again(web: WebServer, source, target, name, fault):
     web.faults[name] = [fault] * 2
     assert download_shards(web.url, target).copied == SHARDS
@@ -199,7 +188,7 @@ def test_trouble_on_the_way_is_met_by_trying_again(web: WebServer, source, targe
     assert web.asked.count(name) == 3
 
 
-@pytest.mark.parametrize("fault", ["cut", "wrong", "500"])
+@pytest.mark.parametrize("fault", ["cut", "wrong"])
 def test_lasting_trouble_names_the_file_and_keeps_the_rest(web: WebServer, source, target, fault):
     web.faults["shard-000003.tar"] = [fault] * 3
     with pytest.raises(DataError, match=r"http://.*/packed/shard-000003\.tar cannot be copied: .*3 attempts"):
@@ -237,9 +226,10 @@ def test_nobody_listens(web: WebServer, target):
 
 
 def test_a_password_is_not_shown(web: WebServer, target):
-    with pytest.raises(DataError, match=r"http://\*\*\*@127") as raised:
-        download_shards("http://user:secret@127.0.0.1:1/x", target)
-    assert "secret" not in str(raised.value)
+    for source in ("http://user:secret@127.0.0.1:1/x", "ftp://user:secret@127.0.0.1/x", "http://user:secret@host/?x"):
+        with pytest.raises(InputError, match=r"://\*\*\*@") as raised:
+            download_shards(source, target)
+        assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +267,7 @@ def test_a_missing_backend_is_named(scheme, extra, target, monkeypatch):
     def missing(*_arguments: object) -> None:
         raise ImportError("no such package")
 
-    monkeypatch.setattr(folder_url, "_remote", missing)
+    monkeypatch.setattr(folder_url, "_open_filesystem", missing)
     with pytest.raises(ConfigError, match=rf"{scheme}:// needs .* pip install 'incv\[{extra}\]'"):
         download_shards(f"{scheme}://bucket/packed", target)
 
@@ -425,7 +415,6 @@ def test_a_killed_copy_goes_on_where_it_was(web: WebServer, source, target):
     web.held = "shard-000004.tar"
     process = start(web.url, target)
     wait_until(lambda: len(list(target.glob("shard-*.tar"))) == SHARDS - 1, process)
-    wait_until(lambda: (target / ".staged.jsonl").read_text().count(".tar") == SHARDS - 1, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (target / "dataset.json").exists()
@@ -435,7 +424,6 @@ def test_a_killed_copy_goes_on_where_it_was(web: WebServer, source, target):
     report = download_shards(web.url, target)
     assert (report.copied, report.kept) == (1, SHARDS - 1)
     assert [name for name in web.asked if name.endswith(".tar")] == ["shard-000004.tar"]
-    assert "index.arrow" not in web.asked
     require_copy(source, target)
 
 
@@ -504,10 +492,3 @@ def test_a_full_disk(packed, small_disk, monkeypatch, asks_first):
     enlarge(small_disk, "4m")
     download_shards(str(packed), target)
     require_copy(packed, target)
-
-
-def test_a_note_is_one_json_list_a_line(packed, target):
-    download_shards(str(packed), target)
-    notes = [json.loads(line) for line in (target / ".staged.jsonl").read_text().splitlines() if line]
-    facts = {shard["file"]: shard["sha256"] for shard in read_json(packed / "dataset.json")["shards"]}
-    assert facts.items() <= {note[0]: note[-1] for note in notes}.items()

@@ -1,7 +1,6 @@
 """The names of folders into which a split was packed again."""
 
 import json
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import DataError
-from shards.repacked import earlier_folders, is_packed_again, latest_folder, next_folders, set_latest_folder
+from shards.repacked import is_packed_again, latest_folder, list_folders, next_folder, set_latest_folder
 
 
 def test_a_folder_is_the_latest_until_it_is_packed_again(tmp_path):
     folder = tmp_path / "mine"
     assert latest_folder(folder) == folder
-    assert [path.name for path in islice(next_folders(folder), 3)] == ["mine-2", "mine-3", "mine-4"]
+    assert next_folder(folder) == tmp_path / "mine-2"
     set_latest_folder(folder, tmp_path / "mine-9")
     assert latest_folder(folder) == tmp_path / "mine-9"
-    assert next(next_folders(folder)) == tmp_path / "mine-10"
     assert latest_folder(tmp_path / "other") == tmp_path / "other"
     for _ in range(2):
         set_latest_folder(folder, folder)
@@ -27,7 +25,7 @@ def test_a_folder_is_the_latest_until_it_is_packed_again(tmp_path):
 
 
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
-def test_the_earlier_folders_are_those_before_the_latest(tmp_path_factory, numbers, latest):
+def test_all_folders_are_listed_from_the_latest_on(tmp_path_factory, numbers, latest):
     parent = tmp_path_factory.mktemp("shards")
     folder = parent / "mine"
     named = {number: folder.with_name("mine" if number == 1 else f"mine-{number}") for number in range(1, 13)}
@@ -36,8 +34,10 @@ def test_the_earlier_folders_are_those_before_the_latest(tmp_path_factory, numbe
     for other in ("mine-2-2", "mine-x", "other-2", "min"):
         (parent / other).mkdir()
     set_latest_folder(folder, named[latest])
-    assert earlier_folders(folder) == [named[n] for n in sorted(numbers, reverse=True) if n < latest]
-    assert earlier_folders(Path(parent / "nowhere" / "mine")) == []
+    order = sorted(numbers, key=lambda number: (number != latest, -number))
+    assert list_folders(folder) == [named[number] for number in order]
+    assert next_folder(folder).name == f"mine-{max(numbers, default=1) + 1}"
+    assert list_folders(parent / "nowhere" / "mine") == []
 
 
 @pytest.mark.parametrize("content", [{"folder": "../secret-2"}, {"folder": "other-2"}, {"folder": 2}, [], {}])

@@ -9,12 +9,11 @@ import pytest
 
 from shards.download import download_shards
 from shards.errors import CommandStopped, ConfigError
-from shards.file_changes import Changes
 from shards.pack import PackOptions, pack
 from shards.sample_index import SampleIndex
-from shards.source_files import SOURCE_FILES, find_changes, read_source_files
+from shards.source_files import SOURCE_FILES, Changes, find_changes, hash_content, read_source_files
 from shards.sources import open_source
-from shards.verify import is_marked_verified, verify
+from shards.verify import verify
 from tests.support.pictures import contents, image_tree, list_source, picture
 
 
@@ -32,6 +31,7 @@ def packed(root: Path, tmp_path: Path) -> SampleIndex:
 
 def changes_of(root: Path, index: SampleIndex) -> Changes:
     recorded = read_source_files(index.folder, index.dataset)
+    assert recorded is not None
     return find_changes(open_source("image_folder", root, "train"), index, recorded)
 
 
@@ -85,38 +85,34 @@ def test_every_kind_of_change_is_found(root, packed):
     (cats / "1.png").write_bytes(data)  # of the same size
     os.utime(dogs / "1.png", ns=(1, 1))
     assert changes_of(root, packed) == Changes(
-        added=("train/class0/new.png",),
-        removed=("train/class1/0.jpg",),
-        moved=(("train/class0/0.jpg", "train/class1/moved.jpg"),),
+        added=("train/class0/new.png", "train/class1/moved.jpg"),
+        removed=("train/class0/0.jpg", "train/class1/0.jpg"),
         changed=("train/class0/1.png",),
-        touched=("train/class1/1.png",),
     )
 
 
-def test_touched_files_are_read_once(root, packed, monkeypatch):
-    for file in root.rglob("*.png"):
-        os.utime(file, ns=(5, 5))
-    assert len(changes_of(root, packed).touched) == 4
-    assert is_marked_verified(packed.folder)
-    assert changes_of(root, packed) == Changes(), "their new times are known"
-    os.utime(root / "train" / "class0" / "1.png", ns=(6, 6))
-    assert changes_of(root, packed).touched == ("train/class0/1.png",)
-    assert changes_of(root, packed) == Changes()
+def test_only_touched_files_are_read(root, packed, monkeypatch):
+    read = []
+
+    def record(data: bytes) -> bytes:
+        read.append(data)
+        return hash_content(data)
+
+    monkeypatch.setattr("shards.source_files.hash_content", record)
+    touched = root / "train" / "class0" / "1.png"
+    os.utime(touched, ns=(5, 5))
+    assert not changes_of(root, packed)
+    assert read == [touched.read_bytes()]
+
+
+def test_the_description_counts_all_and_names_a_few():
+    changes = Changes(added=tuple("abcde"), removed=("f",), changed=("g", "h"))
+    assert changes.describe() == "5 files added (a, b, c and 2 more), 1 file removed (f), 2 files changed (g, h)"
 
 
 def test_a_copy_of_the_folder_elsewhere_is_compared_by_content(root, packed, tmp_path):
     copy = shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
-    changes = changes_of(copy, packed)
-    assert not changes
-    assert len(changes.touched) == 8
-
-
-def test_without_a_record_keys_and_labels_are_compared(root, packed):
-    (packed.folder / SOURCE_FILES).unlink()
-    assert read_source_files(packed.folder, packed.dataset) is None
-    assert not changes_of(root, packed)
-    (root / "train" / "class0" / "new.png").write_bytes(picture(99))
-    assert changes_of(root, packed) == Changes(added=("train/class0/new.png",))
+    assert not changes_of(copy, packed)
 
 
 def test_a_damaged_record_is_found(packed):

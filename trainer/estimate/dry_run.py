@@ -112,7 +112,7 @@ def _examine_splits(
             obstacles += refusals + _find_refusals(partial(require_own_folder, key, config))
         elif not redo:
             obstacles += _find_refusals(partial(check_matches_recipe, key, config, index))
-            check = check_files(key, config, check_source, remember=False)
+            check = check_files(key, config, check_source)
             obstacles += _find_refusals(partial(check.require_current, index))
         sizes[split] = size_split(config, index, source)
         listed = index if index is not None else source

@@ -15,8 +15,7 @@ from shards.durable import atomic_folder, disk_errors, read_json
 from shards.errors import CommandStopped, ConfigError, DataError
 from shards.image_store import convert_image
 from shards.progress import Progress
-from shards.shard_writer import member_key
-from shards.tar_stream import ShardTar
+from shards.shard_writer import ShardTar, member_key
 from trainer.incv.selection_index import State
 from trainer.loading.shard_reader import CorruptSample, ShardReader
 from trainer.outputs.cleaned import CleanedSet, choose_samples, name_class_folders, name_files

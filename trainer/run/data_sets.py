@@ -10,7 +10,7 @@ from pathlib import Path
 from shards.errors import ConfigError, DataError, Fix, list_some, renamed_fields
 from shards.pack import PackOptions, can_resume, find_plan_difference, is_packed, pack, require_ours
 from shards.plan import Plan
-from shards.repacked import earlier_folders, is_packed_again, latest_folder, next_folders, set_latest_folder
+from shards.repacked import is_packed_again, latest_folder, list_folders, next_folder, set_latest_folder
 from shards.sample_index import SampleIndex
 from shards.source_files import find_changes, read_source_files
 from shards.sources import Source, SourceOptions, find_source, open_source
@@ -65,25 +65,20 @@ def open_split(
 def find_folder_to_redo(key: str, config: DataConfig) -> Path:
     """Return the folder for `--redo pack`: one that is up to date, the latest if it is unfinished, or a free one."""
     base = Path(config.shards)
-    latest = latest_folder(base)
-    packed = [folder for folder in (latest, *earlier_folders(base)) if is_packed(folder)]
-    if not packed:
+    latest, folders = latest_folder(base), list_folders(base)
+    if not any(map(is_packed, folders)):
         return latest
     source = source_of(key, config)
     with renamed_fields(option_keys(key)):
-        found = next((folder for folder in packed if _is_current(config, source, folder)), None)
-        if found is None and latest not in packed:
-            return latest
+        for folder in filter(is_packed, folders):
+            if _is_current(config, source, folder):
+                _log.info("%s: %s is up to date and is not packed again", key, folder)
+                return folder
         plan = _plan_like(source, config)
-    found = found or next(
-        folder
-        for folder in next_folders(base)
-        if not folder.exists()
-        or (_is_current(config, source, folder) if is_packed(folder) else can_resume(folder, plan))
-    )
-    if is_packed(found):
-        _log.info("%s: %s is up to date and is not packed again", key, found)
-    return found
+    if not is_packed(latest):
+        return latest
+    unfinished = (folder for folder in folders if not is_packed(folder) and can_resume(folder, plan))
+    return next(unfinished, next_folder(base))
 
 
 def _plan_like(source: Source, config: DataConfig) -> Plan:
@@ -166,13 +161,13 @@ def require_two_classes(key: str, class_names: Sequence[str]) -> None:
         )
 
 
-def check_files(key: str, config: DataConfig, large: bool, remember: bool = True) -> SourceCheck:
+def check_files(key: str, config: DataConfig, large: bool) -> SourceCheck:
     """Return the comparison of a split's source with what was packed from it. large: compare many files too."""
 
     def open_classes(classes: int | None) -> Source:
         return source_of(key, config.model_copy(update={"classes": classes}))
 
-    return SourceCheck(key, config, open_classes, large, remember)
+    return SourceCheck(key, config, open_classes, large)
 
 
 def find_key_root(config: DataConfig) -> str | None:

@@ -28,8 +28,6 @@ class SourceCheck:
     """Opens the source, or its first classes if a number is given."""
     large: bool = False
     """Compare more than MOST_COMPARED files too."""
-    remember: bool = True
-    """Note the new times of touched files in the folder."""
 
     def require_current(self, index: SampleIndex) -> None:
         """Raise ConfigError, which says what changed, if the source no longer has the files that were packed."""
@@ -54,7 +52,10 @@ class SourceCheck:
             _log.info("%s.root = %s is not on this machine: %s is used as it was packed", self.key, root, folder)
             return None
         recorded = read_source_files(folder, index.dataset)
-        origin = None if recorded is None or Path(recorded.root) == root.resolve() else recorded.root
+        if recorded is None:
+            _log.info("%s has no record of its source files: it is used as it was packed", folder)
+            return None
+        origin = None if Path(recorded.root) == root.resolve() else recorded.root
         if len(index) > MOST_COMPARED and not self.large:
             if origin is not None:
                 return (
@@ -66,29 +67,18 @@ class SourceCheck:
         changed = self._describe_changes(index, recorded)
         if changed is None:
             return None
-        if recorded is None:
-            _log.warning("%s: %s since packing; this has no effect unless you add `--redo pack`", self.key, changed)
-            return None
         if origin is not None:
             return f"{folder} was packed from {origin}, and {root} has other files: {changed}"
         return f"{root} has changed since it was packed into {folder}: {changed}"
 
-    def _describe_changes(self, index: SampleIndex, recorded: SourceFiles | None) -> str | None:
-        """Compare all files; without a record of them, only keys and labels. None: nothing has changed."""
-        classes = self.config.classes
-        if classes is None and recorded is not None:
-            classes = recorded.first_classes
+    def _describe_changes(self, index: SampleIndex, recorded: SourceFiles) -> str | None:
+        """Return how the files differ from those that were packed; None if they do not."""
+        classes = recorded.first_classes if self.config.classes is None else self.config.classes
         try:
             source = self.open_source(classes)
         except InputError as error:
             return f"it can no longer be packed ({error.problem})"
-        changes = find_changes(source, index, recorded, self.remember)
-        if recorded is None and not changes:
-            _log.info(
-                "%s was packed by an earlier version, which did not record its files: images with a new content are "
-                "not noticed",
-                index.folder,
-            )
+        changes = find_changes(source, index, recorded)
         return changes.describe() if changes else None
 
 
