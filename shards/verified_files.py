@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shards.durable import disk_errors
+from shards.regular_file import open_to_append, read_regular
 
 
 class VerifiedFiles:
@@ -14,7 +15,7 @@ class VerifiedFiles:
         self._folder, self._notes = folder, folder / notes
         self._known: dict[str, list[object]] = {}
         with suppress(FileNotFoundError):
-            for line in self._notes.read_text(errors="replace").splitlines():
+            for line in read_regular(self._notes).decode(errors="replace").splitlines():
                 with suppress(ValueError, TypeError):  # a killed process may leave an incomplete line
                     name, *facts = json.loads(line)
                     self._known[name] = facts
@@ -27,8 +28,9 @@ class VerifiedFiles:
         facts = self._facts(name, checksum)
         if facts is not None:
             self._known[name] = facts
-            with disk_errors(self._notes), self._notes.open("a") as file:
-                file.write("\n" + json.dumps([name, *facts]))  # newline first: the last line may be incomplete
+            with disk_errors(self._notes), open_to_append(self._notes) as file:
+                # newline first: the last line may be incomplete
+                file.write(b"\n" + json.dumps([name, *facts]).encode())
 
     def _facts(self, name: str, checksum: str) -> list[object] | None:
         try:
