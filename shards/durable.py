@@ -138,7 +138,8 @@ def require_own(path: Path, start: bytes, force: bool, fix: str) -> None:
     start: how each of its outputs begins. fix: such as "choose another --out".
     """
     with disk_errors(path):
-        require_regular(path)
+        if kind := find_kind(path):
+            raise ConfigError(f"{path} is {kind}, not a regular file: {fix}")
         if not path.exists():
             return
         if not begins_with(path, start):

@@ -1,5 +1,6 @@
 """Opens and replaces regular files only: no device, FIFO, socket, folder or, to write, link."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -43,7 +44,9 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         if (kind := _name_kind(os.fstat(descriptor).st_mode)) is None:
             return descriptor
         os.close(descriptor)
-    raise DataError(f"{path} is {kind}, not a regular file; remove it, or name another")
+    if reads and kind == "a folder":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise DataError(f"{path} is {kind}, not a regular file; {'name another file' if reads else 'remove it'}")
 
 
 def open_to_append(path: Path) -> BinaryIO:

@@ -167,9 +167,9 @@ class StepCounter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._count = int(path.read_text() or 0) if path.exists() else 0
         with disk_errors(path):
-            self._descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
+            self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        self._count = int(os.pread(self._descriptor, 20, 0) or 0)
         self._write()
 
     def add(self) -> None:

@@ -132,9 +132,11 @@ class RunDirectory:
 
     def has_results(self) -> bool:
         """Whether the folder has any file from which a report can be made."""
-        files = (self.manifest, self.config, self.labels, self.incv, self.selection, self.evaluation)
-        return any(path.is_file() for path in files) or bool(
-            self.fold_metrics() or self.method_metrics() or self.round_files("selection.parquet")
+        files = (self.config, self.labels, self.incv, self.selection, self.evaluation)
+        return (
+            self.has_manifest()
+            or any(path.is_file() for path in files)
+            or bool(self.fold_metrics() or self.method_metrics() or self.round_files("selection.parquet"))
         )
 
     def acquire(self) -> None:
