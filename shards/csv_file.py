@@ -13,6 +13,7 @@ import pyarrow.csv
 
 from shards.durable import write_atomically
 from shards.errors import DataError, describe_unreadable
+from shards.regular_file import read_regular
 
 DELIMITERS: Final = ",;\t"
 
@@ -51,7 +52,7 @@ def read_csv_text(path: Path, what: str) -> str:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise DataError(f"{what} {path} has more than {_LARGEST_FILE:,} bytes, too many for a list")
-        return path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
+        return read_regular(path).decode("utf-8-sig")  # spreadsheets write a byte order mark
     except OSError as error:
         raise DataError(describe_unreadable(what, path, error)) from error
     except UnicodeDecodeError as error:

@@ -1,6 +1,7 @@
 """Atomic, durable writes: write a temporary file, fsync it, rename it, fsync the folder."""
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -14,9 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.errors import DataError
+from shards.errors import ConfigError, DataError
+from shards.regular_file import find_kind, open_regular, read_regular, require_regular
 
 _UNWRITABLE = (
+    errno.EBUSY,
+    errno.ELOOP,
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -73,14 +77,28 @@ def remove_leftovers(folder: Path) -> None:
 
     A folder that was moved aside to be replaced, and was not, is put back.
     """
-    for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
-        target = path.with_name(path.name[1:].rpartition(".tmp")[0])
-        if path.suffix == ".old" and path.exists() and not target.exists():
-            os.replace(path, target)
-        elif path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for path in list(folder.rglob(".*")):
+        _remove_leftover(path)
+
+
+def remove_leftovers_of(path: Path) -> None:
+    """Delete what killed writers of `path` have left beside it. The caller must be the only writer."""
+    with disk_errors(path):
+        for found in list(path.parent.glob(f".{glob.escape(path.name)}.tmp*")):
+            _remove_leftover(found)
+
+
+def _remove_leftover(path: Path) -> None:
+    if not is_temporary(path):
+        return
+    target = path.with_name(path.name[1:].rpartition(".tmp")[0])
+    kind = find_kind(path)
+    if path.suffix == ".old" and kind == "a folder" and not os.path.lexists(target):
+        os.replace(path, target)
+    elif kind == "a folder":
+        shutil.rmtree(path)
+    elif kind is None:
+        path.unlink(missing_ok=True)
 
 
 def _make_folder(folder: Path, target: Path) -> None:
@@ -94,19 +112,44 @@ def _make_folder(folder: Path, target: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file next to `path`, then rename it to `path`."""
+    """Let `write` fill a temporary file next to `path`, then rename it to `path`, which replaces a regular file only.
+
+    The caller knows that a file there is its own: from its folder, or by `require_own`.
+    """
     with disk_errors(path):
+        require_regular(path)
         _make_folder(path.parent, path)
         temporary = _temporary(path)
         try:
             write(temporary)
             sync(temporary)
+            require_regular(path)
             os.replace(temporary, path)
             sync(path.parent)
         except BaseException:
             with suppress(FileNotFoundError):
                 temporary.unlink()
             raise
+
+
+def require_own(path: Path, start: bytes, force: bool, fix: str) -> None:
+    """Raise InputError unless nothing is at `path`, or `force` may replace what is: an earlier output of the command.
+
+    start: how each of its outputs begins. fix: such as "choose another --out".
+    """
+    with disk_errors(path):
+        if kind := find_kind(path):
+            raise ConfigError(f"{path} is {kind}, not a regular file: {fix}")
+        if not path.exists():
+            return
+        if not begins_with(path, start):
+            raise ConfigError(f"{path} exists and was not written by this command: {fix}, or remove the file first")
+        if not force:
+            raise ConfigError(f"{path} exists: {fix}, or replace it with --force")
+
+
+def begins_with(path: Path, start: bytes) -> bool:
+    return read_regular(path, len(start)) == start
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -147,12 +190,16 @@ def remove_on_error(folders: Sequence[Path], *errors: type[Exception]) -> Iterat
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder; on success rename it to `path`, replacing any old one; on an error remove it."""
+def atomic_folder(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield a temporary folder; on success rename it to `path`, replacing any old one; on an error remove it.
+
+    check: called just before an old folder is replaced; it may raise an error.
+    """
     with disk_errors(path):
+        _require_folder(path)
         _make_folder(path.parent, path)
         temporary = _temporary(path)
-        shutil.rmtree(temporary, ignore_errors=True)
+        replaced = temporary.with_name(f"{temporary.name}.old")
         _make_folder(temporary, path)
         try:
             yield temporary
@@ -160,7 +207,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 if file.is_file():
                     sync(file)
             sync(temporary)
-            replaced = temporary.with_name(f"{temporary.name}.old")
+            _require_folder(path)
+            check()
             if path.exists():
                 os.replace(path, replaced)
             os.replace(temporary, path)
@@ -168,18 +216,26 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            if replaced.exists() and not path.exists():
+                os.replace(replaced, path)
             raise
+
+
+def _require_folder(path: Path) -> None:
+    """Raise DataError if there is anything but a folder in the place of one that will be written."""
+    if os.path.lexists(path) and (kind := find_kind(path) or "a file") != "a folder":
+        raise DataError(f"cannot write {path}: it is {kind}, not a folder; choose another place, or remove it")
 
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_regular(path))
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -188,6 +244,8 @@ def read_json(path: Path) -> Any:
 
 def read_parquet(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
     """Read a table, or only `columns` of it; `what` describes the table in the error message."""
+    if kind := find_kind(path, follow=True):
+        raise DataError(f"{path} is {kind}, not a {what}")
     try:
         return pq.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from shards.durable import disk_errors
 from shards.errors import DataError, Fix
 from shards.plan import ArrayTask
+from shards.regular_file import open_regular
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _acquire(path: Path, kind: int, why_not: str, while_waiting: Callable[[], No
 def _open(path: Path) -> int:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
 
 
 def _is_open_at(descriptor: int, path: Path) -> bool:

@@ -1,11 +1,15 @@
 """Lists the files below a folder, without hidden folders, and refuses links that leave the root or lead back."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from shards.errors import DataError, Fix
+from shards.regular_file import find_kind
 from shards.sources.inside import refuse_undecodable_name
+
+_log = logging.getLogger(__name__)
 
 
 def walk_files(folder: str, root: Path, allow_outside: bool = False) -> Iterator[str]:
@@ -53,3 +57,6 @@ def _walk(folder: str, root: Path, allow_outside: bool, above: tuple[str, ...]) 
                 yield from _walk(path, root, allow_outside, (*above, real))
         elif entry.is_file():
             yield path
+        else:
+            kind = find_kind(root / path, follow=True)
+            _log.warning("%s is left out: it is %s, not a regular file", root / path, kind)

@@ -6,6 +6,7 @@ from pathlib import Path
 from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_check import MAX_BYTES
 from shards.image_formats import SUFFIXES, explain_ignored
+from shards.regular_file import read_regular
 from shards.sources.folder_walk import walk_files
 from shards.sources.source import (
     IgnoredFile,
@@ -70,8 +71,7 @@ class ImageFolder:
     def sample(self, row: int) -> RawSample:
         path = self.file(row)
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)  # one extra byte, to detect an oversized image
+            data = read_regular(path, MAX_BYTES + 1)  # one extra byte, to detect an oversized image
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         return RawSample(self._paths[row], self._labels[row], SUFFIXES[suffix_of(path.name)], data)

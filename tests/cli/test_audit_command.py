@@ -59,7 +59,7 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
         assert words in answer.err
     assert f"trust: {report['trust']['level']}" in answer.out
     assert str(run / "labels_review.csv") in answer.out
-    assert f"{run}.yaml" in answer.out
+    assert str(run / "config.resolved.yaml") in answer.out
     for words in ("truth", "removed", "confident", "paper"):  # one share, and no empty columns
         assert words not in answer.out
     stated = report["trust"]["noise_range"] or [report["noise"]["confirmed"]]
@@ -80,10 +80,12 @@ def test_an_audit_finds_the_wrong_labels(digits, incv):
 
 
 def test_an_audit_goes_on_and_its_recipe_can_be_run(digits, incv):
+    Path("runs").mkdir()
+    Path("runs/mine.yaml").write_text("seed: 7  # the user's own, of the same name\n")
     first = incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine")
     assert first.code == 0, first.err
     assert "expected to take less than a minute on this CPU" in first.err
-    chosen = Path("runs/mine.yaml").read_bytes()
+    chosen = Path("runs/mine/config.resolved.yaml").read_bytes()
     again = incv("audit", digits, *SMALL, *SHORT, "--run-dir", "runs/mine")
     assert again.code == 0
     assert "incv: already done" in again.err
@@ -91,9 +93,10 @@ def test_an_audit_goes_on_and_its_recipe_can_be_run(digits, incv):
     other = incv("audit", digits, *SMALL, *SHORT, "seed=1", "--run-dir", "runs/mine")
     assert other.code == 2
     assert "--redo" in other.err
-    assert Path("runs/mine.yaml").read_bytes() == chosen
+    assert Path("runs/mine/config.resolved.yaml").read_bytes() == chosen
     assert incv("audit", digits, *SMALL, *SHORT, "seed=1", "--run-dir", "runs/mine", "--redo", "labels").code == 0
-    assert incv("run", "-c", "runs/mine.yaml", *SMALL[3:], *SHORT, "seed=1", "--run-dir", "runs/copy").code == 0
+    assert incv("run", "-c", "runs/mine/config.resolved.yaml", "--run-dir", "runs/copy").code == 0
+    assert Path("runs/mine.yaml").read_text() == "seed: 7  # the user's own, of the same name\n"
     copy, mine = (Path("runs", name, "labels_review.csv").read_bytes() for name in ("copy", "mine"))
     assert copy == mine
 

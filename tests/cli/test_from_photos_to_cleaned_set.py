@@ -94,8 +94,15 @@ def test_from_photos_to_a_cleaned_set(photos, incv):
         writer = csv.DictWriter(file, ["key", "label"])
         writer.writeheader()
         writer.writerows(corrections)
-    recipe = Path("runs/audit-my photos.yaml")
-    arguments = ["-c", recipe, *TRAIN, "data.max_rejected=0.1", "labels.corrections=corrections.csv"]
+    recipe = Path("runs/audit-my photos/config.resolved.yaml")
+    arguments = [
+        "-c",
+        recipe,
+        *TRAIN,
+        "data.train.shards=data/shards/larger",
+        "data.max_rejected=0.1",
+        "labels.corrections=corrections.csv",
+    ]
     trained = incv("run", *arguments, "--run-dir", "runs/mine")
     assert trained.code == 0, trained.err
     assert "24 corrected" in trained.err

@@ -115,7 +115,8 @@ def test_a_stopped_prediction_resumes(finished, images, incv, monkeypatch):
         (["nowhere", "--run", "RUN", "-o", "x.csv"], 2, "neither a folder nor a file"),
         (["photos", "--run", "photos", "-o", "x.csv"], 2, "not a run directory"),
         (["photos", "--run", "RUN", "-o", "photos"], 2, "is a folder"),
-        (["photos", "--run", "RUN", "-o", "there.csv"], 2, "--force"),
+        (["photos", "--run", "RUN", "-o", "there.csv"], 2, "was not written by this command"),
+        (["photos", "--run", "RUN", "-o", "there.csv", "--force"], 2, "was not written by this command"),
         (["empty", "--run", "RUN", "-o", "x.csv"], 3, "no files"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from shards.durable import read_parquet, write_bytes
+from shards.durable import read_parquet
 from shards.errors import CommandStopped, ConfigError, InputError, renamed_fields
 from shards.sources import SourceOptions
 from trainer.auditing.folder import NO_OPTIONS, find_images
@@ -30,9 +30,6 @@ from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)
-_HEADER = """# Chosen by `incv audit {folder}` for {samples:,} images of {classes:,} classes.
-# To change it, copy it and run the copy: incv run -c COPY.yaml
-"""
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
@@ -66,18 +63,11 @@ class AuditOptions:
     def run(self) -> Path:
         return self.run_dir or Path("runs") / f"audit-{Path(os.path.abspath(self.folder)).name or 'root'}"
 
-    @property
-    def recipe_path(self) -> Path:
-        return self.run.with_name(f"{self.run.name}.yaml")
-
 
 def run_audit(options: AuditOptions) -> int:
     """Run an audit, or resume it; returns the exit code of the run. An audit that is refused writes nothing."""
     with renamed_fields(OPTIONS):
-        text, recipe = prepare_audit(options)
-        code = run_recipe(recipe, options.recipe_path.stem, options.run, options.redo)
-    write_bytes(options.recipe_path, text.encode())
-    return code
+        return run_recipe(prepare_audit(options), options.run.name, options.run, options.redo)
 
 
 def audit(
@@ -121,12 +111,12 @@ def _path(given: str | os.PathLike[str] | None) -> Path | None:
     return Path(given) if given is not None else None
 
 
-def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
-    """Choose the recipe of an audit and apply the overrides; returns it as YAML, too."""
+def prepare_audit(options: AuditOptions) -> Recipe:
+    """Choose the recipe of an audit and apply the overrides."""
     if detect_launch().size > 1:
         raise ConfigError(
-            "`incv audit` runs in one process: start it without a launcher, then use the recipe that it writes with "
-            "`incv run` on many"
+            "`incv audit` runs in one process: start it without a launcher, then use its config.resolved.yaml "
+            "with `incv run` on many"
         )
     _check_overrides(options.overrides)
     found = find_images(options.folder, options.source)
@@ -136,8 +126,6 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     content = choose_recipe(found.data, samples, start, device, workers=os.cpu_count() or 1)
     for override in options.overrides:
         apply_override(content, override)
-    header = _HEADER.format(folder=options.folder, samples=samples, classes=classes)
-    text = header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     recipe = check_recipe(content, "the recipe of the audit", options.overrides)
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
@@ -150,7 +138,7 @@ def prepare_audit(options: AuditOptions) -> tuple[str, Recipe]:
     if not RunDirectory(options.run).manifest.exists():
         check_without_data(recipe)  # before the time is measured, which may take a while
         _announce_time(recipe, samples, classes)
-    return text, recipe
+    return recipe
 
 
 def _choose_start(options: AuditOptions, device: str) -> Start:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shards.command import add_source_options, read_source_options
 from trainer.config.argument_types import TakeWords, path_argument
+from trainer.records.run_directory import RunDirectory
 
 
 def add_command(
@@ -59,5 +60,5 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], N
         overrides=parsed.overrides,
     )
     code = run_audit(options)
-    tell(options.run, code, None, options.recipe_path)
+    tell(options.run, code, None, RunDirectory(options.run).config)
     return code

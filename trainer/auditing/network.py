@@ -1,8 +1,10 @@
 """Chooses the network of an audit: one with pretrained weights if there are any."""
 
+import os
 from pathlib import Path
 
 from shards.errors import ConfigError, Fix, describe_unreadable
+from shards.regular_file import open_regular
 from trainer.auditing.settings import Start
 from trainer.models.factory import require_known_model
 from trainer.models.pretrained import NoPretrained, NotOnHub, describe_file, find_pretrained, input_settings
@@ -44,7 +46,7 @@ def choose_network(model: str | None, weights: Path | None, device: str, downloa
 
 def _from_file(model: str | None, weights: Path) -> Start:
     try:
-        weights.open("rb").close()
+        os.close(open_regular(weights))
     except OSError as error:
         raise ConfigError(describe_unreadable("the file", weights, error), field="model.weights") from None
     name = model or describe_file(weights).get("architecture")

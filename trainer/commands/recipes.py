@@ -1,12 +1,13 @@
 """The arguments that name a recipe and its run, and the commands `incv validate`, `keys`, `ls` and `cp`."""
 
 import argparse
-import shutil
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shards.errors import ConfigError, suggest_near
+from shards.regular_file import read_regular
 from trainer.config.argument_types import (
     TakeProfile,
     TakeWords,
@@ -201,13 +202,15 @@ def _list(_parsed: argparse.Namespace) -> int:
 
 def _copy(parsed: argparse.Namespace) -> int:
     target: Path = parsed.target
-    if target.exists():
+    if os.path.lexists(target):
         raise ConfigError(f"{target} exists: choose another name, or remove it first")
     source = recipe_path(parsed.recipe)
     if not source.exists():
         raise ConfigError(f"no recipe {source}")
+    content = read_regular(source)
     try:
-        shutil.copyfile(source, target)
+        with target.open("xb") as file:
+            file.write(content)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}; choose another name") from None
     print(f"copied {source.name} to {target}; run it with `incv run -c {target}`")

@@ -1,9 +1,14 @@
 """The command `incv compare`."""
 
 import argparse
+from pathlib import Path
 
-from shards.durable import write_bytes
+from shards.durable import begins_with, remove_leftovers_of, write_bytes
+from shards.errors import ConfigError
+from shards.regular_file import require_regular
 from trainer.config.argument_types import path_argument
+
+_PAGE_START = b"<!doctype html>\n<!-- incv compare -->\n"
 
 
 def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,6 +26,7 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     compare.add_argument(
         "--html", type=path_argument, metavar="FILE", help="also write the comparison as one HTML page"
     )
+    compare.add_argument("--force", action="store_true", help="replace FILE even if `incv compare` did not write it")
     compare.set_defaults(func=_compare)
 
 
@@ -30,6 +36,8 @@ def _compare(parsed: argparse.Namespace) -> int:
     from trainer.compare.runs import read_runs
     from trainer.compare.text import format_comparison
 
+    if parsed.html is not None:
+        _require_free(parsed.html, parsed.force)
     comparison = compare_runs(read_runs(parsed.runs))
     print(format_comparison(comparison))
     if parsed.html is not None:
@@ -38,3 +46,11 @@ def _compare(parsed: argparse.Namespace) -> int:
         write_bytes(parsed.html, render_page(comparison).encode())
         print(f"\npage: {parsed.html}")
     return 0
+
+
+def _require_free(html: Path, force: bool) -> None:
+    """Raise InputError unless nothing is at `html`, or an earlier page, or `force` may replace another file."""
+    remove_leftovers_of(html)
+    require_regular(html)
+    if not force and html.exists() and not begins_with(html, _PAGE_START):
+        raise ConfigError(f"{html} is no page of `incv compare`: choose another --html, or replace it with --force")

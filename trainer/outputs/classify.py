@@ -1,7 +1,9 @@
 """Classifies image files with the exported networks of a run (`incv predict`)."""
 
+import glob
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +17,13 @@ import torch
 from torch import nn
 
 from shards.csv_file import write_csv
-from shards.durable import disk_errors, hash_file, read_json
+from shards.durable import disk_errors, hash_file, read_json, remove_leftovers_of, require_own
 from shards.errors import CommandStopped, ConfigError, DataError
 from shards.image_check import MAX_BYTES
 from shards.image_formats import REASONS, SUFFIXES, explain_verdict
 from shards.image_store import convert_image
 from shards.progress import Progress
+from shards.regular_file import find_kind, open_to_append, read_regular, require_regular
 from trainer.config.schema import Recipe
 from trainer.loading.augment import Geometry, centre_boxes
 from trainer.loading.image_set import build_geometry
@@ -30,6 +33,8 @@ from trainer.run.export import load_network
 
 TOP = 5
 _BATCH = 64
+_START = b'"path","predicted_label","probability"'  # of the CSV file
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,13 @@ class Classifier:
     def read(self, path: Path) -> Pixels | str:
         """Return the network's input, uint8 [size, size, 3], or why the file cannot be used."""
         try:
-            if path.stat().st_size > MAX_BYTES:
-                return REASONS["oversized"]
-            data = path.read_bytes()
+            if kind := find_kind(path, follow=True):
+                return f"{kind}, not a regular file"
+            data = read_regular(path, MAX_BYTES + 1)
         except OSError as error:
             return error.strerror or str(error)
+        if len(data) > MAX_BYTES:
+            return REASONS["oversized"]
         stored = convert_image(data, self.resize)
         if stored.verdict != "ok":
             return explain_verdict(stored.verdict, data, SUFFIXES.get(path.suffix.lower(), ""))
@@ -118,21 +125,33 @@ def list_images(root: Path) -> list[Path]:
     return found
 
 
+def require_free(out: Path, force: bool) -> None:
+    """Raise ConfigError unless `out` is free, or an earlier table of `incv predict` that `force` replaces."""
+    require_own(out, _START, force, "choose another -o")
+
+
 def classify(
-    classifier: Classifier, root: Path, out: Path, workers: int, stop: Callable[[], bool] = lambda: False
+    classifier: Classifier,
+    root: Path,
+    out: Path,
+    workers: int,
+    stop: Callable[[], bool] = lambda: False,
+    force: bool = False,
 ) -> tuple[int, int]:
     """Write one CSV row per file of `root`; returns the numbers of classified and of unusable files.
 
     Finished rows go to a partial file next to `out`, from which the same command resumes.
     """
     paths = {_as_text(path): path for path in list_images(root)}
+    schema = _schema(len(classifier.class_names))
     partial = out.with_name(f".{out.name}.{classifier.identity[:12]}.partial")
+    _remove_other_partials(out, partial)
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        done = {row["path"]: row for row in _read_rows(partial) if row["path"] in paths}
+        done = {row["path"]: row for row in _read_rows(partial, schema) if row["path"] in paths}
         todo = [path for text, path in paths.items() if text not in done]
         with (
-            partial.open("a", encoding="utf-8") as file,
+            open_to_append(partial) as file,
             ThreadPoolExecutor(workers) as pool,
             Progress("predicting", len(paths), done=len(done)) as progress,
         ):
@@ -143,11 +162,12 @@ def classify(
                     )
                 group = todo[first : first + _BATCH]
                 for row in _predict_rows(classifier, group, list(pool.map(classifier.read, group))):
-                    file.write(json.dumps(row) + "\n")
+                    file.write(json.dumps(row).encode() + b"\n")
                     done[row["path"]] = row
                 file.flush()
                 progress.advance(len(group))
-        write_csv(out, pa.Table.from_pylist([done[text] for text in paths], _schema(len(classifier.class_names))))
+        require_free(out, force)
+        write_csv(out, pa.Table.from_pylist([done[text] for text in paths], schema))
         partial.unlink()
     unusable = sum(row["problem"] is not None for row in done.values())
     return len(done) - unusable, unusable
@@ -187,12 +207,33 @@ def _predict_rows(
         yield row
 
 
-def _read_rows(partial: Path) -> list[dict[str, Any]]:
-    """Return the complete rows of a partial file; cuts off a row that a kill left incomplete."""
+def _remove_other_partials(out: Path, partial: Path) -> None:
+    """Remove what killed commands have left beside `out`, but the partial file of these networks."""
+    remove_leftovers_of(out)
+    for other in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 12}.partial"):
+        if other != partial and find_kind(other) is None:
+            other.unlink(missing_ok=True)
+
+
+def _read_rows(partial: Path, schema: pa.Schema) -> list[dict[str, Any]]:
+    """Return the complete rows of a partial file; cuts off a row that a kill left incomplete.
+
+    A damaged file is removed.
+    """
+    require_regular(partial)
     if not partial.exists():
         return []
-    content = partial.read_bytes()
+    content = read_regular(partial)
     whole = content[: content.rfind(b"\n") + 1]
+    try:
+        rows = [json.loads(line) for line in whole.splitlines()]
+        pa.Table.from_pylist(rows, schema)
+        if not all((row["problem"] is None) == ("probability" in row) and row["path"] for row in rows):
+            raise ValueError("a row has neither a probability nor a problem")
+    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
+        _log.warning("%s is damaged (%s): all files are classified again", partial, str(error).partition("\n")[0])
+        partial.unlink()
+        return []
     if len(whole) < len(content):
         os.truncate(partial, len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
+    return rows

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from shards.csv_file import write_csv
-from shards.durable import atomic_folder, disk_errors, read_json
-from shards.errors import CommandStopped, ConfigError, DataError
+from shards.durable import atomic_folder, read_json, remove_leftovers_of, require_own
+from shards.errors import CommandStopped, ConfigError, DataError, list_some
 from shards.image_store import convert_image
 from shards.progress import Progress
+from shards.regular_file import find_kind, read_regular
 from shards.shard_writer import ShardTar, member_key
 from trainer.incv.selection_index import State
 from trainer.loading.shard_reader import CorruptSample, ShardReader
@@ -24,7 +25,8 @@ from trainer.outputs.originals import describe_resize, find_originals
 from trainer.run.data_sets import find_key_root
 
 MARK = "incv_clean.json"
-"""Marks a folder that `incv clean` wrote, which `--force` may replace."""
+"""Marks a folder that `incv clean` wrote, which `--force` may replace; it lists the files with their sizes."""
+_LIST_START = b'"key","label"\n'
 SAMPLES_PER_SHARD = 1000
 Stop = Callable[[], bool]
 
@@ -46,6 +48,7 @@ class CleanOptions:
 
 def clean(run: FinishedRun, options: CleanOptions, stop: Stop = lambda: False) -> dict[str, Any]:
     """Write the cleaned data set; returns its description, which is also written beside the samples."""
+    remove_leftovers_of(options.out)
     _require_free(run, options)
     chosen = choose_samples(run.selection, run.labels, run.checked, options.least_probability)
     if not len(chosen.ids):
@@ -55,16 +58,17 @@ def clean(run: FinishedRun, options: CleanOptions, stop: Stop = lambda: False) -
         originals = find_originals(run, chosen.ids)
     description = _describe(run, chosen, options, originals is not None)
     if options.form == "list":
-        _write_list(run, chosen, options.out)
+        _write_list(run, chosen, options)
         return description
-    with atomic_folder(options.out) as temporary:
+    with atomic_folder(options.out, check=lambda: _require_free(run, options)) as temporary:
         if options.form == "shards":
             _write_shards(run, chosen, originals, temporary, stop)
         elif originals is not None:
             _write_originals(run, chosen, originals, temporary, options.link, stop)
         else:
             _write_packed(run, chosen, temporary, options.link, stop)
-        (temporary / MARK).write_text(json.dumps(description, indent=1) + "\n")
+        marked = description | {"files": {name: status.st_size for name, status in _list_files(temporary).items()}}
+        (temporary / MARK).write_text(json.dumps(marked, indent=1) + "\n")
     return description
 
 
@@ -80,22 +84,50 @@ def _require_free(run: FinishedRun, options: CleanOptions) -> None:
         raise ConfigError(
             f"{out} is among the images of the run, where it would count as a class: choose another --out"
         )
-    if not out.exists() and not out.is_symlink():
-        return
     if options.form == "list":
-        if out.is_dir():
-            raise ConfigError(f"{out} is a folder: `--as list` writes a CSV file, so name a file")
-        if not options.force:
-            raise ConfigError(f"{out} exists: choose another --out, or replace it with --force")
+        require_own(out, _LIST_START, options.force, "choose another --out")
         return
-    if not out.is_dir():
-        raise ConfigError(f"{out} is a file: choose another --out")
+    if not os.path.lexists(out):
+        return
+    if (kind := find_kind(out) or "a file") != "a folder":
+        raise ConfigError(f"{out} is {kind}: choose another --out")
     if not any(out.iterdir()):
         return
     if not (out / MARK).is_file():
         raise ConfigError(f"{out} is not empty and was not written by `incv clean`: choose another --out")
     if not options.force:
         raise ConfigError(f"{out} holds an earlier cleaned set: choose another --out, or replace it with --force")
+    if others := _list_others(out):
+        raise ConfigError(
+            f"{out} has {len(others):,} files that `incv clean` did not write, or that have changed since: "
+            f"{list_some(others)}; move them elsewhere, or choose another --out"
+        )
+
+
+def _list_others(out: Path) -> list[str]:
+    """Return the files that were added to an earlier output, or changed in it."""
+    mark = read_json(out / MARK)
+    written = mark.get("files", {}) if isinstance(mark, dict) else {}
+    marked = (out / MARK).stat().st_mtime_ns
+    return sorted(
+        name
+        for name, status in _list_files(out).items()
+        if name != MARK and (written.get(name) != status.st_size or status.st_mtime_ns > marked)
+    )
+
+
+def _list_files(folder: Path) -> dict[str, os.stat_result]:
+    """Return the status of all that is in a folder and is no folder itself, by path; links are not followed."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    found = {}
+    for root, folders, files in os.walk(folder, onerror=fail):
+        for name in (*files, *(each for each in folders if os.path.islink(os.path.join(root, each)))):
+            path = os.path.join(root, name)
+            found[os.path.relpath(path, folder)] = os.lstat(path)
+    return found
 
 
 def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions, original: bool) -> dict[str, Any]:
@@ -122,7 +154,7 @@ def _converted(originals: list[Path], what: str, stop: Stop) -> Generator[bytes,
         for path in originals:
             if stop():
                 raise CommandStopped("stopped; nothing was written. Run the same command again")
-            image = convert_image(path.read_bytes())
+            image = convert_image(read_regular(path))
             if image.verdict != "ok":
                 raise DataError(f"{path} cannot be converted ({image.verdict}): add --from-shards")
             yield image.data
@@ -222,10 +254,9 @@ def _write_packed(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool
         os.replace(folder / f".{row}", folder / name)
 
 
-def _write_list(run: FinishedRun, chosen: CleanedSet, out: Path) -> None:
+def _write_list(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> None:
     """Write key,label, in the form that `labels.file` reads."""
     keys = pa.array(run.index.keys(chosen.ids), pa.string())
     names = pa.array(run.index.class_names, pa.string()).take(pa.array(chosen.labels))
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(out, pa.table({"key": keys, "label": names}))
+    _require_free(run, options)
+    write_csv(options.out, pa.table({"key": keys, "label": names}))

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from shards.errors import ConfigError
 from trainer.config.argument_types import path_argument, probability_argument
 
 
@@ -70,7 +69,7 @@ def _add_predict(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     predict.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     predict.add_argument("--workers", type=int, default=2, help="decoding threads; default: 2")
-    predict.add_argument("--force", action="store_true", help="replace the output file if it exists")
+    predict.add_argument("--force", action="store_true", help="replace the output of an earlier `incv predict`")
     return predict
 
 
@@ -99,17 +98,14 @@ def _clean(arguments: argparse.Namespace, stop: Callable[[], bool]) -> int:
 
 
 def _predict(arguments: argparse.Namespace, stop: Callable[[], bool]) -> int:
-    from trainer.outputs.classify import classify, load_classifier
+    from trainer.outputs.classify import classify, load_classifier, require_free
     from trainer.outputs.finished_run import open_run
 
     out: Path = arguments.out
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder: -o names the CSV file to write")
-    if out.exists() and not arguments.force:
-        raise ConfigError(f"{out} exists: choose another -o, or replace it with --force")
+    require_free(out, arguments.force)
     run, recipe = open_run(arguments.run)
     classifier = load_classifier(run, recipe, arguments.method, arguments.network, arguments.device)
-    classified, unusable = classify(classifier, arguments.images, out, arguments.workers, stop)
+    classified, unusable = classify(classifier, arguments.images, out, arguments.workers, stop, arguments.force)
     problems = f"; {unusable:,} files could not be used (column `problem`)" if unusable else ""
     print(f"{out}: {classified:,} images classified{problems}")
     return 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from shards.errors import DataError, list_some
+from shards.regular_file import find_kind, read_regular
 from shards.source_files import hash_content, read_source_files
 from trainer.loading.sample_order import Ids
 from trainer.outputs.finished_run import FinishedRun
@@ -45,9 +46,12 @@ def _find_problems(run: FinishedRun, ids: Ids, paths: list[Path]) -> list[str]:
     problems = []
     for path, nbytes, time, content in zip(paths, *columns, strict=True):
         try:
+            if kind := find_kind(path, follow=True):
+                problems.append(f"{path.name} is {kind}")
+                continue
             status = path.stat()
             same = nbytes is None or (status.st_size == nbytes and status.st_mtime_ns == time)
-            if not same and (status.st_size != nbytes or hash_content(path.read_bytes()) != content):
+            if not same and (status.st_size != nbytes or hash_content(read_regular(path)) != content):
                 problems.append(f"{path.name} has changed")
         except OSError as error:
             problems.append(f"{path.name}: {error.strerror}")

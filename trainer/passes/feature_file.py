@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shards.durable import disk_errors, sync
+from shards.regular_file import open_regular, require_regular
 from trainer.distributed.world import World
 from trainer.loading.sample_order import Ids
 
@@ -41,7 +42,7 @@ class FeatureFile:
         values, places = values[order], places[order]
         breaks = np.flatnonzero(np.diff(places) != 1) + 1
         with disk_errors(self._path):
-            file = os.open(self._partial, os.O_WRONLY | os.O_CREAT, 0o666)
+            file = open_regular(self._partial, os.O_WRONLY | os.O_CREAT)
             try:
                 for rows, (first, *_) in zip(np.split(values, breaks), np.split(places, breaks), strict=True):
                     _write_all(file, rows.tobytes(), int(first) * values[0].nbytes)
@@ -65,6 +66,7 @@ class FeatureFile:
 
     def _rename(self) -> None:
         with disk_errors(self._path):
+            require_regular(self._path)
             os.replace(self._partial, self._path)
             sync(self._path.parent)
 

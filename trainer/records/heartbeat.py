@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from shards.errors import DataError
+from shards.regular_file import require_regular
 from trainer.distributed.launch import hostname
 
 WAITING = "waiting"
@@ -38,10 +40,10 @@ class Heartbeat:
             self._position = (where, step, total, time.time())  # one atomic assignment: another thread reads it
 
     def write(self) -> None:
-        """Write the file atomically. Ignores OSError: a full or unavailable disk must not end the run."""
+        """Write the file atomically. A full or unavailable disk must not end the run."""
         if self._path is None:
             return
-        with self._write_lock, suppress(OSError):
+        with self._write_lock, suppress(OSError, DataError):
             where, step, total, moved = self._position
             position = {"where": where, "step": step, "total": total, "moved": round(moved, 3)}
             record = {**self._identity, **position, "written": round(time.time(), 3), "ended": self._ended}
@@ -57,6 +59,7 @@ class Heartbeat:
         # Unique to this process. If the process is killed, the next start removes the file (shards/durable.py).
         temporary = path.with_name(f".{path.name}.tmp{self._identity['pid']}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        require_regular(path)
         try:
             temporary.write_bytes(content)
             os.replace(temporary, path)

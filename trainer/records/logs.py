@@ -19,6 +19,7 @@ from tqdm import tqdm
 from shards.durable import disk_errors
 from shards.errors import CommandStopped, InputError
 from shards.progress import allow_bars
+from shards.regular_file import open_regular
 from trainer.distributed.launch import hostname
 from trainer.distributed.stop import EXIT_STOPPED
 
@@ -36,7 +37,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, text: str) -> None:
         with suppress(OSError):

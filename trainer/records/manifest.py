@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shards.durable import disk_errors, is_temporary, read_json, write_json
+from shards.regular_file import open_regular
 from trainer.records.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
@@ -166,9 +167,9 @@ class StepCounter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._count = int(path.read_text() or 0) if path.exists() else 0
         with disk_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        self._count = int(os.pread(self._descriptor, 20, 0) or 0)
         self._write()
 
     def add(self) -> None:

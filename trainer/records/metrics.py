@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shards.durable import disk_errors, write_bytes
+from shards.regular_file import open_to_append
 from trainer.loading.transfer import HostCopy
 
 COUNTED = "counted"
@@ -105,8 +106,8 @@ class MetricsLog:
         if self._writes:
             with disk_errors(self._path):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                with open_to_append(self._path) as file:
+                    file.write(json.dumps(line).encode() + b"\n")
             if self.on_line is not None:
                 self.on_line(line)
         shown = {name: value for name, value in line.items() if name in _SHOWN or name.startswith("accuracy.")}

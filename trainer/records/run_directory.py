@@ -1,17 +1,16 @@
 """The paths of all files of a run, and the lock that keeps other processes out."""
 
 import fcntl
-import json
 import logging
 import os
 import shlex
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
 
-from shards.durable import is_temporary, remove_leftovers
-from shards.errors import ConfigError
+from shards.durable import is_temporary, read_json, remove_leftovers
+from shards.errors import ConfigError, DataError
+from shards.regular_file import find_kind, open_regular
 from trainer.config.shipped import MANIFEST, RESOLVED
 
 _log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class RunDirectory:
         self.rounds = root / "rounds"
         self.methods = root / "methods"
         self.old = root / "old"
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     def round(self, number: int) -> Path:
         return self.rounds / str(number)
@@ -126,16 +125,18 @@ class RunDirectory:
     def has_manifest(self) -> bool:
         """Whether the folder has the manifest of a run."""
         try:
-            content = json.loads(self.manifest.read_text())
-        except (OSError, ValueError):
+            content = read_json(self.manifest)
+        except (OSError, DataError):
             return False
         return isinstance(content, dict) and {"recipe", "stages", "starts"} <= content.keys()
 
     def has_results(self) -> bool:
         """Whether the folder has any file from which a report can be made."""
-        files = (self.manifest, self.config, self.labels, self.incv, self.selection, self.evaluation)
-        return any(path.is_file() for path in files) or bool(
-            self.fold_metrics() or self.method_metrics() or self.round_files("selection.parquet")
+        files = (self.config, self.labels, self.incv, self.selection, self.evaluation)
+        return (
+            self.has_manifest()
+            or any(path.is_file() for path in files)
+            or bool(self.fold_metrics() or self.method_metrics() or self.round_files("selection.parquet"))
         )
 
     def acquire(self) -> None:
@@ -143,7 +144,8 @@ class RunDirectory:
         self.require_run_directory()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.root / ".lock").open("w")
+            self._require_own_files()
+            self._lock = open_regular(self.root / ".lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
         if not self._try_lock(self._lock):
@@ -153,7 +155,22 @@ class RunDirectory:
             )
         remove_leftovers(self.root)
 
-    def _try_lock(self, lock: IO[str]) -> bool:
+    def _require_own_files(self) -> None:
+        """Raise ConfigError if the run would follow a link out of its directory, or write to a device or FIFO."""
+        folders = (self.logs, self.rounds, self.methods, self.old)
+        files = {path for path in vars(self).values() if isinstance(path, Path)} - {self.root, *folders}
+        found = [(path, find_kind(path)) for path in sorted(files)]
+        for folder in folders:
+            inside = [folder, *folder.rglob("*")] if find_kind(folder) == "a folder" else [folder]
+            found += [(path, kind) for path in inside if (kind := find_kind(path)) != "a folder"]
+        for path, kind in found:
+            if kind is not None:
+                raise ConfigError(
+                    f"{path} is {kind}, and a run writes only to files and folders of its own: remove it, or choose "
+                    "another --run-dir"
+                )
+
+    def _try_lock(self, lock: int) -> bool:
         """Take the lock and return whether that succeeded. After a restart, wait for a dead node's lock to expire."""
         restarted = any(os.environ.get(name, "0") != "0" for name in _RESTART_COUNTS)
         deadline = time.monotonic() + (_LOCK_LEASE if restarted else 0.0)
@@ -171,5 +188,5 @@ class RunDirectory:
 
     def release(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from shards.durable import disk_errors
+from shards.regular_file import open_to_append
 from trainer.loading.batch import Batch
 
 
@@ -38,5 +39,5 @@ class Trace:
             line["shares"] = request.mix.shares[:real].tolist()
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with open_to_append(self._path) as file:
+                file.write(json.dumps(line).encode() + b"\n")

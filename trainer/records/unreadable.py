@@ -11,6 +11,7 @@ import numpy as np
 
 from shards.durable import disk_errors, write_bytes
 from shards.errors import DataError
+from shards.regular_file import open_to_append
 from trainer.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # slow, because they import torch; not needed to read the log
@@ -80,7 +81,7 @@ class UnreadableLog:
         new = [{"sample_id": s, "key": key, **asdict(location)} for s, key in zip(samples, keys, strict=True)]
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
+            with open_to_append(self._path) as file:
                 file.write(b"".join(map(_encode_line, new)))
                 file.flush()
                 os.fsync(file.fileno())

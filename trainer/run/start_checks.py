@@ -9,6 +9,7 @@ from pathlib import Path
 
 import shards
 import trainer
+from shards.durable import write_bytes
 from shards.errors import ConfigError
 from shards.sample_index import SampleIndex
 from trainer.config.recipe_file import recipe_yaml
@@ -75,7 +76,7 @@ def require_common_directory(world: World, run: RunDirectory) -> None:
 
     def write() -> str:
         stamp = f"{time.time_ns()}"
-        token.write_text(stamp)
+        write_bytes(token, stamp.encode())
         return stamp
 
     stamp = world.broadcast_from_rank0(write)
