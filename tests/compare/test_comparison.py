@@ -17,8 +17,8 @@ from trainer.compare.page import render_page
 from trainer.compare.runs import ComparedRun, read_runs
 from trainer.compare.text import format_comparison
 from trainer.reproduce.experiments import EXPERIMENTS
-from trainer.reproduce.matching import Identity
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import Identity
 from trainer.reproduce.tables import Measure
 
 SHOWN = (EXPERIMENTS["table1"], EXPERIMENTS["figure5"])
