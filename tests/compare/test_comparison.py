@@ -57,6 +57,13 @@ def test_recorded_runs_give_the_numbers_of_table_1(recorded: Comparison) -> None
     assert compared >= 28
 
 
+def test_results_come_before_what_differs(recorded: Comparison) -> None:
+    text, page = format_comparison(recorded), render_page(recorded)
+    assert text.index("accuracy on test") < text.index("what differs in the recipe") < text.index("note: ")
+    order = [page.index(f'id="{name}"') for name in ("groups", "accuracy", "curves", "cost", "recipe", "files")]
+    assert order == sorted(order)
+
+
 def test_the_terminal_and_the_page_show_every_number_of_the_results_page(recorded: Comparison) -> None:
     page = (REPOSITORY / "docs" / "results.md").read_text()
     table = page.partition("<!-- table1:")[2].partition("<!-- end of table1")[0]
