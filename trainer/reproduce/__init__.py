@@ -4,5 +4,5 @@
 `records` reads recorded runs; `runs` plans the runs of an experiment, and joins them with the recorded ones that have
 the same keys. `tables` and `figures` turn the result into text and SVG, `outcome` combines all. `run_files` reads a
 run directory, `recording` turns a finished run into a record, `runner` runs what is missing, and `command` is the
-command line. `runs`, `tables` and `figures` are pure functions.
+command line. `tables` and `figures` are pure functions.
 """

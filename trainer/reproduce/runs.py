@@ -1,4 +1,4 @@
-"""The runs that experiments need, and the recorded runs that are these; pure functions.
+"""The runs that experiments need, and the recorded runs that are these.
 
 A planned and a recorded run are the same if their result keys and the numerics versions of their stages are.
 """
