@@ -4,7 +4,7 @@
 
 `recipes/tiny.yaml` with more epochs, one thread per process: two processes with one fold each; one process with the
 folds in turn; two processes that train each fold together. The time is that of the stage in the run's manifest,
-without process start-up. The runs' step counters are polled to check that both folds advance concurrently.
+without process start-up. The folds' metrics.jsonl files are polled to check that both folds advance concurrently.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass
 class StepTimes:
-    """When each fold of each round was seen to make its first and its last step, by its step counter."""
+    """When each fold of each round was seen to make its first and its last step, by the lines of its metrics."""
 
     folder: Path
     counts: dict[str, int] = field(default_factory=dict)
@@ -56,12 +56,13 @@ class StepTimes:
 
     def look(self) -> None:
         now = time.monotonic()
-        for file in self.folder.glob("start-*/steps/incv.*"):
-            count = int(file.read_text() or 0)
-            if count > self.counts.get(file.name, 0):
-                self.counts[file.name] = count
-                self.first.setdefault(file.name, now)
-                self.last[file.name] = now
+        for file in self.folder.glob("rounds/*/fold*/metrics.jsonl"):
+            fold = f"{file.parent.parent.name}.{file.parent.name.removeprefix('fold')}"
+            count = len(file.read_bytes().splitlines())
+            if count > self.counts.get(fold, 0):
+                self.counts[fold] = count
+                self.first.setdefault(fold, now)
+                self.last[fold] = now
 
     def overlap(self) -> float:
         """Share of the time in which any fold of a round makes steps that both do, over all rounds."""
@@ -77,7 +78,8 @@ class StepTimes:
 
 def arguments(stage: str, run: Path, overrides: Sequence[str]) -> list[str]:
     recipe = str(ROOT / "recipes" / "tiny.yaml")
-    return ["-m", "trainer", stage, "-c", recipe, "--run-dir", str(run), "execution.threads=1", *overrides]
+    execution = ("execution.threads=1", "execution.log_every=1")
+    return ["-m", "trainer", stage, "-c", recipe, "--run-dir", str(run), *execution, *overrides]
 
 
 def environment() -> dict[str, str]:
@@ -100,7 +102,7 @@ def run_eagerly(way: str, start: Path, overrides: Sequence[str]) -> Stage:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     said = [*overrides, f"execution.world={processes}", f"execution.folds={folds}"]
     command = [sys.executable, *(launcher if processes > 1 else []), *arguments("incv", run, said)]
-    others, times = Others(), StepTimes(run / "logs")
+    others, times = Others(), StepTimes(run)
     with (start.parent / "log").open("w+") as log:
         process = subprocess.Popen(command, cwd=start.parent, env=environment(), stdout=log, stderr=log)
         while process.poll() is None:
@@ -147,7 +149,7 @@ def lines_of(stages: dict[str, list[Stage]], overrides: Sequence[str]) -> list[d
     overlaps = {way: [one.overlap for one in done] for way, done in stages.items()}
     ours, most = overlaps[SIDE_BY_SIDE], max(overlaps[ALONE] + overlaps[TOGETHER])
     note = (
-        f"{said}; between a fold's first and last step as seen by reading its step counter every "
+        f"{said}; between a fold's first and last step as seen by reading its metrics every "
         f"{_PERIOD * 1000:.0f} ms: time common to both folds of a round, of the time of either; "
         f"the folds in turn: at most {most:.3f}"
     )

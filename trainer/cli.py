@@ -181,7 +181,7 @@ def _variants(path: Path, parsed: argparse.Namespace) -> list[Variant]:
     if parsed.vary and parsed.run_dir is not None:
         raise ConfigError("--run-dir names one directory, and each variant of --vary has its own: leave it out")
     if parsed.vary and parsed.profile:
-        raise ConfigError("--profile measures one run at a time: leave out --vary, or --profile")
+        raise ConfigError("--profile traces one run at a time: leave out --vary, or --profile")
     if parsed.at_once is not None and not parsed.vary:
         raise ConfigError("--at-once says how many runs of --vary go at a time: add --vary, or leave it")
     # Imported here: methods import torch, which takes seconds.

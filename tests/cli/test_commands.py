@@ -276,7 +276,7 @@ def test_stages_one_by_one_are_the_whole_run(incv: Incv, playground: Path, finis
     assert read_json(ours / "evaluation.json") == read_json(theirs / "evaluation.json")
     files = [{path for path in contents(each) if not path.startswith("logs/")} for each in (ours, theirs)]
     assert files[0] == files[1]
-    different = {"time_s", "starts"}
+    different = {"time_s", "pace", "starts"}
     reports = [
         {key: value for key, value in read_json(each / "report.json").items() if key not in different}
         for each in (ours, theirs)
@@ -423,6 +423,9 @@ def test_the_report_has_its_schema(finished_once: Path) -> None:
         assert result["count"] == 100
     assert list(report["time_s"]) == list(STAGES)
     assert all(isinstance(seconds, float | int) for seconds in report["time_s"].values())
+    folds = [f"Round {round_}, fold {fold}" for round_ in (1, 2) for fold in (1, 2)]
+    assert [each["training"] for each in report["pace"]][:4] == folds
+    assert all(each["images_per_s"] > 0 and 0 <= each["data_wait"] <= 1 for each in report["pace"])
     assert report["ended_early"] is None
 
 

@@ -20,7 +20,13 @@ from trainer.run import incv_takeover
 Incv = Callable[..., Answer]
 ALONE = (*BRIEF, "methods=[]")
 TRAINED = (*BRIEF, "methods=[coteaching_incv]", "coteaching_incv.epochs=2")
-OF_EACH = ("time_s", "starts", "incv_from", "config")  # entries of report.json that depend on how a run was made
+OF_EACH = (
+    "time_s",
+    "pace",
+    "starts",
+    "incv_from",
+    "config",
+)  # entries of report.json that depend on how a run was made
 
 
 @pytest.fixture(scope="module")

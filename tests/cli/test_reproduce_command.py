@@ -14,9 +14,9 @@ import pytest
 from shards.sample_index import SampleIndex
 from tests.support import REPOSITORY
 from tests.support.made_up_cifar import pack_cifar, write_cifar
-from trainer.reproduce import identity
+from trainer.reproduce import runs
 from trainer.reproduce.experiments import EXPERIMENTS
-from trainer.reproduce.page import begin_marker, end_marker
+from trainer.reproduce.outcome import begin_marker, end_marker
 
 FEW = ("--settings", "sym20", "--methods", "standard,coteaching,coteaching_incv")
 
@@ -257,9 +257,9 @@ def test_a_run_of_earlier_numerics_is_executed_again_beside_it(incv, here, monke
     for module in ("stage_graph", "ledger"):
         patched = f"trainer.run.{module}.numerics_of"
         monkeypatch.setattr(patched, lambda stage: 2 if stage == "standard" else None)
-    identity._identify.cache_clear()
+    runs._identify.cache_clear()
     answer = incv(*command)
-    identity._identify.cache_clear()
+    runs._identify.cache_clear()
     assert answer.code == 0, answer.err
     assert "1 of 1 runs are recorded" in answer.out
     assert "numerics of standard (1 -> 2)" in answer.out

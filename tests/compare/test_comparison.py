@@ -17,8 +17,8 @@ from trainer.compare.page import render_page
 from trainer.compare.runs import ComparedRun, read_runs
 from trainer.compare.text import format_comparison
 from trainer.reproduce.experiments import EXPERIMENTS
-from trainer.reproduce.matching import Identity
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import Identity
 from trainer.reproduce.tables import Measure
 
 SHOWN = (EXPERIMENTS["table1"], EXPERIMENTS["figure5"])
@@ -55,6 +55,13 @@ def test_recorded_runs_give_the_numbers_of_table_1(recorded: Comparison) -> None
                 assert summary == {key: values[key] for key in ("mean", "std", "seeds")}
                 compared += 1
     assert compared >= 28
+
+
+def test_results_come_before_what_differs(recorded: Comparison) -> None:
+    text, page = format_comparison(recorded), render_page(recorded)
+    assert text.index("accuracy on test") < text.index("what differs in the recipe") < text.index("note: ")
+    order = [page.index(f'id="{name}"') for name in ("groups", "accuracy", "curves", "cost", "recipe", "files")]
+    assert order == sorted(order)
 
 
 def test_the_terminal_and_the_page_show_every_number_of_the_results_page(recorded: Comparison) -> None:

@@ -44,7 +44,7 @@ MEASURED = (
     r"suspicious\[\d+\]\.true",
 )
 # Times, and that the second run was started twice.
-OF_THE_START = (r"time_s\..+", r"starts\b.*")
+OF_THE_START = (r"time_s\..+", r"pace\b.*", r"starts\b.*")
 
 
 @pytest.fixture(scope="module")

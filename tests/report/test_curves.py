@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.report.metrics_file import MOST_POINTS, read_metrics
+from trainer.report.metrics_file import MOST_POINTS, read_metrics, read_pace
 from trainer.report.plots import Series, line_chart
 from trainer.report.sections.curves import curve_panels, metric_lines
 
@@ -41,6 +41,21 @@ def test_thinning_keeps_every_evaluation_and_both_ends(tmp_path: Path) -> None:
     assert len(losses) == MOST_POINTS
     assert (columns["step"][losses[0]], columns["step"][-1]) == (1, STEPS)
     assert columns["step"] == sorted(value for value in columns["step"] if value is not None)
+
+
+def test_the_pace_of_a_training_is_the_mean_over_its_steps(tmp_path: Path) -> None:
+    """Of 1,000 steps with 10 images, 900 take 0.1 s each and 100 take 1 s, all of it waiting."""
+    lines = [
+        {"step": 1},
+        {"step": 901, "images_per_s": 100.0, "data_wait": 0.5},
+        {"step": 901, "accuracy.test": 0.3},
+        {"step": 1001, "images_per_s": 10.0, "data_wait": 1.0},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_pace(path) == pytest.approx((10_000 / 190, 145 / 190))
+    path.write_text(json.dumps(lines[0]))
+    assert read_pace(path) is None
 
 
 def test_each_network_of_a_pair_has_an_unbroken_line(tmp_path: Path) -> None:

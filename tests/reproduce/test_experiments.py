@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from shards.errors import ConfigError
 from trainer.config.shipped import RECIPES
 from trainer.reproduce.experiments import EXPERIMENTS, SEEDS, find_experiments, select_cells
-from trainer.reproduce.identity import identify_plan
-from trainer.reproduce.planning import drop_parts, iterate_cells, plan_runs
-from trainer.reproduce.smoke import smoke_overrides
+from trainer.reproduce.runs import drop_parts, identify_plan, iterate_cells, plan_runs, smoke_overrides
 from trainer.run.recipe import load_recipe
 
 TABLE1 = EXPERIMENTS["table1"]

@@ -8,8 +8,8 @@ import pytest
 
 from trainer.reproduce.experiments import EXPERIMENTS
 from trainer.reproduce.figures import DRAWINGS, mean_over_rounds
-from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import PlannedRun, plan_runs
 from trainer.theory import symmetric_accuracy, symmetric_transition
 
 

@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.reproduce.experiments import EXPERIMENTS
-from trainer.reproduce.matching import Identity, comparable_keys, find_differences, match_records, seeds_of
-from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import (
+    Identity,
+    PlannedRun,
+    comparable_keys,
+    find_differences,
+    match_records,
+    plan_runs,
+    seeds_of,
+)
 
 PLANNED = plan_runs(EXPERIMENTS["table1"], (0, 1, 2))
 KEY = st.sampled_from(["precision", "labels.ratio", "model.name", "standard.epochs", "data.train.checksum"])

@@ -10,8 +10,15 @@ import pytest
 from shards.errors import DataError
 from tests.support import REPOSITORY
 from trainer.reproduce.experiments import EXPERIMENTS, select_cells
-from trainer.reproduce.outcome import Outcome, build_files, build_part, collect_outcome
-from trainer.reproduce.page import begin_marker, end_marker, fill_page
+from trainer.reproduce.outcome import (
+    Outcome,
+    begin_marker,
+    build_files,
+    build_part,
+    collect_outcome,
+    end_marker,
+    fill_page,
+)
 from trainer.reproduce.recording import is_recorded, write_record
 from trainer.reproduce.records import RunRecord, read_records
 

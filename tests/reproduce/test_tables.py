@@ -7,8 +7,8 @@ import pytest
 from trainer.reproduce.experiments import EXPERIMENTS, select_cells
 from trainer.reproduce.figures import arrange, draw_curves, mean_curve
 from trainer.reproduce.paper import TABLE1
-from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import PlannedRun, plan_runs
 from trainer.reproduce.tables import build_table, format_markdown, format_text, measure_run, summarise, table_json
 
 (EXPERIMENT,) = select_cells([EXPERIMENTS["table1"]], ["standard", "coteaching"], ["sym20", "sym50"])

@@ -1,7 +1,5 @@
 """A full disk: a clear error, exit code 3, nothing half-written; with more space the run resumes."""
 
-import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,19 +43,3 @@ def test_a_disk_without_any_room(small_disk: Path, playground: Path, monkeypatch
     assert code == 3, error
     assert "the disk is full" in error
     processes.require_whole(small_disk / "run")
-
-
-def test_a_disk_that_fills_up_under_the_step_counter(
-    playground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The smallest of all writes is the likeliest to find the last block taken."""
-
-    def full(*_arguments: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.chdir(playground)
-    code, error = processes.run_here(processes.command(tmp_path / "run"))
-    assert code == 3, error
-    assert "the disk is full" in error
-    processes.require_whole(tmp_path / "run")

@@ -103,7 +103,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, stage: str | None = None)
         "--profile",
         action=TakeProfile,
         metavar="trace",
-        help="add the time spent per phase to the report; with `trace`, also trace a few steps with torch.profiler",
+        help="write a torch.profiler trace of a few steps of each training run",
     )
     parser.add_argument(
         "--vary",

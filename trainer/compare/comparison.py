@@ -16,8 +16,7 @@ from trainer.compare.runs import ComparedRun
 from trainer.report.text import choose_form, format_duration, shorten
 from trainer.reproduce.experiments import Experiment, Row, Setting
 from trainer.reproduce.figures import mean_curve, mean_over_rounds
-from trainer.reproduce.matching import CHOOSES_EPOCH
-from trainer.reproduce.planning import PlannedRun
+from trainer.reproduce.runs import CHOOSES_EPOCH, PlannedRun
 from trainer.reproduce.tables import Table, build_table, summarise, table_lines
 from trainer.run.stage_graph import list_stages
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.compare.runs import ComparedRun, describe_environment
-from trainer.reproduce.matching import (
+from trainer.reproduce.runs import (
     CHOOSES_EPOCH,
     Identity,
     by_date,

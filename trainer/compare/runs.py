@@ -10,9 +10,9 @@ import yaml
 from shards.durable import read_json
 from shards.errors import ConfigError, DataError
 from trainer.report.metrics_file import read_metrics
-from trainer.reproduce.matching import Identity, identify_record
 from trainer.reproduce.records import RunRecord, parse_record
 from trainer.reproduce.run_files import RunFiles, describe_stage, read_run_files
+from trainer.reproduce.runs import Identity, identify_record
 
 Columns = Mapping[str, Sequence[float | None]]
 _DAMAGE = (KeyError, IndexError, TypeError, AttributeError, ValueError, yaml.YAMLError, OSError)

@@ -14,15 +14,9 @@ _VALUE = 70  # characters of a value, such as a list of milestones
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """Return the comparison as text; control characters in names and values are escaped."""
+    """Return the comparison as text, results first; control characters in names and values are escaped."""
     groups = comparison.groups
     parts = [_format_groups(groups)]
-    if comparison.recipe:
-        parts.append(_format_differences("what differs in the recipe", comparison.recipe))
-    elif len(groups) > 1:
-        parts.append("no recipe key differs")
-    if comparison.environment:
-        parts.append(_format_differences("what else differs", comparison.environment))
     for table in comparison.accuracy:
         parts.append(_section(f"{table.experiment.title} ({UNITS})", _align(table.lines, left=2)))
     if comparison.selection:
@@ -31,6 +25,12 @@ def format_comparison(comparison: Comparison) -> str:
     for curves in comparison.curves:
         parts.append(_section(f"{curves.title}, by {curves.x_label}", _align(sample_curves(curves))))
     parts.append(_section("mean time of a run, by group", _align(comparison.cost)))
+    if comparison.recipe:
+        parts.append(_format_differences("what differs in the recipe", comparison.recipe))
+    elif len(groups) > 1:
+        parts.append("no recipe key differs")
+    if comparison.environment:
+        parts.append(_format_differences("what else differs", comparison.environment))
     parts.append("\n".join(textwrap.fill(printable(f"note: {note}"), WIDTH) for note in comparison.notes))
     return "\n\n".join(part for part in parts if part)
 

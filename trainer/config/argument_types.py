@@ -54,14 +54,14 @@ class TakeWords(argparse.Action):
 
 
 class TakeProfile(argparse.Action):
-    """`--profile` or `--profile trace`; an override right after a plain --profile is one of the overrides."""
+    """`--profile`; the word `trace` may follow. An override right after it is one of the overrides."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, dest, **options | {"nargs": "?", "const": "summary"})
+        super().__init__(option_strings, dest, **options | {"nargs": "?", "default": False, "const": "trace"})
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None) -> None:
         if "=" in values:
             namespace.overrides = [*namespace.overrides, values]
-        elif values not in ("summary", "trace"):
-            raise argparse.ArgumentError(self, f"{values!r} is neither `summary` nor `trace`")
-        setattr(namespace, self.dest, self.const if "=" in values else values)
+        elif values != "trace":
+            raise argparse.ArgumentError(self, f"{values!r} is neither `trace` nor an override")
+        setattr(namespace, self.dest, True)

@@ -242,7 +242,7 @@ class Incv:
                 world,
                 steps=max(plan.total_steps, self._first_round_steps()),
             ),
-            predict=(lambda network: self._predict_after_epoch(network, fold, ctx, training)) if fold.best else None,
+            predict=(lambda network: self._predict_samples(network, fold, ctx, fold.held_out)) if fold.best else None,
             losses=build_row_losses(config),
         )
         data = self._watch_data(fold, "training", recipe.data.max_unreadable)
@@ -267,12 +267,6 @@ class Incv:
     def _watch_data(self, fold: "Fold", doing: str, most: float | None = None) -> ImageSet:
         log = UnreadableLog(self._run, self._ctx.world.rank)
         return log.watch(self._data, Location("train", "incv", doing, fold.round, fold.number), most)
-
-    def _predict_after_epoch(
-        self, network: nn.Module, fold: "Fold", ctx: RunContext, training: TrainingJob
-    ) -> Predictions:
-        with ctx.time_phase("predict", training.name):
-            return self._predict_samples(network, fold, ctx, fold.held_out)
 
     def _predict_samples(self, network: nn.Module, fold: "Fold", ctx: RunContext, ids: Ids) -> Predictions:
         """Predict each of the samples once, and return the predictions on every rank."""

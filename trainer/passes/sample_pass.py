@@ -1,7 +1,7 @@
 """`SamplePass`: run frozen networks over samples, split over the ranks, and return a table of what they gave."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +40,6 @@ class SamplePass:
     """World, execution settings (`predict_batch`, `graphs`), heartbeat and stop request."""
     place: str
     """Format of the name of a pass, such as `d2l: {doing}`, in progress lines, heartbeats and errors."""
-    timed_for: str | None = None
-    """The training job whose profile counts the time of the passes as `predict`; None: the caller times them."""
 
     def run(
         self,
@@ -85,8 +83,7 @@ class SamplePass:
         given = None if labels is None else torch.as_tensor(labels, device=world.device)
         collector = Collector(chosen, given, top_k, single, file)
         data = self.images(doing)
-        with nullcontext() if self.timed_for is None else self.ctx.time_phase("predict", self.timed_for):
-            self._run_share(each, data, wanted, name, reads_features, collector)
+        self._run_share(each, data, wanted, name, reads_features, collector)
         own, columns = collector.columns(world.device)
         if gather:
             table = gather_table(world, own, columns, wanted, name)

@@ -1,7 +1,6 @@
 """manifest.json: every start of a run, where it resumed, the steps it executed, and the state of each stage."""
 
 import logging
-import os
 import platform
 import shlex
 import sys
@@ -12,8 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.durable import disk_errors, is_temporary, read_json, write_json
-from shards.regular_file import open_regular
+from shards.durable import disk_errors, is_temporary, read_json, write_bytes, write_json
 from trainer.records.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
@@ -131,9 +129,9 @@ class StartLog:
         self.number = number
         self._folder = run.logs / f"start-{number:04d}"
 
-    def open_counter(self, training: str) -> "StepCounter":
-        """Open the counter of the steps that this start executes in one training (`incv/0/1`, `standard`)."""
-        return StepCounter(self._make_folder("steps") / training.replace("/", "."))
+    def record_steps(self, training: str, steps: int) -> None:
+        """Record how many steps of one training (`incv/0/1`, `standard`) this start has executed."""
+        write_bytes(self._make_folder("steps") / training.replace("/", "."), b"%d" % steps)
 
     def record_resume(self, stage: str, round_: int | None, fold: int | None, step: int) -> None:
         """Record that this start resumes a training or stage at `step`."""
@@ -151,7 +149,7 @@ class StartLog:
 
     def read(self) -> dict[str, Any]:
         """Return manifest entries: executed steps and resume points by training, and the first resume point."""
-        steps = {file.name.replace(".", "/"): int(file.read_text() or 0) for file in self._files("steps")}
+        steps = {file.name.replace(".", "/"): int(file.read_text()) for file in self._files("steps")}
         notes = {file.name.replace(".", "/"): read_json(file) for file in self._files("resumed")}
         first = min(notes.values(), key=lambda note: note["at"])["point"] if notes else None
         resumed = {training: note["point"]["step"] for training, note in notes.items()}
@@ -160,28 +158,6 @@ class StartLog:
     def _files(self, kind: str) -> list[Path]:
         folder = self._folder / kind
         return sorted(file for file in folder.iterdir() if not is_temporary(file)) if folder.exists() else []
-
-
-class StepCounter:
-    """A step count kept in a file and rewritten in place after every step, so that it survives a kill."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with disk_errors(path):
-            self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-        self._count = int(os.pread(self._descriptor, 20, 0) or 0)
-        self._write()
-
-    def add(self) -> None:
-        self._count += 1
-        self._write()
-
-    def _write(self) -> None:
-        with disk_errors(self._path):
-            os.pwrite(self._descriptor, b"%020d" % self._count, 0)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:

@@ -6,14 +6,11 @@ that are otherwise bitwise identical: `remove_times` leaves them out of a line.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
-
-if TYPE_CHECKING:  # it imports torch, and `remove_times` is also for those who do not wait for it
-    from trainer.records.profile import Stopwatch
 
 TIMES = ("images_per_s", "data_wait", "left_s", "stage_left_s", "run_left_s")
 """Keys of metrics.jsonl: images of all ranks per second, and the share of the time that the loop waited for batches,
@@ -37,16 +34,9 @@ class Pace:
     """Measures one training job in one start. Its first step, which may compile, is left out."""
 
     def __init__(
-        self,
-        total_steps: int,
-        later: Later = NOTHING_LATER,
-        watch: "Stopwatch | None" = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, total_steps: int, later: Later = NOTHING_LATER, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """watch: is told of the same waits and steps, for --profile."""
-        self._total, self._later, self._watch, self._clock = total_steps, later, watch, clock
-        if watch is not None:
-            watch.begin()
+        self._total, self._later, self._clock = total_steps, later, clock
         self._steps = -1  # of this start, without the first
         self._began = clock()
         self._reset()
@@ -56,7 +46,7 @@ class Pace:
 
     def time_waits(self, batches: Iterator[Item]) -> Iterator[Item]:
         """Yield the batches and measure how long each took to arrive."""
-        waiting = iter(batches if self._watch is None else self._watch.time_each(batches))
+        waiting = iter(batches)
         while True:
             asked = self._clock()
             batch = next(waiting, None)
@@ -67,8 +57,6 @@ class Pace:
 
     def end_step(self, images: int) -> None:
         """Count a step. images: of all ranks."""
-        if self._watch is not None:
-            self._watch.end_step()
         self._steps += 1
         self._images += images
         if self._steps == 0:
@@ -83,12 +71,6 @@ class Pace:
             yield
         finally:
             self._aside += self._clock() - began
-
-    @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Leave the time in the block, in which other trainings of this process run, out of the profile."""
-        with nullcontext() if self._watch is None else self._watch.aside():
-            yield
 
     def measure(self, done: int) -> dict[str, float]:
         """Return the times for a line after `done` steps of the job; {} before the second step of this start."""

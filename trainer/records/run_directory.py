@@ -37,7 +37,6 @@ class RunDirectory:
         self.rejected_csv = root / "rejected.csv"
         self.evaluation = root / "evaluation.json"
         self.evaluation_progress = root / "evaluation.partial.json"
-        self.profile = root / "profile.json"
         self.report_json = root / "report.json"
         self.report_html = root / "report.html"
         self.logs = root / "logs"

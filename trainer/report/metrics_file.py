@@ -18,6 +18,30 @@ def read_metrics(path: Path) -> Columns:
 
     The lines of steps and those of evaluations are thinned separately: together, one kind could lose all its lines.
     """
+    lines = _read_lines(path)
+    kinds = [[at for at, line in enumerate(lines) if _is_of_steps(line) == wanted] for wanted in (True, False)]
+    lines = [remove_times(lines[at]) for at in sorted(thin(kinds[0]) + thin(kinds[1]))]
+    keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
+    return {key: [_number(line.get(key)) for line in lines] for key in keys}
+
+
+def read_pace(path: Path) -> tuple[float, float] | None:
+    """Return the images per second of a training, and the share of the time that it waited for them; None if unknown.
+
+    Both are means over its steps, but for the first of each start, without evaluations and checkpoints.
+    """
+    steps = seconds = waited = last = 0.0  # seconds: as if a step had one image
+    for line in _read_lines(path):
+        step, rate, wait = (_number(line.get(key)) for key in ("step", "images_per_s", "data_wait"))
+        if step is not None and rate and wait is not None:
+            steps += step - last
+            seconds += (step - last) / rate
+            waited += wait * (step - last) / rate
+        last = step or last
+    return (steps / seconds, waited / seconds) if seconds else None
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_text().splitlines():
         try:
@@ -26,10 +50,7 @@ def read_metrics(path: Path) -> Columns:
             break  # a killed run may leave an incomplete last line, which a resume removes
         if isinstance(line, dict):
             lines.append(line)
-    kinds = [[at for at, line in enumerate(lines) if _is_of_steps(line) == wanted] for wanted in (True, False)]
-    lines = [remove_times(lines[at]) for at in sorted(thin(kinds[0]) + thin(kinds[1]))]
-    keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
-    return {key: [_number(line.get(key)) for line in lines] for key in keys}
+    return lines
 
 
 def _is_of_steps(line: dict[str, Any]) -> bool:

@@ -7,7 +7,6 @@ from shards.errors import ConfigError
 from trainer.config.argument_types import TakeWords, count_argument, path_argument
 from trainer.config.sweep import AT_ONCE
 from trainer.reproduce.experiments import EXPERIMENTS, Experiment, find_experiments, select_cells
-from trainer.reproduce.planning import drop_parts
 
 _RESULTS = Path("results")
 _PAGE = Path("docs") / "results.md"
@@ -86,6 +85,7 @@ def _reproduce(parsed: argparse.Namespace) -> int:
     # Imported here: methods import torch, which takes seconds.
     from trainer.reproduce.outcome import Outcome, collect_outcome, describe_outcome, find_unrelated, write_outcomes
     from trainer.reproduce.records import read_records
+    from trainer.reproduce.runs import drop_parts
 
     results = parsed.results or (_SMOKE / "results" if parsed.smoke else _RESULTS)
     folder, code = results / "runs", 0

@@ -9,8 +9,8 @@ from statistics import mean
 
 from trainer.report.plots import Series, heatmap, line_chart, nice_ticks, percent
 from trainer.reproduce.experiments import Experiment
-from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import PlannedRun
 from trainer.theory import (
     Array,
     accuracy,

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from shards.durable import write_bytes, write_json
+from shards.errors import DataError
 from trainer.reproduce import paper
 from trainer.reproduce.experiments import EXPERIMENTS, Experiment, Needs
 from trainer.reproduce.figures import DRAWINGS
-from trainer.reproduce.identity import CIFAR10_TRAIN, find_unavailable, identify_plan
-from trainer.reproduce.matching import Identity, Matching, Stale, match_records, seeds_of
-from trainer.reproduce.page import fill_page
-from trainer.reproduce.planning import PlannedRun, plan_runs
 from trainer.reproduce.records import RunRecord
-from trainer.reproduce.smoke import smoke_overrides
+from trainer.reproduce.runs import (
+    CIFAR10_TRAIN,
+    Identity,
+    Matching,
+    PlannedRun,
+    Stale,
+    identify_plan,
+    match_records,
+    plan_runs,
+    seeds_of,
+    smoke_overrides,
+)
 from trainer.reproduce.tables import build_table, format_markdown, format_text, table_json
 
 _HAS: dict[Needs, Callable[[RunRecord, str], bool]] = {
@@ -41,13 +49,11 @@ _TABLES: dict[str, Mapping[str, Mapping[str, paper.Reported]]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """An experiment with the runs that it needs, those that are recorded and those that cannot be executed yet."""
+    """An experiment with the runs that it needs, and those that are recorded."""
 
     experiment: Experiment
     planned: list[PlannedRun]
-    """Runs that this version can execute, for the seeds that were asked for."""
-    unavailable: dict[str, list[str]]
-    """Why runs cannot be executed, with their rows and settings."""
+    """For the seeds that were asked for."""
     matching: Matching
     records: Mapping[str, RunRecord]
     options: tuple[str, ...] = ("--run",)
@@ -78,26 +84,20 @@ def collect_outcome(
     """
     every = seeds_of(records.values(), experiment.seeds if seeds is None else seeds)
     own = _plan(experiment, every, smoke)
-    unavailable: dict[str, list[str]] = {}
-    for run in own:
-        if (reason := find_unavailable(run)) is not None:
-            cells = unavailable.setdefault(reason, [])
-            cells += [cell] if (cell := f"{run.row} {run.setting}") not in cells else []
     kinds = {(run.recipe, run.stage) for run in own}
     expected: dict[PlannedRun, Identity] = {}
     for run in (*own, *(run for other in EXPERIMENTS.values() for run in _plan(other, every, smoke))):
-        if (run.recipe, run.stage) in kinds and run not in expected and find_unavailable(run) is None:
+        if (run.recipe, run.stage) in kinds and run not in expected:
             expected[run] = identify_plan(run, None if smoke else CIFAR10_TRAIN)
     matching = match_records(
         expected, records, lambda record: _HAS[experiment.needs](record, experiment.evaluation_set)
     ).among(own)
-    able = [run for run in own if run in expected]
     if seeds is None:
-        asked = _take_enough(able, matching.recorded, experiment.seeds)
+        asked = _take_enough(own, matching.recorded, experiment.seeds)
     else:
-        asked = [run for run in able if run.seed in seeds]
+        asked = [run for run in own if run.seed in seeds]
     is_chosen = seeds is not None or experiment != EXPERIMENTS[experiment.name]
-    return Outcome(experiment, asked, unavailable, matching, records, tuple(options), is_chosen)
+    return Outcome(experiment, asked, matching, records, tuple(options), is_chosen)
 
 
 def _take_enough(
@@ -140,17 +140,11 @@ def describe_outcome(outcome: Outcome, results: Path) -> str:
     parts.append(f"\n{have} of {len(outcome.planned)} runs are recorded")
     parts += _list("stale, and not used", outcome.matching.stale)
     parts += _list("recorded twice, and not used", outcome.matching.superseded)
-    parts += _list_unavailable(outcome)
     if commands := fill_commands(experiment.name, outcome.missing(), outcome.options):
         whole = shlex.join(["incv", "reproduce", experiment.name, *outcome.options])
         at_once = [] if outcome.is_chosen else [f"  {whole}   # all of these:"]
         parts += ["to fill the gaps:", *at_once, *(f"  {command}" for command in commands)]
     return "\n".join(parts)
-
-
-def _list_unavailable(outcome: Outcome) -> list[str]:
-    cells = [f"  {', '.join(cells)}: {reason}" for reason, cells in outcome.unavailable.items()]
-    return ["not available yet:", *cells] if cells else []
 
 
 def _describe_own_data(outcome: Outcome) -> list[str]:
@@ -160,7 +154,7 @@ def _describe_own_data(outcome: Outcome) -> list[str]:
         lines.append(f"\n{'paper: top-1 (top-5) in percent':<34}{'WebVision':>14}{'ILSVRC12':>16}")
         lines += [f"{title:<34}{web:>14}{imagenet:>16}" for title, web, imagenet in _table2(outcome.experiment)]
     lines.append("\nnothing is recorded; each run by itself (add --dry-run for its estimated time and cost):")
-    return [*lines, *(f"  {run.command}" for run in outcome.planned), *_list_unavailable(outcome)]
+    return [*lines, *(f"  {run.command}" for run in outcome.planned)]
 
 
 def _table2(experiment: Experiment) -> list[tuple[str, str, str]]:
@@ -242,3 +236,28 @@ def build_part(outcome: Outcome) -> str:
         return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in _table2(experiment))])
     figure = next((path for path in build_files(outcome) if path.endswith(".svg")), None)
     return f"![{experiment.title}](../results/{figure})" if figure else "No run is recorded yet."
+
+
+def begin_marker(name: str) -> str:
+    return f"<!-- {name}: written by `incv reproduce --write`; do not edit -->"
+
+
+def end_marker(name: str) -> str:
+    return f"<!-- end of {name} -->"
+
+
+def fill_page(page: str, parts: Mapping[str, str]) -> str:
+    """Replace what stands between the markers of each part; a part that the page does not mark is left out.
+
+    Raises DataError if a marker has no partner.
+    """
+    for name, text in parts.items():
+        begin, end = begin_marker(name), end_marker(name)
+        if begin not in page and end not in page:
+            continue
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise DataError(f"docs/results.md: a part needs both markers, `{begin}` and then `{end}`")
+        page = f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
+    return page

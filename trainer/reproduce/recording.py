@@ -15,9 +15,9 @@ from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
 from trainer.loading.shard_reader import ShardReader
 from trainer.report.pictures import thumbnails
-from trainer.reproduce.matching import Identity, find_differences
 from trainer.reproduce.records import RunRecord, parse_record, read_record
 from trainer.reproduce.run_files import describe_stage, read_run_files
+from trainer.reproduce.runs import Identity, find_differences
 from trainer.run.result_keys import hash_keys
 from trainer.run.start_checks import code_hash
 

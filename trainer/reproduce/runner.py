@@ -11,8 +11,8 @@ from trainer.config.data import DataConfig
 from trainer.config.schema import Recipe
 from trainer.config.shipped import RECIPES
 from trainer.config.sweep import Variant
-from trainer.reproduce.planning import PlannedRun
 from trainer.reproduce.recording import build_records, is_recorded, write_record
+from trainer.reproduce.runs import PlannedRun
 from trainer.run.data_sets import source_of
 from trainer.run.default_directory import default_directory
 from trainer.run.recipe import load_recipe

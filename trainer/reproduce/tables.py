@@ -7,8 +7,8 @@ from typing import Any
 
 from trainer.reproduce.experiments import TEST, Experiment, Measure, Row
 from trainer.reproduce.paper import Reported
-from trainer.reproduce.planning import PlannedRun, iterate_cells
 from trainer.reproduce.records import RunRecord
+from trainer.reproduce.runs import PlannedRun, iterate_cells
 
 LAST_EPOCHS = 10
 _MEASURES: dict[Measure, str] = {

@@ -20,7 +20,7 @@ class RunOptions:
     redo: Sequence[str] = ()
     only: str | None = None
     """The only stage to run; None: all stages."""
-    profile: str | None = None
+    profile: bool = False
     """`summary`: measure the phases of each training; `trace`: also trace a few steps; None: neither."""
     check_source: bool = False
     """Whether to compare a large source with what was packed from it; a small one is always compared."""

@@ -25,7 +25,6 @@ from trainer.models.weights import Weights, find_weights, load_found_weights
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.logs import ANY_RANK, log_to_file
 from trainer.records.manifest import INCV_FROM, Manifest, StartLog
-from trainer.records.profile import Profile
 from trainer.records.run_directory import RunDirectory
 from trainer.records.trace import Trace
 from trainer.records.trackers import tracker_settings
@@ -63,7 +62,7 @@ def run_recipe(
     root: Path,
     redo: Sequence[str] = (),
     only: str | None = None,
-    profile: str | None = None,
+    profile: bool = False,
     check_source: bool = False,
     incv_from: Path | None = None,
 ) -> int:
@@ -162,12 +161,10 @@ def _build_context(
     world.watchdog.on_heartbeat, world.watchdog.on_exit = heartbeat.write, lambda: heartbeat.close("failed")
     heartbeat.write()
     trace = Trace(run.trace(world.rank)) if recipe.execution.trace else None
-    profile = Profile(world.device, start, options.profile == "trace") if options.profile else None
     trackers = tracker_settings(run.root, options.name, recipe)
     work_after = work_after_stages(recipe, samples) if options.only is None else {}
-    return RunContext(
-        world, recipe.execution, StartLog(run, start), stop, heartbeat, trace, profile, trackers, work_after
-    )
+    notes = StartLog(run, start)
+    return RunContext(world, recipe.execution, notes, stop, heartbeat, trace, options.profile, trackers, work_after)
 
 
 def work_after_stages(recipe: Recipe, samples: int) -> dict[str, float]:

@@ -11,7 +11,6 @@ from trainer.distributed.launch import get_launch_id
 from trainer.distributed.stop import EXIT_STOPPED, Stopped
 from trainer.distributed.watchdog import WorldError
 from trainer.records.manifest import Manifest, now
-from trainer.records.profile import merge_profiles
 from trainer.run.ledger import StageLedger
 from trainer.run.plan import RunStart
 from trainer.run.stage_graph import find_stage, stages_of
@@ -85,8 +84,6 @@ def _run_stages(
                 ledger.finish(stage, seconds, done)
         ctx.heartbeat.update(f"waiting after {stage}", 0, 0)
         stops = world.barrier(stopped is not None)
-        if world.is_rank0:
-            merge_profiles(stages.run.root, names)
         if stops:
             return stage, stopped or Stopped(stage, 0, ctx.stop.wait_for_reason())
         _log.info("%s: done in %.1f s", stage, seconds)

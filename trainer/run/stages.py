@@ -146,11 +146,10 @@ class StageRunner:
             labels = self._labels_by_kind() if config.training_labels else None
 
             def measure(networks: Sequence[nn.Module]) -> dict[str, Accuracy]:
-                with self.ctx.time_phase("predict", method.name):
-                    found = {
-                        name: top1_accuracy(self._count(networks, method, name, data)) for name, data in sets.items()
-                    }
-                    return found if labels is None else found | self._fit_to_labels(networks, method, labels)
+                found = {
+                    name: top1_accuracy(self._count(networks, method, name, data)) for name, data in sets.items()
+                }
+                return found if labels is None else found | self._fit_to_labels(networks, method, labels)
 
             yield EvaluatedTask(training.task, config, measure)
 
@@ -179,7 +178,7 @@ class StageRunner:
             location = Location("train", stage, doing)
             return log.watch(self._training_set(), location, self.recipe.data.max_unreadable)
 
-        return SamplePass(images, self.recipe.precision, ctx, f"{stage}: {{doing}}", stage)
+        return SamplePass(images, self.recipe.precision, ctx, f"{stage}: {{doing}}")
 
     def _incv_facts(self) -> IncvFacts:
         """Return what INCV found, from its files."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from trainer.records.heartbeat import Heartbeat
 from trainer.records.manifest import StartLog
 from trainer.records.metrics import MetricsLog
 from trainer.records.pace import NOTHING_LATER, Later, Pace, describe_pace
-from trainer.records.profile import Profile, Stopwatch
+from trainer.records.profile_trace import StepTrace
 from trainer.records.trace import Trace
 from trainer.records.trackers import JobTrackers, TrackerSettings
 from trainer.training.checkpoint import (
@@ -76,19 +76,11 @@ class RunContext:
     stop: StopRequest
     heartbeat: Heartbeat
     trace: Trace | None = None
-    profile: Profile | None = None
+    profile: bool = False
+    """Whether to write a torch.profiler trace of each training job."""
     trackers: TrackerSettings | None = None
     work_after: Mapping[str, float] = field(default_factory=dict)
     """By stage, the image passes through a network of all trainings in later stages."""
-
-    def watch(self, training: str) -> Stopwatch | None:
-        """Return the stopwatch of the training job; None without --profile."""
-        return None if self.profile is None else self.profile.of(training)
-
-    def time_phase(self, phase: str, training: str) -> AbstractContextManager[None]:
-        """Return a context whose duration the profile counts as `phase` of the job; a no-op if not profiling."""
-        watch = self.watch(training)
-        return nullcontext() if watch is None else watch.within(phase)
 
 
 def checkpoint_interval(total_steps: int, checkpoint_every: int) -> int:
@@ -113,7 +105,7 @@ def iterate_training(
     records, total = _TrainingRecords(training, task, ctx), task.schedule.total_steps
     interval = checkpoint_interval(total, ctx.execution.checkpoint_every)
     stop_consensus = ctx.world.stop_consensus(ctx.stop.reason)
-    clock = Pace(total, training.later, ctx.watch(training.name))
+    clock = Pace(total, training.later)
     try:
         first = records.begin()
         with (
@@ -127,12 +119,14 @@ def iterate_training(
                 stop_consensus.post()
                 records.metrics.add(task.step(batch, at))
                 clock.end_step(sum(map(len, at.parts)))
-                records.end_step(at.step == first)
+                if at.step == first:  # which may compile
+                    ctx.world.set_timeout(ctx.execution.timeout)
                 if ctx.trace is not None:
                     ctx.trace.step(training.name, at.step, batch, task.chosen)
                 done = at.step + 1
                 progress.advance(1, records.log(done, clock))
                 with clock.aside():
+                    records.trace_step()
                     records.cross_border(done)
                     finished = done == total or task.has_ended
                     if stop_consensus.result() and not finished:
@@ -140,8 +134,7 @@ def iterate_training(
                         raise Stopped(training.name, done, ctx.stop.wait_for_reason(), training.title)
                     if finished or done % interval == 0:
                         records.save(done)
-                with clock.elsewhere():
-                    yield
+                yield
                 if finished:
                     break
         records.wait()
@@ -173,15 +166,17 @@ def _open_batches(
 
 
 class _TrainingRecords:
-    """Checkpoints and metrics of a training job; only rank 0 writes them."""
+    """Checkpoints, metrics, executed steps and profile of a training job; only rank 0 writes them."""
 
     def __init__(self, training: TrainingJob, task: Task, ctx: RunContext) -> None:
         self._training, self._task, self._schedule, self._ctx = training, task, task.schedule, ctx
         self._writes = ctx.world.is_rank0
         self._checkpoints = Checkpointer(training.checkpoints)
-        self._counter = ctx.start_log.open_counter(training.name) if self._writes else None
+        self._first = 0  # step from which this start goes on
         self.metrics = MetricsLog(training.folder / "metrics.jsonl", self._writes)
         self._trackers: JobTrackers | None = None
+        traces = ctx.profile and self._writes
+        self._profile = StepTrace(ctx.world.device, training.folder) if traces else None
         self._plan: str | None = None
         self._measured: dict[str, float] = {}  # by an earlier start, at the border where a stop has ended it
 
@@ -196,8 +191,7 @@ class _TrainingRecords:
 
     def _resume(self) -> int:
         """Load the newest checkpoint, or save one for step 0 if there is none; return the step to continue from."""
-        with self._for_checkpoints():
-            resumed = self._load_newest()
+        resumed = self._load_newest()
         if resumed is None:
             if self._writes:  # a start that was killed before its first checkpoint may have left a line of step 0
                 self.metrics.truncate_after(-1)
@@ -205,6 +199,7 @@ class _TrainingRecords:
             self.save(0, wait=True)
             return 0
         step, border = resumed
+        self._first = step
         if self._writes:
             self.metrics.truncate_after(step)
             self._ctx.start_log.record_resume(self._training.stage, self._training.round, self._training.fold, step)
@@ -266,12 +261,10 @@ class _TrainingRecords:
                 f"`--redo {self._training.stage}`"
             )
 
-    def end_step(self, is_first_step: bool) -> None:
-        """Count a step; after the first one since the start, set the collectives' timeout to `execution.timeout`."""
-        if self._counter is not None:
-            self._counter.add()
-        if is_first_step:
-            self._ctx.world.set_timeout(self._ctx.execution.timeout)
+    def trace_step(self) -> None:
+        """Tell the profiler, if any, that a step has ended."""
+        if self._profile is not None:
+            self._profile.end_step()
 
     def log(self, done: int, clock: Pace) -> str:
         """If a line is due, log the steps since the last one; return a short text. The first and the last line wait
@@ -334,44 +327,33 @@ class _TrainingRecords:
     def save(self, step: int, wait: bool = False, border: int | None = None) -> None:
         """Save a checkpoint: all ranks take part in gathering the per-rank state, and rank 0 writes it.
 
+        The manifest counts the steps of this start up to here: those after the last checkpoint of a killed start are
+        executed again.
+
         Args:
             border: How much of the work between two epochs is done; None: all of it.
         """
         world = self._ctx.world
-        with self._for_checkpoints():
-            state = self._task.state()
-            for name, own in random_state(world.device).items():
-                state.tensors.update(gather_rank_state(world, name, own))
-            state.values.update(
-                metrics=self.metrics.state(),
-                border=border,
-                measured={} if border is None else {**self._measured, **self._task.epoch_metrics},
-                plan=self._plan,
-                identity=self._training.identity,
-            )
-            if self._writes:
-                self._checkpoints.save(step, state, wait)
+        state = self._task.state()
+        for name, own in random_state(world.device).items():
+            state.tensors.update(gather_rank_state(world, name, own))
+        state.values.update(
+            metrics=self.metrics.state(),
+            border=border,
+            measured={} if border is None else {**self._measured, **self._task.epoch_metrics},
+            plan=self._plan,
+            identity=self._training.identity,
+        )
         if self._writes:
-            self._write_profile()
-
-    def _for_checkpoints(self) -> AbstractContextManager[None]:
-        return self._ctx.time_phase("checkpoint", self._training.name)
-
-    def _write_profile(self) -> None:
-        """Write the profile. Called with every checkpoint, so that after a kill both cover the same steps."""
-        training, watch = self._training, self._ctx.watch(self._training.name)
-        if watch is not None:
-            watch.write(training.folder, training.stage, training.round, training.fold)
+            self._ctx.start_log.record_steps(self._training.name, step - self._first)
+            self._checkpoints.save(step, state, wait)
 
     def wait(self) -> None:
-        with self._for_checkpoints():
-            self._checkpoints.wait()
+        self._checkpoints.wait()
 
     def close(self) -> None:
         if self._trackers is not None:
             self._trackers.close()
-        if self._counter is not None:
-            self._counter.close()
+        if self._profile is not None:
+            self._profile.close()
         self._checkpoints.close()
-        if self._writes:
-            self._write_profile()

@@ -1,18 +1,113 @@
-"""Joins planned runs with recorded ones by their result keys and numerics versions; pure functions."""
+"""The runs that experiments need, and the recorded runs that are these.
+
+A planned and a recorded run are the same if their result keys and the numerics versions of their stages are.
+"""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
-from trainer.reproduce.planning import PlannedRun
+from trainer.config.shipped import RECIPES
+from trainer.reproduce.experiments import RECORDED_WITH, TEST, Experiment, Row, Setting
 from trainer.reproduce.records import RunRecord
+from trainer.run.recipe import load_recipe
+from trainer.run.stage_graph import numerics_behind, stage_keys
 
 Keys = Mapping[str, Any]
 _MISSING = object()
 
 CHOOSES_EPOCH = "evaluation.choose_on"
 """The key of a run whose result is that of its best epoch, not of the last."""
+
+CIFAR10_TRAIN = "ab99971fbd2db7beecfecea8fa315767ee985619d2753a81333efda40bafeae2"
+"""Checksum of the packed training images of CIFAR-10, the same for the binary and the Python version."""
+
+_SMOKE = (
+    "precision=fp32",
+    "data.train.limit=40",
+    "image.size=8",
+    "image.resize=8",
+    "image.pad=0",
+    "model={name: digits_cnn}",
+    "batch={global: 8}",
+    "execution={device: cpu, threads: 1, log_every: 2, checkpoint_every: 3}",
+)
+_SMOKE_OPTIMIZER = ("learning_rate=0.01", "decay_scope=all")  # there are no residual blocks
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run that an experiment needs."""
+
+    row: str
+    setting: str
+    seed: int
+    recipe: str
+    stage: str
+    overrides: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    """As in `Row`."""
+    evaluation_set: str = TEST
+    """As in `Experiment`."""
+
+    @property
+    def slug(self) -> str:
+        """The name of the run, which its record and its log lines have."""
+        return f"{self.recipe.partition('_')[0]}_{self.setting}-{self.row}-seed{self.seed}"
+
+    @property
+    def command(self) -> str:
+        """The command that executes this run alone."""
+        return shlex.join(["incv", "run", "-c", self.recipe, *self.overrides])
+
+    def with_overrides(self, extra: Sequence[str]) -> "PlannedRun":
+        return replace(self, overrides=(*self.overrides, *extra))
+
+
+def plan_runs(experiment: Experiment, seeds: Sequence[int]) -> list[PlannedRun]:
+    """Return the runs that an experiment needs, seed by seed: the first seed of all cells comes first."""
+    return [_plan_run(experiment, row, setting, seed) for seed in seeds for row, setting in iterate_cells(experiment)]
+
+
+def iterate_cells(experiment: Experiment) -> Iterator[tuple[Row, Setting]]:
+    for row in experiment.rows:
+        for setting in experiment.settings:
+            yield row, setting
+
+
+def _plan_run(experiment: Experiment, row: Row, setting: Setting, seed: int) -> PlannedRun:
+    overrides = (f"seed={seed}", *row.overrides, *setting.overrides, *RECORDED_WITH)
+    if experiment.needs == "own_data":
+        overrides = (f"seed={seed}", *row.overrides)  # the recipe has the rest
+    if row.stage == "incv":  # it trains no method that could be evaluated
+        overrides = tuple(each for each in overrides if not each.startswith("evaluation."))
+    recipe = setting.recipe + row.suffix
+    return PlannedRun(row.name, setting.name, seed, recipe, row.stage, overrides, row.also, experiment.evaluation_set)
+
+
+def drop_parts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the different runs among these, without those that are part of another one of them."""
+    parts = {(row, run.setting, run.seed) for run in runs for row in run.also}
+    return [run for run in dict.fromkeys(runs) if (run.row, run.setting, run.seed) not in parts]
+
+
+def smoke_overrides(run: PlannedRun) -> tuple[str, ...]:
+    """Return the overrides that make a planned run a matter of a second.
+
+    What experiments vary, such as Cutout and the schedule, stays.
+    """
+    has_cutout = run.recipe.endswith("_plus") and "image.cutout=0" not in run.overrides
+    epochs = dict.fromkeys(() if run.stage == "incv" else (*run.also, run.stage), 3)
+    if "incv=null" not in run.overrides:
+        epochs["incv"] = 1
+    trains = [f"{name}.epochs={count}" for name, count in epochs.items()]
+    trains += [f"{name}.optimizer.{text}" for name in epochs for text in _SMOKE_OPTIMIZER]
+    image = ("image.cutout=4",) if has_cutout else ()
+    limit = f"data.eval.{run.evaluation_set}.limit=20"
+    return (*_SMOKE, limit, *image, *trains, *(("incv.min_per_class=1",) if "incv" in epochs else ()))
 
 
 @dataclass(frozen=True)
@@ -21,6 +116,22 @@ class Identity:
 
     keys: Keys
     numerics: Mapping[str, int] = field(default_factory=dict)
+
+
+def identify_plan(run: PlannedRun, checksum: str | None = CIFAR10_TRAIN) -> Identity:
+    """Return the identity that a planned run would have today. checksum: of CIFAR-10's `train`; None: any."""
+    identity = _identify(run.recipe, run.stage, run.overrides)
+    data = (identity.keys.get("data.train.source"), identity.keys.get("data.train.split", "train"))
+    is_known = checksum is not None and data == ("cifar10", "train")
+    facts = {"data.train.checksum": checksum} if is_known else {}
+    return Identity({**identity.keys, **facts}, identity.numerics)
+
+
+@cache
+def _identify(recipe: str, stage: str, overrides: Sequence[str]) -> Identity:
+    loaded = load_recipe(RECIPES / f"{recipe}.yaml", overrides)
+    keys = stage_keys(loaded, {})
+    return Identity(keys[stage], numerics_behind(stage, loaded))
 
 
 @dataclass(frozen=True)
