@@ -1,0 +1,42 @@
+"""Images that belong to no class of the data set: far from the middle of their own class and of every other."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.examine.neighbours import unit_rows
+from trainer.examine.outliers import robust_limit
+
+
+@dataclass(frozen=True)
+class OffTopic:
+    """How far each image is from all classes, and from where on it is off topic."""
+
+    scores: npt.NDArray[np.float32]
+    """float32 [n], 1 - the cosine similarity to the nearest class"""
+    threshold: float
+    found: npt.NDArray[np.bool_]
+    """bool [n]"""
+    why: str
+
+
+def find_off_topic(features: torch.Tensor, labels: npt.NDArray[np.integer[Any]]) -> OffTopic:
+    """Find images that are far from every class.
+
+    The middle of a class is the median of its features, which a minority does not move: many blank images, which are
+    near to one another, are found as well as a few.
+
+    Args:
+        features: float [n, d], not centred: after subtracting their mean, images without content look like any other.
+        labels: int [n]; a negative one belongs to no class.
+    """
+    units = unit_rows(features)
+    named = torch.from_numpy(labels).to(units.device)
+    middles = torch.stack([units[named == label].median(dim=0).values for label in named[named >= 0].unique()])
+    scores = (1 - (units @ unit_rows(middles).T).amax(dim=1)).cpu().numpy()
+    threshold = robust_limit(scores)
+    why = f"1 - similarity to the nearest class: more than {threshold:.3f} is unusual in this data set"
+    return OffTopic(scores, threshold, scores > threshold, why)
