@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -165,6 +167,14 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+
+    write_atomically(path, write)
 
 
 def list_missing(folder: Path) -> list[Path]:

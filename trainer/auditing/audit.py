@@ -3,9 +3,9 @@
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)
+_FEW_MINUTES = 4 * 60
+_SMALLER = (160, 128, 96)
+"""Sizes of images for which an audit by features is tried, if the network's own takes too long."""
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
@@ -55,6 +58,8 @@ class AuditOptions:
     run_dir: Path | None = None
     download: bool = True
     """Whether pretrained weights may be downloaded."""
+    train: bool = False
+    """Whether networks are trained in spite of pretrained weights, whose features would do in minutes."""
     redo: Sequence[str] = ()
     overrides: Sequence[str] = ()
     """Recipe keys, as on the command line of `incv run`."""
@@ -82,6 +87,7 @@ def audit(
     model: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
+    train: bool = False,
     overrides: Sequence[str] = (),
 ) -> pa.Table:
     """Audit the labels of an image folder; returns the list of all samples, most suspicious first.
@@ -99,6 +105,7 @@ def audit(
         model=model,
         run_dir=_path(run_dir),
         download=download,
+        train=train,
         overrides=overrides,
     )
     code = run_audit(options)
@@ -122,10 +129,19 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     found = find_images(options.folder, options.source)
     samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
-    start = _choose_start(options, device)
-    content = choose_recipe(found.data, samples, start, device, workers=os.cpu_count() or 1)
-    for override in options.overrides:
-        apply_override(content, override)
+    start = _choose_size(_choose_start(options, device), options)
+
+    def choose(size: int | None) -> dict[str, Any]:
+        sized = start if size is None else replace(start, image=start.image | {"size": size})
+        content = choose_recipe(found.data, samples, sized, device, os.cpu_count() or 1, options.train)
+        content["execution"]["features"] = os.path.abspath(RunDirectory(options.run).features)
+        for override in options.overrides:
+            apply_override(content, override)
+        return content
+
+    content = choose(None)
+    if device == "cpu" and start.may_shrink and "judge" in content["incv"]:
+        content = choose(_size_in_time(choose, content["image"]["size"], samples, classes))
     recipe = check_recipe(content, "the recipe of the audit", options.overrides)
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
@@ -144,8 +160,8 @@ def prepare_audit(options: AuditOptions) -> Recipe:
 def _choose_start(options: AuditOptions, device: str) -> Start:
     """Return the network that the options name, that with which the audit began, or the one to begin with."""
     model, weights = options.model, options.weights
-    recorded = _read_recorded_model(RunDirectory(options.run)) if model is None and weights is None else {}
-    if recorded:
+    recorded = _read_recorded(RunDirectory(options.run), "model") if model is None and weights is None else {}
+    if "name" in recorded:
         _log.info("audit: resumes with the network of %s", options.run)
         model, weights = recorded["name"], _path(recorded.get("weights"))
         if weights is None and not recorded.get("pretrained"):
@@ -153,12 +169,32 @@ def _choose_start(options: AuditOptions, device: str) -> Start:
     return choose_network(model, weights, device, options.download)
 
 
-def _read_recorded_model(run: RunDirectory) -> dict[str, Any]:
-    """Return the section `model` of an audit that has begun; empty if it has not, or if its recipe is damaged."""
+def _choose_size(start: Start, options: AuditOptions) -> Start:
+    """Take the size from `image.size=PIXELS`, which sets what images are resized to as well, or from the start of
+    this audit."""
+    given = [value for key, _, value in (each.partition("=") for each in options.overrides) if key == "image.size"]
+    size = int(given[-1]) if given and given[-1].isdecimal() else None
+    if size is None:
+        size = _read_recorded(RunDirectory(options.run), "image").get("size")
+    return start if not size else replace(start, image=start.image | {"size": size}, may_shrink=False)
+
+
+def _size_in_time(choose: Callable[[int], dict[str, Any]], native: int, samples: int, classes: int) -> int:
+    """Return the largest size for which the pass takes few minutes on this CPU; the native one if none does."""
+    for size in (native, *(each for each in _SMALLER if each < native)):
+        with suppress(InputError):  # such as a network for one size only
+            recipe = check_recipe(choose(size), "the recipe of the audit")
+            if estimate_cpu_seconds(recipe, samples, classes) <= _FEW_MINUTES:
+                return size
+    return native
+
+
+def _read_recorded(run: RunDirectory, name: str) -> dict[str, Any]:
+    """Return a section of the recipe of an audit that has begun; empty if it has not, or if its recipe is damaged."""
     if run.manifest.exists():
         with suppress(OSError, yaml.YAMLError, AttributeError, KeyError):
-            section: dict[str, Any] = yaml.safe_load(run.config.read_text())["model"]
-            return section if "name" in section else {}
+            section: dict[str, Any] = yaml.safe_load(run.config.read_text())[name]
+            return section if isinstance(section, dict) else {}
     return {}
 
 
@@ -207,8 +243,8 @@ def describe_choice(start: Start, samples: int, classes: int, recipe: Recipe) ->
     """Return the chosen settings in one line."""
     assert recipe.incv is not None
     origin = f"from {start.weights}" if start.weights else "pretrained" if start.pretrained else "from scratch"
+    what = f"{samples:,} images, {classes:,} classes; {start.model} {origin} at {recipe.image.size} pixels"
+    if recipe.incv.judge == "features":
+        return f"{what}; one pass for its features, {recipe.incv.folds} folds of a logistic regression"
     trained = ", only its classifier is trained" if recipe.model.trainable == "classifier" else ""
-    return (
-        f"{samples:,} images, {classes:,} classes; {start.model} {origin} at {recipe.image.size} pixels{trained}; "
-        f"batch {recipe.batch.global_}, {recipe.incv.epochs} epochs per fold"
-    )
+    return f"{what}{trained}; batch {recipe.batch.global_}, {recipe.incv.epochs} epochs per fold"

@@ -34,6 +34,11 @@ def add_command(
         help="pretrained weights; default: timm's, from the hub or its cache",
     )
     audit.add_argument("--model", metavar="NAME", help="any timm network; default: chosen for this machine")
+    audit.add_argument(
+        "--train",
+        action="store_true",
+        help="train a network in each fold, which takes hours; default: use the features of pretrained weights",
+    )
     audit.add_argument("--run-dir", type=path_argument, help="where to write; default: runs/audit-<name of FOLDER>")
     audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
     audit.add_argument(
@@ -56,6 +61,7 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], N
         model=parsed.model,
         run_dir=parsed.run_dir,
         download=not parsed.no_download,
+        train=parsed.train,
         redo=parsed.redo,
         overrides=parsed.overrides,
     )

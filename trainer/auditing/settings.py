@@ -6,6 +6,9 @@ from typing import Any
 
 from trainer.config.schema import Trainable
 
+FOLDS = 5
+"""Of an audit by features."""
+
 _STEPS_PER_EPOCH = {16: 0, 32: 10, 64: 10, 128: 25}
 """For each batch size, the minimum steps per epoch of a fold. With 25, six epochs have the minimum steps of
 FROM_WEIGHTS, so the largest batch never costs additional epochs."""
@@ -27,6 +30,9 @@ class Start:
     """The image keys (size, mean, std) that the weights expect; empty without weights."""
     why_no_weights: str = ""
     """Why the network starts from random weights, in a few words; empty with weights."""
+
+    may_shrink: bool = True
+    """Whether a smaller size may be chosen to save time."""
 
     @property
     def has_weights(self) -> bool:
@@ -64,14 +70,35 @@ def choose_epochs(samples: int, batch: int, schedule: Schedule) -> int:
     return max(schedule.epochs, math.ceil(schedule.steps / steps_per_epoch))
 
 
-def choose_recipe(data: dict[str, Any], samples: int, start: Start, device: str, workers: int) -> dict[str, Any]:
-    """Return the content of the recipe. data: the section `data.train`. device: `cpu` or `cuda`."""
+def choose_recipe(
+    data: dict[str, Any], samples: int, start: Start, device: str, workers: int, train: bool = False
+) -> dict[str, Any]:
+    """Return the content of the recipe.
+
+    Args:
+        data: the section `data.train`.
+        device: `cpu` or `cuda`.
+        train: whether networks are trained in spite of initial weights.
+    """
     schedule = FROM_WEIGHTS if start.has_weights else FROM_SCRATCH
     batch = choose_batch(samples)
     epochs = choose_epochs(samples, batch, schedule)
+    incv: dict[str, Any] = {
+        "rounds": schedule.rounds,
+        "epochs": epochs,
+        "init": "fresh",
+        "noise_estimate": "confident",
+        "remove_ratio": 0.0,
+        "optimizer": choose_optimizer(epochs, schedule.learning_rate),
+    }
+    if start.has_weights and not train:
+        folds = min(FOLDS, samples)
+        incv = {"judge": "features", "rounds": 1, "folds": folds, "noise_estimate": "combined", "remove_ratio": 0.0}
     image = {"size": _SCRATCH_SIZE[device]} | start.image
     resize = math.ceil(image["size"] * _MARGIN)
-    model: dict[str, Any] = {"name": start.model, "trainable": schedule.trainable}
+    model: dict[str, Any] = {"name": start.model}
+    if incv.get("judge") is None:
+        model["trainable"] = schedule.trainable
     if start.pretrained:
         model["pretrained"] = True
     if start.weights is not None:
@@ -85,14 +112,7 @@ def choose_recipe(data: dict[str, Any], samples: int, start: Start, device: str,
         "batch": {"global": batch},
         "precision": "bf16" if device == "cuda" else "fp32",
         "methods": [],
-        "incv": {
-            "rounds": schedule.rounds,
-            "epochs": epochs,
-            "init": "fresh",
-            "noise_estimate": "confident",
-            "remove_ratio": 0.0,
-            "optimizer": choose_optimizer(epochs, schedule.learning_rate),
-        },
+        "incv": incv,
         "execution": {"workers": workers},
     }
 

@@ -203,6 +203,14 @@ class LabelTrainingConfig(TrainingConfig):
 class IncvConfig(LabelTrainingConfig):
     """INCV, the paper's Algorithm 2; with rounds: 1 and remove_ratio: 0 it is Algorithm 1."""
 
+    judge: Literal["networks", "features"] = "networks"
+    """networks: train a network in each fold, as in the paper.
+
+    features: run the initial weights over all images once, and fit a logistic regression in each fold, multiplied by
+    a vote of the nearest neighbours. It takes minutes where the training of networks takes hours, for one round.
+    """
+    epochs: Annotated[int, Field(ge=0)] = 0
+    """Passes over the training samples in each fold; not used with `judge: features`."""
     rounds: Positive = 4
     """Rounds of noisy cross-validation."""
     folds: Annotated[int, Field(ge=2, le=64)] = 2
@@ -222,7 +230,7 @@ class IncvConfig(LabelTrainingConfig):
     """A prediction agrees with a label that is among its k most likely classes."""
     noise_kind: Literal["symmetric", "asymmetric"] = "symmetric"
     """The kind of noise that INCV assumes; independent of the `labels` section."""
-    noise_estimate: Literal["paper", "confident", "confidence_curve"] = "paper"
+    noise_estimate: Literal["paper", "confident", "confidence_curve", "combined"] = "paper"
     """Which noise estimate is used for r, E0, round_network's rule and the noise of S; see docs/design-notes.md."""
     remove_ratio: Literal["from_noise"] | Annotated[float, Field(ge=0)] = "from_noise"
     """r in removed = floor(r * selected), per fold; from_noise: min(2, ε/(1-ε)), or 0 for asymmetric noise."""
@@ -230,6 +238,17 @@ class IncvConfig(LabelTrainingConfig):
     """A class with fewer selected samples is filled up with its samples of smallest loss."""
     max_unusable: Ratio = 0.01
     """The run fails if more than this fraction of predictions is non-finite or has an unreadable image."""
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> "IncvConfig":
+        if self.judge == "networks":
+            if not self.epochs:
+                raise ValueError("epochs is needed: the passes that the network of a fold makes over its samples")
+            if self.noise_estimate == "combined":
+                raise ValueError("`noise_estimate: combined` needs `judge: features`: set noise_estimate to another")
+        elif self.rounds != 1 or self.halves != 2:
+            raise ValueError("`judge: features` is for one round in which each fold is judged: set rounds to 1")
+        return self
 
     @model_validator(mode="after")
     def _check_halves(self) -> "IncvConfig":
@@ -294,6 +313,8 @@ class ExecutionConfig(Section):
     """Steps between two checkpoints; never more than a fifth of the training run."""
     deterministic: bool = execution(False)
     """Resume bit-identically on a GPU, at some cost in speed. A CPU always resumes bit-identically."""
+    features: PathText | None = execution(None)
+    """Folder in which features of images are kept, and found by other runs; null: `features` in the run directory."""
     trace: bool = execution(False)
     """Log the sample_ids, draws and chosen rows of each step to logs/trace-rank*.jsonl, to compare runs."""
 
@@ -316,6 +337,15 @@ class Recipe(Section):
     incv: IncvConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     execution: ExecutionConfig = ExecutionConfig()
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> "Recipe":
+        if self.incv is not None and self.incv.judge == "features" and not self.model.has_initial_weights:
+            raise ValueError(
+                "`incv.judge: features` needs the features of trained weights: set model.pretrained or "
+                "model.weights, or set incv.judge to networks and incv.epochs"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> "Recipe":

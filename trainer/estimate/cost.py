@@ -154,11 +154,17 @@ class CostModel:
         for method in methods_of(self.recipe):
             yield from (self.cost_predicting(name, n, 1, method.networks, gpus) for n in self.eval_samples)
 
+    def cost_features(self, name: str, gpus: int) -> Iterator[PhaseCost]:
+        """Yield the cost of the pass that computes the features of all images."""
+        yield self.cost_predicting(name, self.samples, 1, 1, gpus)
+
     def cost_incv(self, name: str, gpus: int) -> Iterator[PhaseCost]:
         """Yield the cost of INCV. Each half of the GPUs trains every second fold, or all GPUs train all folds: in
         turn, or at once."""
         incv = self.recipe.incv
         assert incv is not None
+        if incv.judge == "features":
+            return  # seconds to minutes
         execution, folds = self.recipe.execution, incv.trained_folds
         apart = gpus > 1 and folds_side_by_side(folds, execution, replace(SINGLE_PROCESS, size=gpus))
         alone = gpus == 1 and self.reference.on_gpu

@@ -15,6 +15,7 @@ from trainer.incv.selected_noise import noise_of_agreeing
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # thresholds of the released code's rules
+_COUNTED_TWICE = 0.2  # part of the random flips by which the confident estimate is too high; label_issues.jsonl
 _MOST_CLASSES_KEPT = 100  # a larger matrix does not belong in incv.json
 
 
@@ -36,10 +37,23 @@ class NoiseEstimates:
     """The confident estimate of the class prior."""
     transition: npt.NDArray[np.float64] | None
     """The confident estimate of T, [true, given]; None if there are more than 100 classes."""
+    uniform_flips: float | None = None
+    """Share of labels that are flipped at random to any other class; only a judge by features measures it."""
+
+    @property
+    def combined(self) -> float | None:
+        """ε from both kinds of noise: the confident estimate, less what random flips add to it, at least those flips.
+
+        The confident estimate is close where people confuse classes. Where labels are flipped at random, which the
+        flips tell exactly, it counts mistakes of the predictions too, the more the stronger the noise.
+        """
+        if self.uniform_flips is None:
+            return None
+        return max(self.uniform_flips, self.confident - _COUNTED_TWICE * self.uniform_flips)
 
     def of_rule(self, config: IncvConfig) -> float:
-        value: float = getattr(self, config.noise_estimate)
-        return value
+        value: float | None = getattr(self, config.noise_estimate)
+        return self.confident if value is None else value
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +64,8 @@ class NoiseEstimates:
             "held_out_of_selected": self.held_out_of_selected,
             "prior": self.prior.tolist(),
             "transition": None if self.transition is None else self.transition.tolist(),
+            "uniform_flips": self.uniform_flips,
+            "combined": self.combined,
         }
 
     @classmethod
@@ -63,15 +79,22 @@ class NoiseEstimates:
             held_out_of_selected=content["held_out_of_selected"],
             prior=np.asarray(content["prior"]),
             transition=None if transition is None else np.asarray(transition),
+            uniform_flips=content.get("uniform_flips"),
         )
 
 
 def estimate_noise(
-    predictions: Predictions, given: npt.NDArray[np.int64], classes: int, config: IncvConfig
+    predictions: Predictions,
+    given: npt.NDArray[np.int64],
+    classes: int,
+    config: IncvConfig,
+    uniform_flips: float | None = None,
 ) -> NoiseEstimates:
     """Compute the noise estimates from the predictions of the first round.
 
-    given: the given label of each predicted sample, int64 [rows].
+    Args:
+        given: the given label of each predicted sample, int64 [rows].
+        uniform_flips: as the judge by features measures it.
     """
     # Algorithm 2, line 8: the paper estimates ε from the first half alone. Of more folds, one is a small part.
     agreement = (predictions.of_fold(0) if config.folds == 2 else predictions).agreement()
@@ -98,6 +121,7 @@ def estimate_noise(
         ),
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,
+        uniform_flips=uniform_flips,
     )
 
 

@@ -1,7 +1,7 @@
 """A fold's predictions on its held-out part: one row per held-out id."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,10 @@ class Predictions:
 
     def rows(self, mask: npt.NDArray[np.bool_]) -> "Predictions":
         return Predictions(**{name: getattr(self, name)[mask] for name in self.__dataclass_fields__})
+
+    def with_folds(self, folds: npt.NDArray[np.int8]) -> "Predictions":
+        """Return the predictions with the fold of each row."""
+        return replace(self, fold=folds)
 
     def write(self, path: Path) -> None:
         write_parquet(path, pa.table({name: getattr(self, name) for name in self.__dataclass_fields__}))

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from shards.durable import write_json
+from shards.durable import read_json, write_array, write_json
 from shards.errors import DataError
 from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
+from trainer.examine.folds import stratified_group_folds
+from trainer.incv.feature_judge import Examined, JudgedSamples, judge_samples, without_features
 from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
 from trainer.incv.folds import FoldTask, split_parts
 from trainer.incv.noise_estimates import (
@@ -32,6 +34,7 @@ from trainer.methods.losses import build_row_losses
 from trainer.methods.networks import build_network, seed_rng
 from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
+from trainer.passes import Status
 from trainer.passes.sample_pass import SamplePass
 from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
@@ -67,17 +70,19 @@ class Incv:
         weights: Weights | None = None,
         held_out: Ids | None = None,
         checked: Ids | None = None,
+        examined: Examined | None = None,
     ) -> None:
         """identity: hash of the recipe keys that determine the folds' results. weights: where the folds start.
 
         held_out: samples that are not in `data.ids`, and that the folds predict without training on them. checked:
-        samples whose label was checked by hand; the first round selects them, after predicting them.
+        samples whose label was checked by hand; the first round selects them, after predicting them. examined: the
+        features to judge by, with `incv.judge: features`.
         """
         assert recipe.incv is not None
         self._recipe, self._config, self._weights = recipe, recipe.incv, weights
         self._data, self._run, self._ctx, self._identity = data, run, ctx, identity
         self._held_out = np.empty(0, np.int64) if held_out is None else held_out
-        self._checked = checked
+        self._checked, self._examined = checked, examined
 
     def steps(self) -> Steps[None]:
         """Run the unfinished rounds, then write the final selection and `incv.json`."""
@@ -94,7 +99,7 @@ class Incv:
             best = uses_best_epoch(self._config, number, noise.of_rule(self._config) if noise else None)
             predictions = yield from self._predictions_of(number, index, best)
             of_candidates = predictions.rows(~np.isin(predictions.sample_id, self._held_out))
-            noise = noise or self._estimate(of_candidates)
+            noise = noise or self._estimate(of_candidates, self._judge_facts(number).get("uniform_flips"))
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
             index = apply_round(index, predictions, number, ratio, self._checked)
             self._write(index, self._run.round_selection(number))
@@ -115,7 +120,7 @@ class Incv:
                 "INCV selected no samples: the networks agreed with none of the held-out labels. Train the folds "
                 "longer (incv.epochs) or set incv.min_per_class"
             )
-        checksum = self._write(index, self._run.selection)
+        checksum, judged_by = self._write(index, self._run.selection), self._judge_facts(0)
         if self._ctx.world.is_rank0:
             found = {
                 "noise": noise.as_json(),
@@ -123,7 +128,7 @@ class Incv:
                 "ended_early": ended_early,
                 "filled_classes": [asdict(one) | {"class": one.label} for one in filled],
                 "selection_checksum": checksum,
-            }
+            } | ({"judge": judged_by} if judged_by else {})
             write_json(self._run.incv, found)
 
     def _write(self, index: SelectionIndex, path: Path) -> str:
@@ -149,6 +154,12 @@ class Incv:
         expected = np.concatenate([candidates, self._held_out])
         if world.broadcast_from_rank0(path.exists):
             return merge_predictions([Predictions.read(path)], expected)
+        if self._config.judge == "features":
+            predictions = self._judge(expected)
+            self._refuse_unusable(predictions)
+            if world.is_rank0:
+                predictions.write(path)
+            return predictions
         folds = self._folds(number, index, best)
         if folds_side_by_side(self._config.trained_folds, self._ctx.execution, world):
             predictions = yield from self._in_halves(folds, expected)
@@ -165,6 +176,30 @@ class Incv:
         if world.is_rank0:
             predictions.write(path)
         return predictions
+
+    def _judge(self, expected: Ids) -> Predictions:
+        """Return the predictions from features on every rank, and write the facts and probabilities."""
+        assert self._examined is not None
+        examined, run = self._examined, self._run
+        labels = self._data.labels[examined.ids]
+        seed = derive_stream(self._recipe.seed, "incv.split")
+        folds = stratified_group_folds(labels, examined.groups, self._config.folds, seed)
+        samples = JudgedSamples(examined, labels, folds, ~np.isin(examined.ids, self._held_out))
+        verdict = judge_samples(samples, self._data.classes, self._ctx.world, self._config.agree_top_k)
+        if self._ctx.world.is_rank0:
+            if verdict.probabilities is not None:
+                write_array(run.probabilities, verdict.probabilities)
+            write_json(run.judge_facts, verdict.facts)
+        lacking = np.setdiff1d(expected, examined.ids)
+        status = np.full(len(lacking), int(Status.UNREADABLE), np.int8)
+        return merge_predictions([verdict.predictions, without_features(lacking, status)], expected)
+
+    def _judge_facts(self, number: int) -> dict[str, Any]:
+        """Return what the judge by features found about the fit; empty for networks."""
+        path = self._run.judge_facts
+        read = number == 0 and self._config.judge == "features"
+        facts: dict[str, Any] = self._ctx.world.broadcast_from_rank0(lambda: read_json(path) if read else {})
+        return facts
 
     def _folds(self, number: int, index: SelectionIndex, best: bool) -> "list[Fold]":
         candidates = index.ids(State.CANDIDATE)
@@ -283,9 +318,9 @@ class Incv:
                 f"incv.max_unusable = {self._config.max_unusable:.1%}: check the shards with `incv shards verify`"
             )
 
-    def _estimate(self, predictions: Predictions) -> NoiseEstimates:
+    def _estimate(self, predictions: Predictions, uniform_flips: float | None) -> NoiseEstimates:
         given = self._data.labels[predictions.sample_id]
-        return estimate_noise(predictions, given, self._data.classes, self._config)
+        return estimate_noise(predictions, given, self._data.classes, self._config, uniform_flips)
 
 
 def initial_seed(seed: int, config: IncvConfig, number: int, fold: int) -> int:

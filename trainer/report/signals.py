@@ -65,9 +65,11 @@ def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float
     It is the estimate that the recipe's rules use. In place of the confident one it is the confirmed one, which two
     rounds support, if it is known.
     """
-    names = {"paper": ("paper", "confident"), "confidence_curve": ("confidence_curve", "confident", "paper")}.get(
-        rule or "", ("confirmed", "confident", "paper")
-    )
+    names = {
+        "paper": ("paper", "confident"),
+        "confidence_curve": ("confidence_curve", "confident", "paper"),
+        "combined": ("combined", "confident", "paper"),
+    }.get(rule or "", ("confirmed", "confident", "paper"))
     for name in names:
         if noise.get(name) is not None:
             return name, float(noise[name])

@@ -77,11 +77,17 @@ def _describe_labels(recipe: Recipe, sizes: DataSizes) -> str:
     return labels + (f", corrections {config.corrections}" if config.corrections else "")
 
 
+def _judges_features(recipe: Recipe) -> bool:
+    return recipe.incv is not None and recipe.incv.judge == "features"
+
+
 def _describe_incv(recipe: Recipe, sizes: DataSizes) -> str:
     from trainer.incv.noise_estimates import uses_best_epoch  # deferred: it imports torch
 
     incv = recipe.incv
     assert incv is not None
+    if incv.judge == "features":
+        return f"{incv.folds} folds of a logistic regression on features, and a vote of neighbours"
     each_epoch = uses_best_epoch(incv, 0, None)
     extra = ", a predict pass after each epoch to find the best one" if each_epoch else ""
     trained = None if sizes.trained is None else incv.largest_fold(sizes.trained)
@@ -152,12 +158,26 @@ STAGES: list[Stage | Callable[[], Sequence[Stage]]] = [
         on_rank0=True,
     ),
     Stage(
+        name="features",
+        run="trainer.run.examination:examine",
+        inputs=lambda recipe: ("labels",),
+        applies=_judges_features,
+        reads=lambda recipe: ("model", "image", "precision"),
+        outputs=lambda run: (run.examination, run.examination_facts, run.neighbours),
+        required_outputs=lambda run: (run.examination, run.neighbours),
+        describe=lambda recipe, sizes: "one pass over the images; neighbours, duplicates and bad pictures",
+        estimate="trainer.estimate.cost:CostModel.cost_features",
+    ),
+    Stage(
         name="incv",
         run="trainer.run.stages:StageRunner.run_incv",
-        inputs=lambda recipe: ("labels",),
+        inputs=lambda recipe: ("features",) if _judges_features(recipe) else ("labels",),
         applies=lambda recipe: recipe.incv is not None,
         reads=lambda recipe: (*_NETWORK_KEYS, "incv"),
-        outputs=lambda run: [run.rounds, run.selection, run.incv, run.labels_review_csv, run.labels_review_parquet],
+        outputs=lambda run: (
+            *(run.rounds, run.selection, run.incv, run.judge_facts, run.probabilities),
+            *(run.labels_review_csv, run.labels_review_parquet),
+        ),
         required_outputs=lambda run: (run.selection, run.incv),
         numerics=lambda: INCV_NUMERICS,
         describe=_describe_incv,

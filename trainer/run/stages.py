@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -34,6 +35,7 @@ from trainer.records.stored_labels import Labels, read_labels
 from trainer.records.unreadable import Location, UnreadableLog
 from trainer.report.labels_review import write_review
 from trainer.run.evaluation import HITS, PREDICTED, count_hits, count_label_hits, top1_accuracy
+from trainer.run.examination import load_examined
 from trainer.run.incv_takeover import copy_incv
 from trainer.run.plan import RunStart
 from trainer.run.preflight import RunData
@@ -69,9 +71,9 @@ class StageRunner:
             identity, weights = self.start.identities[name], self.data.weights
             checked = labels.checked if len(labels.checked) else None
             data = self._training_set()
-            incv = Incv(
-                self.recipe, data, self.run, self.ctx, identity, weights, held_out=labels.held_out, checked=checked
-            )
+            assert self.recipe.incv is not None
+            examined = load_examined(self) if self.recipe.incv.judge == "features" else None
+            incv = Incv(self.recipe, data, self.run, self.ctx, identity, weights, labels.held_out, checked, examined)
             yield from incv.steps()
         elif world.is_rank0:
             copy_incv(self.start.incv_from, self.run)
@@ -93,6 +95,10 @@ class StageRunner:
             opened = self._image_set(index, labels.ids, labels.by_id(len(index)), window)
             self._opened = replace(opened, ids=self.data.labels.trained)
         return self._opened
+
+    def labels_by_id(self) -> npt.NDArray[np.int64]:
+        """Return the given labels, by sample_id."""
+        return self._training_set().labels
 
     def _evaluation_set(self, name: str) -> ImageSet:
         if name == HELD_OUT_SET:
@@ -164,14 +170,14 @@ class StageRunner:
             shards=self.data.train.shard,
             world=self.ctx.world,
             folder=self.run.method(method.name),
-            passes=self._passes(method.name),
+            passes=self.passes(method.name),
             trained_networks=lambda name: self._trained_here(get_method(name), data.classes),
             weights=self.data.weights,
             found=self._incv_facts() if method.reads_incv(recipe) else None,
         )
 
-    def _passes(self, stage: str) -> SamplePass:
-        """Return the pass over training samples that a method runs by itself."""
+    def passes(self, stage: str) -> SamplePass:
+        """Return the pass over training samples that a stage runs by itself."""
         ctx, log = self.ctx, UnreadableLog(self.run, self.ctx.world.rank)
 
         def images(doing: str) -> ImageSet:

@@ -22,7 +22,7 @@ SHOWN = 25  # rows of a long table before it is opened
 
 def collect(run: ReportRun) -> dict[str, Any]:
     noise = (run.incv or {}).get("noise") or {}
-    estimates = {name: noise.get(name) for name in ("paper", "confident", "confidence_curve")}
+    estimates = {name: noise.get(name) for name in ("paper", "confident", "confidence_curve", "combined")}
     estimates["confirmed"] = confirmed_noise(run, run.samples, run.selection, read_repeated(run, run.samples))
     estimates["true"] = run.samples.realised_noise()
     stated = stated_estimate(estimates, (run.config.get("incv") or {}).get("noise_estimate"))
@@ -107,6 +107,7 @@ def _draw(noise: dict[str, Any]) -> Markup | None:
         ("Paper's estimate", noise["paper"], 0),
         ("Confident estimate", noise["confident"], 1),
         ("Confidence curve", noise["confidence_curve"], 4),
+        ("Both kinds of noise", noise.get("combined"), 2),
         ("Confirmed twice", noise["confirmed"], 3),
         ("Truth", noise["true"], 2),
     )

@@ -1,0 +1,252 @@
+"""Held-out predictions from features: a logistic regression in each fold, times a vote of the nearest neighbours.
+
+The network that gives the features stays as it is, so one pass over the images serves all folds.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.distributed.world import World
+from trainer.incv.logistic import Fit, Validated, fit_temperature, scale_rows
+from trainer.incv.predictions import OUTPUTS, Predictions, gather_predictions, merge_predictions
+from trainer.loading.sample_order import Ids, mix64
+from trainer.passes.outputs import OUTPUTS as COLUMNS
+from trainer.passes.outputs import NetworkRows, compute_columns
+from trainer.passes.table import SampleTable, gather_table
+
+NEIGHBOURS = 30
+FOLDS = 5
+_PRIOR_VOTES = 1.0
+"""Votes that are spread over all classes, so that no class has the probability 0."""
+_LARGEST_TRIAL = 50_000
+"""Rows of all ranks on which penalties are compared, or 100 for each class if that is more."""
+_CHUNK_NUMBERS = 2**25
+"""Numbers of a chunk's scores: bounds the memory."""
+_MOST_KEPT = 10**8
+"""Probabilities of all samples and classes up to which they are kept."""
+_PASSES = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """The samples of a run that have features; every rank holds all of it."""
+
+    ids: Ids
+    """Ascending."""
+    features: torch.Tensor
+    """float16 [samples, features], on the CPU."""
+    neighbours: npt.NDArray[np.int32]
+    """int32 [samples, k]: rows of the most similar other samples."""
+    groups: npt.NDArray[np.int64]
+    """Duplicates have the same number."""
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedSamples:
+    """The samples to judge, with their labels; arrays [samples]."""
+
+    examined: Examined
+    labels: npt.NDArray[np.int64]
+    """The given labels."""
+    folds: npt.NDArray[np.int64]
+    trained: npt.NDArray[np.bool_]
+    """Whether a sample may teach others; those that the run holds out may not."""
+
+    @property
+    def ids(self) -> Ids:
+        return self.examined.ids
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the judge returns on every rank."""
+
+    predictions: Predictions
+    probabilities: npt.NDArray[np.float32] | None
+    """Calibrated, [samples, classes]; None if they are too many to keep."""
+    facts: dict[str, Any]
+    """About the fit, for `incv.json`."""
+
+
+def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int = 1) -> Verdict:
+    """Predict each sample by what others teach; a collective, in which the ranks share the rows.
+
+    `given_probability` and the like are calibrated to the given labels. `loss` is that of the product of both
+    predictions before calibration, which ranks better: the more both doubt a label, the higher it is.
+    """
+    device, number = world.device, int(samples.folds.max()) + 1
+    share = _share(len(samples.ids), world)
+    rows = samples.examined.features[share].to(device)
+    total = world.all_reduce(rows.sum(dim=0, dtype=torch.float64))
+    fit = Fit(
+        scale_rows(rows, (total / len(samples.ids)).float()),
+        torch.from_numpy(samples.labels[share]).to(device),
+        classes,
+        world,
+    )
+    folds = torch.from_numpy(samples.folds[share]).to(device)
+    counts = torch.from_numpy(samples.trained[share]).to(device).float()
+    validated = _validate(fit, folds, counts, number, samples.ids[share])
+    scorer = _Scorer(fit, validated, folds, samples, share)
+    tried = _sample_rows(samples.ids[share], _LARGEST_TRIAL, world).to(device)
+    taught = fit.labels[tried]
+    scorer.temperature = _agree(world, fit_temperature(scorer.held_out(tried), taught))
+    scores = scorer.scores(tried)
+    facts = {
+        "penalty": validated.penalty,
+        "agreement_of_regression": validated.agreement,
+        "converged": all(one.converged for one in validated.classifiers),
+        "temperature": _agree(world, fit_temperature(scores, taught)),
+        "uniform_flips": _agree(world, uniform_flips(scores, taught)),
+    }
+    kept = len(samples.ids) * classes <= _MOST_KEPT
+    predictions, probabilities = _predict(scorer, facts["temperature"], top_k, kept)
+    if world.rank_group is None:
+        gathered = merge_predictions(predictions, samples.ids)
+    else:
+        gathered = gather_predictions(world, predictions, samples.ids)
+    if not kept:
+        return Verdict(gathered, None, facts)
+    own = torch.from_numpy(samples.ids[share]).to(device)
+    table = gather_table(world, own, {"probabilities": probabilities}, samples.ids, "the probabilities")
+    return Verdict(gathered, table["probabilities"].cpu().numpy(), facts)
+
+
+def _share(count: int, world: World) -> slice:
+    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
+    return slice(first, last)
+
+
+def _sample_rows(ids: Ids, most: int, world: World) -> torch.Tensor:
+    """Return which rows are among about `most` of all ranks, the same at every start: int64."""
+    count = int(world.all_reduce(torch.tensor([len(ids)], device=world.device))[0])
+    chosen = mix64(ids).astype(np.float64) / 2.0**64 < most / max(count, 1)
+    return torch.from_numpy(np.flatnonzero(chosen))
+
+
+def _validate(fit: Fit, folds: torch.Tensor, counts: torch.Tensor, number: int, ids: Ids) -> Validated:
+    """Choose the penalty, on a part of many samples, and fit the classifiers of all folds."""
+    part = _sample_rows(ids, max(_LARGEST_TRIAL, 100 * fit.classes), fit.world).to(counts.device)
+    trial = Fit(fit.features[part], fit.labels[part], fit.classes, fit.world)
+    chosen = trial.cross_validate(folds[part], counts[part], number)
+    missing = fit.world.all_reduce(torch.tensor([len(ids) - len(part)], device=fit.world.device))
+    if not int(missing[0]):
+        return chosen
+    starts = enumerate(chosen.classifiers)
+    each = [fit.train(counts * (folds != fold), chosen.penalty, start) for fold, start in starts]
+    return Validated(chosen.penalty, chosen.agreement, each)
+
+
+@dataclass(eq=False)
+class _Scorer:
+    """Computes the logarithm of both predictions' product, for some of this rank's rows at a time."""
+
+    fit: Fit
+    validated: Validated
+    folds: torch.Tensor
+    samples: JudgedSamples
+    share: slice
+    temperature: float = 1.0
+
+    def held_out(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.validated.held_out_logits(self.fit.features[rows], self.folds[rows])
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the scores of some of this rank's rows: float32 [rows, classes]."""
+        regression = (self.held_out(rows) * self.temperature).log_softmax(dim=1)
+        return regression + self._votes(rows.cpu().numpy() + self.share.start).log().to(regression.device)
+
+    def _votes(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the share of the neighbours with each label: float32 [rows, classes]."""
+        samples, classes = self.samples, self.fit.classes
+        groups = samples.examined.groups
+        near = samples.examined.neighbours[rows].astype(np.int64)
+        counted = samples.trained[near] & (groups[near] != groups[rows][:, None])
+        votes = np.full((len(rows), classes), _PRIOR_VOTES / classes, np.float32)
+        places = np.broadcast_to(np.arange(len(rows))[:, None], near.shape)
+        np.add.at(votes, (places[counted], samples.labels[near[counted]]), 1.0)
+        return torch.from_numpy(votes / votes.sum(axis=1, keepdims=True))
+
+
+def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[list[Predictions], torch.Tensor]:
+    """Return the predictions of this rank's rows, in pieces, and their probabilities if they are kept."""
+    outputs = [COLUMNS[name] for name in OUTPUTS]
+    samples, share, classes = scorer.samples, scorer.share, scorer.fit.classes
+    pieces, probabilities = [], [torch.empty(0, classes, device=scorer.folds.device)]
+    for rows in _pieces(share, max(1, _CHUNK_NUMBERS // classes)):
+        scores, given = scorer.scores(rows), scorer.fit.labels[rows]
+        readable = torch.ones(len(rows), dtype=torch.bool, device=scores.device)
+        columns = compute_columns([NetworkRows(scores * factor, None, given, top_k)], readable, outputs, True)
+        columns["losses"] = -scores.log_softmax(dim=1).gather(1, given[:, None])[:, 0]
+        here = slice(share.start + int(rows[0]), share.start + int(rows[-1]) + 1)
+        piece = Predictions.of_table(SampleTable(torch.from_numpy(samples.ids[here]), columns), 0)
+        pieces.append(piece.with_folds(samples.folds[here].astype(np.int8)))
+        if kept:
+            probabilities.append((scores * factor).softmax(dim=1))
+    return pieces, torch.cat(probabilities)
+
+
+def _pieces(share: slice, size: int) -> Iterator[torch.Tensor]:
+    rows = share.stop - share.start
+    for first in range(0, rows, size):
+        yield torch.arange(first, min(first + size, rows))
+
+
+def _agree(world: World, value: float) -> float:
+    """Return the mean over ranks, the same on all."""
+    return float(world.all_reduce_mean([torch.tensor(value, dtype=torch.float64, device=world.device)])[0])
+
+
+def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the share of labels that are flipped to another class at random, as the held-out scores show it.
+
+    The given label is that of a prediction softmax(s * scores) with probability 1 - e, and any other class with
+    probability e; s and e are those that make the given labels likeliest. Labels that people confuse are explained by
+    soft predictions, and are not counted.
+
+    Args:
+        scores: float [rows, classes], logarithms of held-out predictions.
+        labels: the given ones, int64 [rows].
+    """
+    if not len(labels):
+        return 0.0
+    classes = scores.shape[1]
+    wide = scores.double()
+    free = torch.tensor([0.0, -2.0], dtype=torch.float64, device=scores.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([free], max_iter=_PASSES, line_search_fn="strong_wolfe")
+
+    def measure() -> torch.Tensor:
+        optimizer.zero_grad()
+        log_p = (wide * free[0].clamp(-4, 4).exp()).log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
+        p, share = log_p.exp(), free[1].sigmoid()
+        loss = -((1 - share) * p + share * (1 - p) / (classes - 1)).clamp_min(1e-300).log().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(measure)
+    share = float(free[1].detach().sigmoid())
+    return share if math.isfinite(share) else 0.0
+
+
+def without_features(ids: Ids, status: npt.NDArray[np.int8]) -> Predictions:
+    """Return the rows of samples that have no features, which are neither selected nor removed."""
+    nothing, none = np.full(len(ids), np.nan, np.float32), np.full(len(ids), -1, np.int32)
+    return Predictions(
+        sample_id=ids,
+        fold=np.zeros(len(ids), np.int8),
+        predicted=none,
+        agrees=np.zeros(len(ids), np.bool_),
+        loss=nothing,
+        given_probability=nothing,
+        predicted_probability=nothing,
+        second=none,
+        second_probability=nothing,
+        given_rank=none,
+        status=status,
+    )

@@ -1,0 +1,165 @@
+"""The stage `features`: one pass over the images, their neighbours, and what is wrong besides their labels.
+
+examination.parquet   one row for each sample that has features
+examination.json      thresholds and counts
+neighbours.npy        int32 [rows, k]: the rows of the most similar samples
+"""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shards.durable import read_parquet, write_array, write_json, write_parquet
+from shards.errors import DataError
+from trainer.examine.duplicates import checksum_groups, connect_groups, find_near_duplicates, group_pairs
+from trainer.examine.image_checks import check_images
+from trainer.examine.neighbours import nearest
+from trainer.examine.off_topic import find_off_topic
+from trainer.incv.feature_judge import NEIGHBOURS, Examined
+from trainer.loading.sample_order import Ids
+from trainer.methods.networks import build_network, to_device
+from trainer.passes.feature_store import FeatureStore, content_keys
+from trainer.passes.table import SampleTable, gather_table
+
+if TYPE_CHECKING:
+    from trainer.run.stages import StageRunner
+
+_log = logging.getLogger(__name__)
+SIDE = 32
+"""Of the grey thumbnails that are kept behind the features."""
+
+
+class WithThumbnails(nn.Module):
+    """A network whose features end with a grey thumbnail of the image, so that one pass gives both."""
+
+    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.network: Any = network
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+
+    def forward_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        grey = (images.float() * self.get_buffer("std") + self.get_buffer("mean")).mean(dim=1, keepdim=True)
+        return self.network.forward_features(images), F.adaptive_avg_pool2d(grey, SIDE).flatten(1)
+
+    def forward_head(self, maps: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
+        outputs: Tensor = self.network.forward_head(maps[0], pre_logits=pre_logits)
+        return torch.cat([outputs.flatten(1).float(), maps[1]], dim=1) if pre_logits else outputs
+
+
+def examine(stages: "StageRunner", name: str) -> None:
+    """Run the stage on all ranks."""
+    world, run = stages.ctx.world, stages.run
+    labels = stages.data.labels
+    store, keys = open_store(stages), content_keys(stages.data.train, labels.ids)
+    network = build_network(stages.recipe, stages.data.train.num_classes, stages.recipe.seed, stages.data.weights)
+    image = stages.recipe.image
+    module = to_device(WithThumbnails(network, image.mean, image.std), world.device)
+
+    def run_pass(ids: Ids, path: Path) -> SampleTable:
+        return stages.passes(name).run(module, ids, (), doing="features", features_to=path)
+
+    missing = store.fill(keys, labels.ids, run_pass)
+    _log.info("features: %s of %s images were computed before", f"{len(keys) - missing:,}", f"{len(keys):,}")
+    features, found = store.read(keys, slice(None, -SIDE * SIDE))
+    ids = labels.ids[found]
+    if not len(ids):
+        raise DataError("no image has features: all are unreadable, or the weights give none; check model.weights")
+    stages.ctx.heartbeat.update("features: neighbours", 0, 0)
+    features = features[torch.from_numpy(found)]
+    neighbours = _find_neighbours(stages, features)
+    stages.ctx.heartbeat.update("features: examining", 0, 0)
+    if world.is_rank0:
+        thumbnails, _ = store.read(keys[found], slice(-SIDE * SIDE, None))
+        table, facts = _examine_images(stages, ids, keys[found], features, thumbnails, neighbours)
+        write_array(run.neighbours, neighbours)
+        write_json(run.examination_facts, facts | {"images": len(labels.ids), "computed": missing})
+        write_parquet(run.examination, table)
+    world.barrier()
+
+
+def open_store(stages: "StageRunner") -> FeatureStore:
+    """Return the features of the run's network and input."""
+    recipe, weights = stages.recipe, stages.data.weights
+    assert weights is not None
+    keys = {
+        "weights": weights.checksum,
+        "model": [recipe.model.name, recipe.model.options],
+        "image": [recipe.image.size, recipe.image.resize, recipe.image.pad, recipe.image.mean, recipe.image.std],
+        "precision": recipe.precision,
+        "thumbnail": SIDE,
+    }
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
+    folder = Path(recipe.execution.features or stages.run.features)
+    return FeatureStore(folder / digest[:16], stages.ctx.world)
+
+
+def load_examined(stages: "StageRunner") -> Examined:
+    """Return what the stage has found, on every rank."""
+    table = read_parquet(stages.run.examination, "examination", ["sample_id", "group"])
+    ids = table["sample_id"].to_numpy()
+    store = open_store(stages)
+    features, found = store.read(content_keys(stages.data.train, ids), slice(None, -SIDE * SIDE))
+    if not found.all():
+        raise DataError(
+            f"{store.folder} lacks features of {int((~found).sum()):,} images: compute them with `--redo features`"
+        )
+    return Examined(ids, features, np.load(stages.run.neighbours, allow_pickle=False), table["group"].to_numpy())
+
+
+def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.int32]:
+    """Return the rows of the most similar samples, on every rank, each of which searches for a part: [rows, k]."""
+    world, count = stages.ctx.world, len(features)
+    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
+    centred = centre(features.to(world.device))
+    near, _ = nearest(centred, NEIGHBOURS, rows=range(first, last))
+    own = torch.arange(first, last, device=world.device)
+    table = gather_table(world, own, {"near": near.int()}, np.arange(count), "the neighbours")
+    return table["near"].cpu().numpy()
+
+
+def centre(features: Tensor) -> Tensor:
+    """Subtract the mean of the features: float32 [rows, features]."""
+    return features.float() - features.mean(dim=0, dtype=torch.float32)
+
+
+def _examine_images(
+    stages: "StageRunner",
+    ids: Ids,
+    keys: npt.NDArray[np.uint64],
+    features: Tensor,
+    thumbnails: Tensor,
+    neighbours: npt.NDArray[np.int32],
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Look for duplicates, off-topic images and bad pictures."""
+    index, device = stages.data.train, stages.ctx.world.device
+    labels = stages.labels_by_id()[ids]
+    grey = (thumbnails.float() * 255).round().clamp(0, 255).to(torch.uint8).view(-1, 1, SIDE, SIDE)
+    equal = checksum_groups(keys)
+    pairs = find_near_duplicates(centre(features.to(device)), grey.expand(-1, 3, -1, -1).to(device))
+    groups = connect_groups(len(ids), np.concatenate([group_pairs(equal), pairs.pairs]))
+    off_topic = find_off_topic(features.to(device), labels)
+    checks = check_images(grey.expand(-1, 3, -1, -1).numpy(), index.width[ids], index.height[ids])
+    columns: dict[str, Any] = {
+        "sample_id": ids,
+        "group": groups,
+        "equal_group": equal,
+        "off_topic_score": off_topic.scores,
+        "off_topic": off_topic.found,
+    }
+    columns |= {check.name: check.found for check in checks.values()}
+    facts = {
+        "near_duplicates": {"pairs": len(pairs.pairs), "threshold": pairs.threshold, "why": pairs.why},
+        "off_topic": {"threshold": off_topic.threshold, "why": off_topic.why},
+        "checks": {check.name: {"threshold": check.threshold, "why": check.why} for check in checks.values()},
+    }
+    return pa.table(columns), facts
