@@ -76,7 +76,7 @@ def this_command() -> str:
     root = RESULTS.parent.parent
     shown = script.relative_to(root) if script.is_relative_to(root) else script.name
     arguments = sys.argv[1:]
-    for option in {"--images", "--root"} & set(arguments):
+    for option in {"--images", "--root", "--weights"} & set(arguments):
         arguments[arguments.index(option) + 1] = "FOLDER"
     return " ".join(["python", str(shown), *arguments])
 
