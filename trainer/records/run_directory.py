@@ -162,7 +162,7 @@ class RunDirectory:
 
     def _require_own_files(self) -> None:
         """Raise ConfigError if the run would follow a link out of its directory, or write to a device or FIFO."""
-        folders = (self.logs, self.rounds, self.methods, self.old)
+        folders = (self.logs, self.rounds, self.methods, self.features, self.old)
         files = {path for path in vars(self).values() if isinstance(path, Path)} - {self.root, *folders}
         found = [(path, find_kind(path)) for path in sorted(files)]
         for folder in folders:

@@ -13,6 +13,8 @@ from shards.durable import write_parquet
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 
+CHECKS = ("blank", "dark", "bright", "blurred", "tiny", "odd_aspect")
+"""The checks of images, as in examination.parquet."""
 _REJECTED, _EXCLUDED = len(State), len(State) + 1
 STATE_NAMES = (*(state.name.lower() for state in State), "rejected", "excluded")
 
@@ -33,6 +35,10 @@ class ReviewedSamples:
     class_names: Sequence[str]
     root: str | None
     """Folder in which the keys are the paths of the images, unless they are absolute; None if they are no paths."""
+    examined: pa.Table | None = None
+    """What the stage `features` found besides wrong labels: a row for each of some samples."""
+    most_issues: int | None = None
+    """Flag at most so many labels, the most suspicious; None: all that INCV did not select."""
 
 
 def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Table:
@@ -44,14 +50,18 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     state[samples.excluded] = _EXCLUDED
     state[samples.rejected] = _REJECTED
     checked = samples.checked | (state == _EXCLUDED)
+    more, conflicts = describe_examined(selection, samples)
     ids = selection.ids_by_suspicion()
-    ids = ids[np.argsort(checked[ids], kind="stable")]
+    ids = ids[np.lexsort((~conflicts[ids], checked[ids]))]
     ids = ids[state[ids] != State.OUTSIDE]
     state, checked = state[ids], checked[ids]
     issue = (state == State.CANDIDATE) | (state == State.REMOVED)
     predicted = selection.predicted[ids]
     issue |= (state == State.HELD_OUT) & (predicted >= 0) & (predicted != samples.given[ids])
     issue &= ~checked
+    if samples.most_issues is not None:
+        issue &= np.cumsum(issue) <= samples.most_issues
+        issue |= conflicts[ids] & ~checked
     keys = samples.keys.take(pa.array(ids))
     return pa.table(
         {
@@ -69,7 +79,59 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
             "checked": checked,
             "sample_id": ids,
         }
+        | {name: column.take(pa.array(ids)) for name, column in more.items()}
     )
+
+
+def describe_examined(
+    selection: SelectionIndex, samples: ReviewedSamples
+) -> tuple[dict[str, pa.Array], npt.NDArray[np.bool_]]:
+    """Return columns on duplicates and bad pictures, by sample_id, and which labels duplicates contradict."""
+    count = len(selection.state)
+    conflicts = np.zeros(count, np.bool_)
+    table = samples.examined
+    if table is None:
+        return {}, conflicts
+    ids = table["sample_id"].to_numpy()
+    own, groups = table["group"].to_numpy(), np.full(count, -1)
+    several = np.bincount(own, minlength=len(own))[own] > 1
+    groups[ids[several]] = ids[own[several]]
+    conflicts[ids] = find_conflicts(own, samples.given[ids], selection.given_probability[ids])
+    found = {name: table[name].to_numpy() for name in CHECKS}
+    words = [", ".join(name for name in CHECKS if found[name][row]) or None for row in range(len(ids))]
+    checks = np.full(count, None, object)
+    checks[ids] = words
+    off_topic = np.zeros(count, np.bool_)
+    off_topic[ids] = table["off_topic"].to_numpy()
+    return {
+        "duplicates": pa.array(groups, pa.int64(), mask=groups < 0),
+        "conflicting_duplicate": pa.array(conflicts),
+        "off_topic": pa.array(off_topic),
+        "image_check": pa.array(checks, pa.string()),
+    }, conflicts
+
+
+def find_conflicts(
+    groups: npt.NDArray[np.int64], given: npt.NDArray[np.int64], probability: npt.NDArray[np.float32]
+) -> npt.NDArray[np.bool_]:
+    """Tell whose label differs from the label that its group of duplicates most likely has: bool [samples].
+
+    At least so many labels are wrong, whatever the network knows.
+
+    Args:
+        groups: the row of the first image of the group of each image.
+        probability: of the given label, held out; NaN if unknown.
+    """
+    conflicts = np.zeros(len(groups), np.bool_)
+    members = np.flatnonzero(np.bincount(groups, minlength=len(groups))[groups] > 1)
+    wide = int(given.max(initial=0)) + 1
+    labelled, inverse = np.unique(groups[members] * wide + given[members], return_inverse=True)
+    believed = np.bincount(inverse, weights=np.nan_to_num(probability[members]), minlength=len(labelled))
+    order = np.lexsort((-believed, labelled // wide))
+    names, first = np.unique(labelled[order] // wide, return_index=True)
+    best = labelled[order][first] % wide
+    conflicts[members] = best[np.searchsorted(names, groups[members])] != given[members]
+    return conflicts
 
 
 def write_review(run: RunDirectory, table: pa.Table, keep_existing: bool = False) -> None:

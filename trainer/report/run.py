@@ -20,6 +20,7 @@ from trainer.incv import measure
 from trainer.incv.confident import confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
+from trainer.report.labels_review import CHECKS
 from trainer.report.pictures import ImageOf
 
 _COLUMNS = {
@@ -28,6 +29,7 @@ _COLUMNS = {
     "selection.parquet": tuple(SelectionIndex.__dataclass_fields__),
     "predictions.parquet": ("sample_id", "predicted", "status", "given_probability", "predicted_probability"),
     "labels_review.parquet": ("key", "given_label", "checked"),
+    "examination.parquet": ("sample_id", "group", "off_topic", *CHECKS),
 }
 """The columns that the report reads."""
 _CHECKED = "checked"  # optional in labels.parquet
@@ -217,7 +219,7 @@ class ReportRun:
         if samples.checked is not None:
             doubted &= ~samples.checked[:size]
         ids = selection.ids_by_suspicion()
-        return ids[doubted[ids]]
+        return ids[doubted[ids]][: count_issues(self.incv, int(inside.sum()))]
 
     @cached_property
     def held_out(self) -> HeldOut | None:
@@ -299,6 +301,15 @@ def _read_table(path: Path) -> pa.Table | Missing:
         return read_parquet(path, "table of this run", wanted)
     except (InputError, OSError, ValueError, KeyError, pa.ArrowException):
         return Missing("cannot be read (not a table of this version)")
+
+
+def count_issues(incv: dict[str, Any] | None, samples: int) -> int | None:
+    """Return how many labels to flag, at least one: as many as are wrong by the estimate for both kinds of noise.
+
+    None: all that the predictions contradict, where no judge by features made that estimate.
+    """
+    estimate = ((incv or {}).get("noise") or {}).get("combined")
+    return None if estimate is None else max(1, round(estimate * samples))
 
 
 def find_sources(keys: pa.ChunkedArray | pa.Array, labels: NDArray[np.integer]) -> SampleSources | None:

@@ -121,7 +121,8 @@ def fit_recipe(recipe: Recipe, index: SampleIndex) -> Recipe:
 
 def describe_trainings(recipe: Recipe, samples: int) -> tuple[list[str], list[str]]:
     """Return notes and warnings about the length of the first folds and of each method. samples: trained on."""
-    fold = {"incv": recipe.incv.largest_fold(samples)} if recipe.incv is not None else {}
+    trains = recipe.incv is not None and recipe.incv.judge == "networks"
+    fold = {"incv": recipe.incv.largest_fold(samples)} if recipe.incv is not None and trains else {}
     return describe_lengths(recipe, fold | {method.name: samples for method in methods_of(recipe)})
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from shards.durable import read_json, read_parquet
 from shards.errors import ConfigError, InputError
 from shards.image_check import decode_rgb
 from shards.sample_index import SampleIndex
@@ -17,7 +18,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import read_labels
 from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
-from trainer.report.run import Missing, ReportRun, find_sources
+from trainer.report.run import Missing, ReportRun, count_issues, find_sources
 from trainer.run.data_sets import find_key_root
 from trainer.run.recipe import load_recipe
 
@@ -47,6 +48,8 @@ def list_reviewed_labels(stages: "StageRunner") -> pa.Table:
         checked=labels.checked_by_id(len(index)),
         class_names=index.class_names,
         root=find_key_root(stages.recipe.data.train),
+        examined=read_parquet(run.examination, "examination") if run.examination.exists() else None,
+        most_issues=count_issues(read_json(run.incv), len(stages.data.labels.ids)),
     )
     return build_review(selection, samples)
 

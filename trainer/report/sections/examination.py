@@ -1,0 +1,73 @@
+"""The section on what is wrong besides labels: duplicates, off-topic images and bad pictures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.report.labels_review import CHECKS, find_conflicts
+from trainer.report.pictures import thumbnails
+from trainer.report.run import ReportRun
+from trainer.report.section import Report, Section
+from trainer.report.sections.gallery import describe_samples
+
+MOST = 12
+"""Groups of duplicates, and images of each kind, in report.json and on the page."""
+_EACH = 4
+_WORDS = {"odd_aspect": "odd shape"}
+
+
+def collect(run: ReportRun) -> dict[str, Any]:
+    facts, table = run.mapping(run.directory.examination_facts), run.mapping(run.directory.examination)
+    selection = run.selection
+    if facts is None or table is None or selection is None:
+        return {"examination": None}
+    ids, own = table["sample_id"].to_numpy(), table["group"].to_numpy()
+    given = run.samples.given[ids].astype(np.int64)
+    probability = selection.given_probability[ids]
+    conflicts = find_conflicts(own, given, probability)
+    sizes = np.bincount(own, minlength=len(own))
+    contradicted = np.bincount(own, weights=conflicts, minlength=len(own)) > 0
+    groups = np.flatnonzero(sizes > 1)
+    groups = groups[np.lexsort((groups, -sizes[groups], ~contradicted[groups]))]
+
+    def describe(rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+        return describe_samples(run, selection, ids[rows])
+
+    kinds = {"off_topic": table["off_topic"].to_numpy()} | {name: table[name].to_numpy() for name in CHECKS}
+    scores = selection.loss[ids]
+    return {
+        "examination": {
+            "groups": len(groups),
+            "repeated": int((sizes[groups] - 1).sum()),
+            "conflicting_groups": int(contradicted[groups].sum()),
+            "conflicting": int(conflicts.sum()),
+            "shown_groups": [describe(np.flatnonzero(own == group)[:_EACH]) for group in groups[:MOST]],
+            "kinds": [
+                {
+                    "name": name,
+                    "title": _WORDS.get(name, name.replace("_", " ")),
+                    "count": int(found.sum()),
+                    "why": facts["off_topic"]["why"] if name == "off_topic" else facts["checks"][name]["why"],
+                    "shown": describe(np.flatnonzero(found)[np.argsort(-scores[found])][:MOST]),
+                }
+                for name, found in kinds.items()
+                if found.any()
+            ],
+            "why": facts["near_duplicates"]["why"],
+        }
+    }
+
+
+def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
+    found = report["examination"]
+    if found is None or not (found["groups"] or found["kinds"]):
+        return None
+    shown = [one for group in found["shown_groups"] for one in group]
+    shown += [one for kind in found["kinds"] for one in kind["shown"]]
+    return {"found": found, "thumbnails": thumbnails(shown, run.image_of)}
+
+
+SECTION = Section("examination", "Duplicates and bad pictures", collect, render, Path(__file__).with_suffix(".html"))
