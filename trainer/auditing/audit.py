@@ -9,14 +9,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import yaml
 
-from shards.durable import read_parquet
 from shards.errors import CommandStopped, ConfigError, InputError, renamed_fields
 from shards.sources import SourceOptions
 from trainer.auditing.folder import NO_OPTIONS, find_images
 from trainer.auditing.network import choose_network
+from trainer.auditing.result import AuditResult
 from trainer.auditing.settings import Start, choose_recipe
 from trainer.config.recipe_file import apply_override
 from trainer.config.schema import ExecutionConfig, Recipe
@@ -89,10 +88,10 @@ def audit(
     download: bool = True,
     train: bool = False,
     overrides: Sequence[str] = (),
-) -> pa.Table:
-    """Audit the labels of an image folder; returns the list of all samples, most suspicious first.
+) -> AuditResult:
+    """Audit the labels of an image folder; returns the list of all samples, most suspicious first, and the verdict.
 
-    The columns are those of labels_review.parquet (docs/files.md). The run directory (default: runs/audit-FOLDER)
+    The run directory (default: runs/audit-FOLDER)
     also gets the report; an audit that was stopped resumes when called again. Raises InputError for unusable images
     or options, and CommandStopped if the run is stopped by a signal.
     """
@@ -111,7 +110,7 @@ def audit(
     code = run_audit(options)
     if code == EXIT_STOPPED:
         raise CommandStopped(f"the audit in {options.run} was stopped; call it again to resume")
-    return read_parquet(RunDirectory(options.run).labels_review_parquet, "list of labels to review")
+    return AuditResult.read(options.run)
 
 
 def _path(given: str | os.PathLike[str] | None) -> Path | None:

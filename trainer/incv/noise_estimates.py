@@ -9,7 +9,7 @@ import numpy.typing as npt
 from trainer import theory
 from trainer.config.schema import IncvConfig
 from trainer.incv.confidence_curve import estimate_from_confidence
-from trainer.incv.confident import confident_joint
+from trainer.incv.confident import are_doubted, confident_joint
 from trainer.incv.predictions import Predictions
 from trainer.incv.selected_noise import noise_of_agreeing
 
@@ -39,17 +39,15 @@ class NoiseEstimates:
     """The confident estimate of T, [true, given]; None if there are more than 100 classes."""
     uniform_flips: float | None = None
     """Share of labels that are flipped at random to any other class; only a judge by features measures it."""
+    doubted: float | None = None
+    """Share of labels that its calibrated predictions doubt."""
 
     @property
     def combined(self) -> float | None:
-        """ε from both kinds of noise: the confident estimate, less what random flips add to it, at least those flips.
-
-        The confident estimate is close where people confuse classes. Where labels are flipped at random, which the
-        flips tell exactly, it counts mistakes of the predictions too, the more the stronger the noise.
-        """
-        if self.uniform_flips is None:
+        """ε from both kinds of noise; None without a measure of the random flips."""
+        if self.uniform_flips is None or self.doubted is None:
             return None
-        return max(self.uniform_flips, self.confident - _COUNTED_TWICE * self.uniform_flips)
+        return combine_estimates(self.confident, self.uniform_flips, self.doubted)
 
     def of_rule(self, config: IncvConfig) -> float:
         value: float | None = getattr(self, config.noise_estimate)
@@ -65,6 +63,7 @@ class NoiseEstimates:
             "prior": self.prior.tolist(),
             "transition": None if self.transition is None else self.transition.tolist(),
             "uniform_flips": self.uniform_flips,
+            "doubted": self.doubted,
             "combined": self.combined,
         }
 
@@ -80,7 +79,18 @@ class NoiseEstimates:
             prior=np.asarray(content["prior"]),
             transition=None if transition is None else np.asarray(transition),
             uniform_flips=content.get("uniform_flips"),
+            doubted=content.get("doubted"),
         )
+
+
+def combine_estimates(confident: float, uniform_flips: float, doubted: float) -> float:
+    """Return ε from three measures, each of which errs where another does not.
+
+    The confident estimate is close where people confuse classes. Where labels are flipped at random, which
+    `uniform_flips` tells, it counts mistakes of the predictions too; where predictions are sharp it is too low, and
+    the share of doubted labels is close. ε is the mean of these two, and at least the random flips.
+    """
+    return max(uniform_flips, (confident - _COUNTED_TWICE * uniform_flips + doubted) / 2)
 
 
 def estimate_noise(
@@ -122,7 +132,13 @@ def estimate_noise(
         prior=prior,
         transition=transition if classes <= _MOST_CLASSES_KEPT else None,
         uniform_flips=uniform_flips,
+        doubted=None if uniform_flips is None else _share_doubted(predictions.rows(usable)),
     )
+
+
+def _share_doubted(predictions: Predictions) -> float:
+    doubted = are_doubted(predictions.given_probability, predictions.predicted_probability)
+    return float(doubted.mean()) if len(doubted) else 0.0
 
 
 def _held_out_of_selected(

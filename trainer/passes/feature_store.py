@@ -97,7 +97,7 @@ class FeatureStore:
 
     def _map(self, number: int, rows: int) -> npt.NDArray[np.float16]:
         path = self._features_path(number)
-        flat = np.memmap(path, np.float16, "r") if path.is_file() and path.stat().st_size else np.empty(0, np.float16)
-        if not rows or not len(flat) or len(flat) % rows:
+        nbytes = path.stat().st_size if path.is_file() else 0
+        if not rows or not nbytes or nbytes % (2 * rows):
             raise DataError(f"{path} is damaged or missing: remove {self.folder}, and run the same command again")
-        return flat.reshape(rows, -1)
+        return np.memmap(path, np.float16, "r", shape=(rows, nbytes // (2 * rows)))

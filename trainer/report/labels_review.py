@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from shards.csv_file import write_csv
 from shards.durable import write_parquet
+from trainer.incv.confident import are_doubted
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 
@@ -37,8 +38,8 @@ class ReviewedSamples:
     """Folder in which the keys are the paths of the images, unless they are absolute; None if they are no paths."""
     examined: pa.Table | None = None
     """What the stage `features` found besides wrong labels: a row for each of some samples."""
-    most_issues: int | None = None
-    """Flag at most so many labels, the most suspicious; None: all that INCV did not select."""
+    calibrated: bool = False
+    """Whether probabilities are calibrated, so that closer calls are not flagged."""
 
 
 def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Table:
@@ -59,8 +60,8 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     predicted = selection.predicted[ids]
     issue |= (state == State.HELD_OUT) & (predicted >= 0) & (predicted != samples.given[ids])
     issue &= ~checked
-    if samples.most_issues is not None:
-        issue &= np.cumsum(issue) <= samples.most_issues
+    if samples.calibrated:
+        issue &= are_doubted(selection.given_probability[ids], selection.predicted_probability[ids])
         issue |= conflicts[ids] & ~checked
     keys = samples.keys.take(pa.array(ids))
     return pa.table(

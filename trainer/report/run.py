@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shards.durable import read_json, read_parquet
 from shards.errors import InputError
 from trainer.incv import measure
-from trainer.incv.confident import confident_joint
+from trainer.incv.confident import are_doubted, confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report.labels_review import CHECKS
@@ -207,7 +207,7 @@ class ReportRun:
         """The sample_ids that are flagged, most suspicious first; none without a selection.
 
         A sample is flagged if it is not selected, its last held-out prediction contradicts the label, and nobody has
-        checked the label by hand.
+        checked the label by hand. Where the probabilities are calibrated, another class must be clearly likelier.
         """
         selection, samples = self.selection, self.samples
         if selection is None:
@@ -216,10 +216,12 @@ class ReportRun:
         inside = samples.inside[:size] | (selection.state == State.HELD_OUT)
         doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
         doubted &= selection.predicted != samples.given[:size]
+        if is_calibrated(self.incv):
+            doubted &= are_doubted(selection.given_probability, selection.predicted_probability)
         if samples.checked is not None:
             doubted &= ~samples.checked[:size]
         ids = selection.ids_by_suspicion()
-        return ids[doubted[ids]][: count_issues(self.incv, int(inside.sum()))]
+        return ids[doubted[ids]]
 
     @cached_property
     def held_out(self) -> HeldOut | None:
@@ -303,13 +305,9 @@ def _read_table(path: Path) -> pa.Table | Missing:
         return Missing("cannot be read (not a table of this version)")
 
 
-def count_issues(incv: dict[str, Any] | None, samples: int) -> int | None:
-    """Return how many labels to flag, at least one: as many as are wrong by the estimate for both kinds of noise.
-
-    None: all that the predictions contradict, where no judge by features made that estimate.
-    """
-    estimate = ((incv or {}).get("noise") or {}).get("combined")
-    return None if estimate is None else max(1, round(estimate * samples))
+def is_calibrated(incv: dict[str, Any] | None) -> bool:
+    """Whether the probabilities are those of a judge by features."""
+    return "judge" in (incv or {})
 
 
 def find_sources(keys: pa.ChunkedArray | pa.Array, labels: NDArray[np.integer]) -> SampleSources | None:

@@ -106,7 +106,7 @@ def open_store(stages: "StageRunner") -> FeatureStore:
 def load_examined(stages: "StageRunner") -> Examined:
     """Return what the stage has found, on every rank."""
     table = read_parquet(stages.run.examination, "examination", ["sample_id", "group"])
-    ids = table["sample_id"].to_numpy()
+    ids = np.array(table["sample_id"])  # a copy: torch wants writable memory
     store = open_store(stages)
     features, found = store.read(content_keys(stages.data.train, ids), slice(None, -SIDE * SIDE))
     if not found.all():

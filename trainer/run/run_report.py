@@ -18,7 +18,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import read_labels
 from trainer.report import write_report
 from trainer.report.labels_review import ReviewedSamples, build_review, write_review
-from trainer.report.run import Missing, ReportRun, count_issues, find_sources
+from trainer.report.run import Missing, ReportRun, find_sources, is_calibrated
 from trainer.run.data_sets import find_key_root
 from trainer.run.recipe import load_recipe
 
@@ -49,7 +49,7 @@ def list_reviewed_labels(stages: "StageRunner") -> pa.Table:
         class_names=index.class_names,
         root=find_key_root(stages.recipe.data.train),
         examined=read_parquet(run.examination, "examination") if run.examination.exists() else None,
-        most_issues=count_issues(read_json(run.incv), len(stages.data.labels.ids)),
+        calibrated=is_calibrated(read_json(run.incv)),
     )
     return build_review(selection, samples)
 

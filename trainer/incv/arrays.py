@@ -1,0 +1,127 @@
+"""Wrong labels from plain arrays: labels, and probabilities that were held out, from any model."""
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shards.errors import DataError
+from trainer.incv.confident import are_doubted, confident_joint
+from trainer.incv.feature_judge import uniform_flips
+from trainer.incv.logistic import fit_temperature
+from trainer.incv.noise_estimates import combine_estimates
+
+Floats = npt.NDArray[np.float64]
+_MOST_TRIED = 50_000
+"""Samples that calibration and flips are measured on."""
+_SMALLEST = 1e-12
+_SUM_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class LabelIssues:
+    """What the probabilities say about the labels; arrays have one entry per sample."""
+
+    is_issue: npt.NDArray[np.bool_]
+    """Whether the label is flagged: another class is, after calibration, at least e times as likely."""
+    suspicion: npt.NDArray[np.float32]
+    """Logarithm of the probability of the likeliest other class over that of the given label: sort by it."""
+    predicted: npt.NDArray[np.int64]
+    noise: float
+    """Estimated share of wrong labels."""
+
+    def order(self) -> npt.NDArray[np.int64]:
+        """Return all samples, most suspicious first."""
+        return np.argsort(-self.suspicion, kind="stable")
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{i}</td><td>{self.predicted[i]}</td><td>{self.suspicion[i]:.2f}</td></tr>"
+            for i in self.order()[:10]
+        )
+        head = "<tr><th>sample</th><th>predicted</th><th>suspicion</th></tr>"
+        return f"<p>{escape(repr(self))}</p><table>{head}{rows}</table>"
+
+    def __repr__(self) -> str:
+        return (
+            f"{int(self.is_issue.sum()):,} of {len(self.is_issue):,} labels flagged, {self.noise:.1%} estimated wrong"
+        )
+
+
+def find_label_issues(labels: Any, probabilities: Any) -> LabelIssues:
+    """Find labels that held-out predictions contradict.
+
+    Args:
+        labels: the given labels, integers from 0, [samples].
+        probabilities: of each class, [samples, classes], from a model that was not trained on the sample, such as by
+            cross-validation.
+
+    Raises:
+        DataError: the arrays do not fit each other, are no probabilities, or were not held out.
+    """
+    given, p = _check(labels, probabilities)
+    log_p = np.log(np.maximum(p, _SMALLEST))
+    of_given = log_p[np.arange(len(given)), given]
+    others = log_p.copy()
+    others[np.arange(len(given)), given] = -np.inf
+    suspicion = (others.max(axis=1) - of_given).astype(np.float32)
+    calibrated = _calibrate(given, log_p)
+    is_issue = are_doubted(calibrated[np.arange(len(given)), given], calibrated.max(axis=1))
+    return LabelIssues(is_issue, suspicion, p.argmax(axis=1), _estimate(given, calibrated))
+
+
+def estimate_noise(labels: Any, probabilities: Any) -> float:
+    """Estimate the share of wrong labels from held-out probabilities; see `find_label_issues`."""
+    given, p = _check(labels, probabilities)
+    return _estimate(given, _calibrate(given, np.log(np.maximum(p, _SMALLEST))))
+
+
+def _calibrate(given: npt.NDArray[np.int64], log_p: Floats) -> Floats:
+    """Return the probabilities to some power, the one that makes the given labels likeliest: [samples, classes]."""
+    rows = _some(given)
+    factor = fit_temperature(torch.from_numpy(log_p[rows]), torch.from_numpy(given[rows]))
+    p: Floats = np.exp(factor * (log_p - log_p.max(axis=1, keepdims=True)))
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def _estimate(given: npt.NDArray[np.int64], p: Floats) -> float:
+    """Return ε from calibrated probabilities."""
+    rows, at = _some(given), np.arange(len(given))
+    flips = uniform_flips(torch.from_numpy(np.log(np.maximum(p[rows], _SMALLEST))), torch.from_numpy(given[rows]))
+    predicted = p.argmax(axis=1).astype(np.int32)
+    of_given, of_predicted = (p[at, which].astype(np.float32) for which in (given, predicted))
+    joint = confident_joint(given, predicted, of_given, of_predicted, p.shape[1])
+    doubted = float(are_doubted(of_given, of_predicted).mean())
+    return combine_estimates(float(1.0 - np.trace(joint)), flips, doubted)
+
+
+def _some(given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.arange(0, len(given), -(-len(given) // _MOST_TRIED))
+
+
+def _check(labels: Any, probabilities: Any) -> tuple[npt.NDArray[np.int64], Floats]:
+    given, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    if p.ndim != 2 or given.shape != p.shape[:1]:
+        raise DataError(f"probabilities must have one row per label: [{given.size}, classes], not {list(p.shape)}")
+    if p.shape[1] < 2 or not len(given):
+        raise DataError(
+            f"probabilities have the shape {list(p.shape)}: at least one sample and two classes are needed"
+        )
+    if not np.issubdtype(given.dtype, np.integer) or given.min() < 0 or given.max() >= p.shape[1]:
+        raise DataError(f"labels must be integers from 0 to {p.shape[1] - 1}, the columns of the probabilities")
+    if not np.isfinite(p).all() or p.min() < 0:
+        raise DataError("some probabilities are negative, NaN or infinite: leave out samples without a prediction")
+    sums = p.sum(axis=1)
+    if np.abs(sums - 1).max() > _SUM_TOLERANCE:
+        worst = int(np.abs(sums - 1).argmax())
+        raise DataError(f"the probabilities of sample {worst} sum to {sums[worst]:.3g}, not 1: apply a softmax first")
+    p = p / sums[:, None]
+    if len(given) >= 100 and (p.argmax(axis=1) == given).all():
+        raise DataError(
+            "the probabilities agree with every label, so they are not held out: the model was trained on what it "
+            "predicts. Predict each sample by a model that has not seen it (cross-validation)"
+        )
+    return given.astype(np.int64), p
