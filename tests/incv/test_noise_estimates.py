@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
-from tests.support import RECIPES
+from tests.support import RECIPES, paper_formulas
 from tests.support.prediction_rows import rows
 from trainer import theory
 from trainer.config.schema import IncvConfig
@@ -88,7 +88,7 @@ def test_the_paper_inverts_equation_4_on_fold_0_alone(classes, agreement):
     assert 0 <= ratio <= (classes - 1) / classes  # the smaller of the two solutions
     if ratio:  # the released code's grid: the smallest of 0, 0.001, ... whose agreement is no longer above
         grid = next(
-            step / 1000 for step in range(1001) if theory.symmetric_accuracy(step / 1000, classes) <= agreement
+            step / 1000 for step in range(1001) if paper_formulas.symmetric_accuracy(step / 1000, classes) <= agreement
         )
         assert grid - 0.001 - 1e-9 <= ratio <= grid + 1e-9
 
