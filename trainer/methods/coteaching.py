@@ -17,7 +17,7 @@ from trainer.loading.sample_order import slice_for_rank
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.built_in import ChooseBy, CoteachingConfig
 from trainer.methods.inputs import MethodInputs, MethodTraining
-from trainer.methods.losses import sample_losses, target_losses
+from trainer.methods.losses import target_losses
 from trainer.methods.pair import PairTask, count_agreeing, order_rows, pair_values
 from trainer.methods.task import TaskSettings
 from trainer.models.frozen import set_train_mode
@@ -180,7 +180,7 @@ class CoteachingTask(PairTask):
         set_train_mode(self.module)
         logits_a, logits_b = self.forward(inputs["images"])
         labels = self.labels_of(inputs)
-        losses_a, losses_b = (sample_losses(logits, labels) for logits in (logits_a, logits_b))
+        losses_a, losses_b = (target_losses(logits, labels) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         if self.smoothing:  # the ranking has no smoothing: it compares how well the given labels are explained
             smoothed = (target_losses(logits, labels, self.smoothing) for logits in (logits_a, logits_b))
@@ -197,7 +197,7 @@ class CoteachingTask(PairTask):
         """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
         logits_a, logits_b = self.eval_logits(inputs["images"])
         labels = self.labels_of(inputs)
-        losses_a, losses_b = (sample_losses(logits, labels) for logits in (logits_a, logits_b))
+        losses_a, losses_b = (target_losses(logits, labels) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         shares = self.learn_rows(inputs, choice.rows_b, choice.rows_a, rows, choice.kept.clamp(min=1))
         return choice, shares, count_agreeing(logits_a, logits_b, labels, inputs["weights"])
