@@ -14,8 +14,7 @@ from shards.errors import DataError
 from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
-from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
-from trainer.incv.folds import FoldTask, split_parts
+from trainer.incv.folds import FoldTask, folds_share_device, folds_side_by_side, split_parts
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     estimate_noise,
@@ -28,9 +27,9 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.epoch_plan import Mixing, StaticPlan
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, build_windows, derive_stream
+from trainer.methods.inputs import build_task_settings
 from trainer.methods.losses import build_row_losses
 from trainer.methods.networks import build_network, seed_rng
-from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
 from trainer.passes.sample_pass import SamplePass
 from trainer.records.pace import Later
