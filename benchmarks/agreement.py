@@ -37,10 +37,10 @@ from trainer.distributed.stop import StopRequest
 from trainer.loading.epoch_plan import StaticPlan
 from trainer.loading.image_set import ImageSet, limit_ids, open_image_set
 from trainer.loading.sample_order import build_windows, derive_stream
+from trainer.methods.inputs import build_task_settings
 from trainer.methods.networks import build_module, seed_rng
 from trainer.methods.standard import StandardTask
 from trainer.methods.task import TaskSettings
-from trainer.methods.task_settings import build_task_settings
 from trainer.passes.sample_pass import SamplePass
 from trainer.run.data_sets import open_splits
 from trainer.run.evaluation import HITS, count_hits

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.company import Others, said_of
 from benchmarks.record import publish, record_runs
-from trainer.distributed.cpu_threads import WAIT_VARIABLES, let_waiting_threads_sleep
+from trainer.distributed.launch import WAIT_VARIABLES, let_waiting_threads_sleep
 
 _BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with its parent
 _THREADS, _ROWS, _PIXELS = 2, 128, 8

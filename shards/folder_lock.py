@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _MOST_REMOVED = 100
-# errors of a file system without locks: the user must not start two packers
+# errors of a file system without locks
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOLCK)
 
 
@@ -90,7 +90,7 @@ def _is_open_at(descriptor: int, path: Path) -> bool:
 
 
 def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Try to take the lock without waiting; return whether that succeeded. True if locks are not supported."""
+    """Try to take the lock without waiting; return whether that succeeded. Without locks, warn and return True."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -98,4 +98,5 @@ def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        _log.warning("this file system has no locks (%s): do not start the same command twice", error.strerror)
     return True

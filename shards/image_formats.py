@@ -63,11 +63,7 @@ _OTHER_SUFFIXES = {
     ".svg": "SVG",
     ".psd": "Photoshop",
     ".ico": "ICO",
-    ".dng": "raw",
-    ".nef": "raw",
-    ".cr2": "raw",
-    ".cr3": "raw",
-    ".arw": "raw",
+    **dict.fromkeys((".dng", ".nef", ".cr2", ".cr3", ".arw"), "raw"),
 }
 
 

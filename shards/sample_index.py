@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 from shards.durable import read_json, read_parquet, write_atomically, write_json, write_parquet
 from shards.errors import DataError
 from shards.image_check import VERDICTS
-from shards.image_formats import REASONS
 
 FORMAT = 2
 IN_NO_SHARD = -1
@@ -48,7 +47,7 @@ TABLE = pa.schema(
 )
 
 # The columns of rejected.parquet. verdict: `ok` for a usable image whose name does not tell its format. Ignored files
-# have only a key, which is their path, and a reason; earlier versions did not list them, and wrote no reasons.
+# have only a key, which is their path, and a reason.
 REJECTED = pa.schema(
     [
         ("sample_id", pa.int64()),
@@ -272,13 +271,8 @@ class SampleIndex:
         return table
 
     def read_rejected(self) -> pa.Table:
-        """Read rejected.parquet, with the columns of REJECTED; folders of earlier versions get general reasons."""
-        path = self.folder / "rejected.parquet"
-        table = read_parquet(path, "list of rejected images")
-        if "reason" not in table.schema.names:
-            reasons = [REASONS.get(verdict, verdict) for verdict in table["verdict"].to_pylist()]
-            table = table.append_column("reason", pa.array(reasons, pa.string()))
-        return table.select(REJECTED.names).cast(REJECTED)
+        """Read rejected.parquet, with the columns of REJECTED."""
+        return read_parquet(self.folder / "rejected.parquet", "list of rejected images")
 
 
 def _map_columns(path: Path, dataset: Dataset) -> dict[str, np.ndarray]:

@@ -11,8 +11,7 @@ import pyarrow as pa
 from shards.durable import read_parquet, write_parquet
 from shards.errors import DataError, list_some
 from shards.sample_index import Dataset, SampleIndex, suggest_packing
-from shards.sources.first_classes import FirstClasses
-from shards.sources.source import FileSource, Source
+from shards.sources.source import FileSource, FirstClasses, Source
 
 SOURCE_FILES: Final = "source_files.parquet"
 MOST_COMPARED: Final = 200_000

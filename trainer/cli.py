@@ -21,8 +21,7 @@ from trainer.compare.command import add_command as add_compare_command
 from trainer.config.schema import Recipe
 from trainer.config.shipped import recipe_name, recipe_path, run_name
 from trainer.config.sweep import AT_ONCE, Variant, combinations, command_alone, sweep_file
-from trainer.distributed.cpu_threads import let_waiting_threads_sleep
-from trainer.distributed.launch import detect_launch
+from trainer.distributed.launch import detect_launch, let_waiting_threads_sleep
 from trainer.distributed.stop import StopRequest
 from trainer.doctor.command import add_commands as add_doctor_commands
 from trainer.outputs.command import add_commands as add_output_commands

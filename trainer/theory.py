@@ -78,28 +78,10 @@ def check_transition(T: ArrayLike) -> None:
 # --- agreement of predictions with given labels, Prop. 1 ----------------------------------------------------
 
 
-def accuracy_per_class(T: ArrayLike) -> Array:
-    """Agreement of predictions y_f with given labels y, by true class i (Eq. 2): P(y_f = y | i) = Σ_j T_ij²; [c]."""
-    return (_transition(T) ** 2).sum(axis=1)
-
-
 def accuracy(T: ArrayLike, prior: ArrayLike) -> float:
-    """Agreement over all classes, from the proof of Cor. 1.1: P(y_f = y) = Σ_i π_i Σ_j T_ij²."""
-    per_class = accuracy_per_class(T)
-    return float(_prior(prior, len(per_class)) @ per_class)
-
-
-def symmetric_accuracy(ratio: float, classes: int) -> float:
-    """Agreement under symmetric noise (Eq. 4): P(y_f = y) = (1-ε)² + ε²/(c-1)."""
-    _check_ratio(ratio)
-    _check_classes(classes)
-    return (1.0 - ratio) ** 2 + ratio**2 / (classes - 1)
-
-
-def asymmetric_accuracy(ratio: float) -> float:
-    """Agreement under asymmetric noise (Eq. 5): P(y_f = y) = (1-ε)² + ε²."""
-    _check_ratio(ratio)
-    return (1.0 - ratio) ** 2 + ratio**2
+    """Agreement of predictions y_f with given labels y (Eq. 2, proof of Cor. 1.1): P(y_f = y) = Σ_i π_i Σ_j T_ij²."""
+    matrix = _transition(T)
+    return float(_prior(prior, len(matrix)) @ (matrix**2).sum(axis=1))
 
 
 def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmetric", top_k: int = 1) -> float:
@@ -131,18 +113,6 @@ def noise_from_accuracy(accuracy: float, classes: int, kind: NoiseKind = "symmet
 # --- quality of one round's selection, Prop. 2 --------------------------------------------------------------
 
 
-def label_precision_per_class(T: ArrayLike) -> Array:
-    """Label precision among the selected of TRUE class i (Eq. 7, 8): LP_i = T_ii² / Σ_j T_ij²; float64 [c]."""
-    matrix = _transition(T)
-    # Each row sums to 1, so Σ_j T_ij² is at least 1/c: no division by zero.
-    return np.diag(matrix) ** 2 / (matrix**2).sum(axis=1)
-
-
-def label_recall_per_class(T: ArrayLike) -> Array:
-    """Label recall among clean samples of true class i (Eq. 7, 8): LR_i = T_ii; float64 [c], 0 if none is clean."""
-    return np.diag(_transition(T)).copy()
-
-
 def label_precision(T: ArrayLike, prior: ArrayLike) -> float:
     """Label precision (Eq. 6 with Eq. 3): LP = Σ_i π_i T_ii² / Σ_i π_i Σ_j T_ij². Special cases: Eq. 10, Eq. 11."""
     return label_precision_after(T, prior, rounds=1)
@@ -151,15 +121,6 @@ def label_precision(T: ArrayLike, prior: ArrayLike) -> float:
 def label_recall(T: ArrayLike, prior: ArrayLike) -> float:
     """Label recall (Eq. 6 with Eq. 3): LR = Σ_i π_i T_ii² / Σ_i π_i T_ii; nan if no label is correct."""
     return label_recall_after(T, prior, rounds=1)
-
-
-def label_precision_bounds(t_ii: float, classes: int) -> tuple[float, float]:
-    """The smallest (asymmetric noise) and largest (symmetric noise) LP_i for a given T_ii (Eq. 9)."""
-    _check_classes(classes)
-    if not 0.0 <= t_ii <= 1.0:
-        raise ValueError(f"T_ii is {t_ii:g}, outside [0, 1]")
-    right, wrong = t_ii**2, (1.0 - t_ii) ** 2
-    return right / (right + wrong), right / (right + wrong / (classes - 1))
 
 
 def noise_of_selected(ratio: float, classes: int, kind: NoiseKind) -> float:

@@ -10,8 +10,7 @@ from shards.csv_file import unescape_cell
 from shards.errors import ConfigError, DataError, Fix
 from shards.image_check import MAX_BYTES
 from shards.image_formats import SUFFIXES, explain_ignored
-from shards.sources.folder_walk import walk_files
-from shards.sources.inside import open_inside
+from shards.sources.inside import open_inside, walk_files
 from shards.sources.label_table import LabelRow, read_label_table
 from shards.sources.source import (
     IgnoredFile,

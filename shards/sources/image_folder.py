@@ -7,7 +7,7 @@ from shards.errors import ConfigError, DataError, did_you_mean
 from shards.image_check import MAX_BYTES
 from shards.image_formats import SUFFIXES, explain_ignored
 from shards.regular_file import read_regular
-from shards.sources.folder_walk import walk_files
+from shards.sources.inside import walk_files
 from shards.sources.source import (
     IgnoredFile,
     RawSample,

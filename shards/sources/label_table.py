@@ -9,18 +9,8 @@ from shards.errors import ConfigError, DataError, Fix, did_you_mean
 from shards.sources.source import is_image
 
 PATH_COLUMNS: Final = (
-    *(
-        "path",
-        "file",
-        "filename",
-        "file_name",
-        "filepath",
-        "file_path",
-        "image",
-        "images",
-        "image_path",
-        "image_file",
-    ),
+    *("path", "file", "filename", "file_name", "filepath", "file_path"),
+    *("image", "images", "image_path", "image_file"),
     *("image_name", "imagename", "imagepath", "image_id", "img", "img_path", "photo", "picture", "key", "id", "name"),
 )
 LABEL_COLUMNS: Final = (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from shards.errors import ConfigError, did_you_mean
 from shards.plugins import PluginGroup
-from shards.sources.first_classes import select_first_classes
-from shards.sources.source import Source, SourceOptions, SourceType
+from shards.sources.source import Source, SourceOptions, SourceType, select_first_classes
 
 NO_OPTIONS = SourceOptions()
 PLUGINS = PluginGroup("incv.sources", "data set")

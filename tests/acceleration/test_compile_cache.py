@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from trainer.acceleration.compile_cache import cache_directory, use_compile_cache
+from trainer.acceleration.compile import cache_directory, use_compile_cache
 
 PROGRAM = REPOSITORY / "tests" / "support" / "compiled_program.py"
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -10,8 +10,7 @@ from torch import nn
 
 from tests.support.same_numbers import assert_same, rewritten
 from trainer.acceleration import compile as compiling
-from trainer.acceleration.fold_batchnorm import fold_batchnorms
-from trainer.acceleration.fuse_convs import fuse_convolutions
+from trainer.acceleration.rewrite_convs import fold_batchnorms, fuse_convolutions
 from trainer.models.factory import create_model
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.same_numbers import assert_same, rewritten
 from trainer.acceleration import compile as compiling
-from trainer.acceleration.fuse_convs import fuse_convolutions
+from trainer.acceleration.rewrite_convs import fuse_convolutions
 from trainer.models.factory import create_model
 
 CHANNELS = 6

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.same_numbers import assert_same
 from trainer.acceleration import compile as compiling
-from trainer.acceleration.fuse_convs import fuse_convolutions
+from trainer.acceleration.rewrite_convs import fuse_convolutions
 from trainer.models.factory import create_model
 
 pytestmark = [

@@ -19,7 +19,7 @@ from trainer.config.fitting import (
 )
 from trainer.config.optimisation import OptimizerConfig
 from trainer.config.schema import TrainingConfig
-from trainer.methods.coteaching_incv import CoteachingIncvConfig
+from trainer.methods.built_in import CoteachingIncvConfig
 from trainer.run.recipe import load_recipe
 
 TINY = RECIPES / "tiny.yaml"

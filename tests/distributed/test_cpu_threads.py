@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.distributed.cpu_threads import WAIT_VARIABLES, let_waiting_threads_sleep
+from trainer.distributed.launch import WAIT_VARIABLES, let_waiting_threads_sleep
 
 _USES_GNU = "libgomp" in Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else False
 

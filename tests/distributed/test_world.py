@@ -10,7 +10,7 @@ from shards.errors import ConfigError, DataError
 from trainer.config.schema import ExecutionConfig
 from trainer.distributed.process_group import is_peer_failure, join_world
 from trainer.distributed.world import SINGLE_PROCESS, World
-from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
+from trainer.incv.folds import folds_share_device, folds_side_by_side
 
 
 def test_a_world_of_one_says_nothing() -> None:

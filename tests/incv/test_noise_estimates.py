@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from shards.errors import ConfigError
-from tests.support import RECIPES
+from tests.support import RECIPES, paper_formulas
 from tests.support.prediction_rows import rows
 from trainer import theory
 from trainer.config.schema import IncvConfig
@@ -25,8 +25,8 @@ from trainer.incv.noise_estimates import (
     uses_best_epoch,
 )
 from trainer.incv.predictions import Predictions, Status
-from trainer.methods import coteaching_incv
-from trainer.methods.built_in import CoteachingConfig, CoteachingIncvConfig
+from trainer.methods import coteaching as coteaching_method
+from trainer.methods.built_in import CoteachingConfig, CoteachingIncvConfig, warmup_epochs
 from trainer.methods.coteaching import forget_rate
 from trainer.methods.inputs import NoiseFacts
 from trainer.run.recipe import load_recipe
@@ -53,7 +53,7 @@ def facts(noise: NoiseEstimates, config: IncvConfig) -> NoiseFacts:
 
 
 def noise_of_selected(config: CoteachingIncvConfig, rules: IncvConfig, noise: NoiseEstimates) -> float:
-    return coteaching_incv.noise_of_selected(config, rules, facts(noise, rules), len(noise.prior))
+    return coteaching_method.noise_of_selected(config, rules, facts(noise, rules), len(noise.prior))
 
 
 def estimates(paper: float, classes: int = 10, confident: float = 0.9, curve: float = 0.7) -> NoiseEstimates:
@@ -88,7 +88,9 @@ def test_the_paper_inverts_equation_4_on_fold_0_alone(classes, agreement):
     assert 0 <= ratio <= (classes - 1) / classes  # the smaller of the two solutions
     if ratio:  # the released code's grid: the smallest of 0, 0.001, ... whose agreement is no longer above
         grid = next(
-            step / 1000 for step in range(1001) if theory.symmetric_accuracy(step / 1000, classes) <= agreement
+            step / 1000
+            for step in range(1001)
+            if paper_formulas.symmetric_accuracy(step / 1000, classes) <= agreement
         )
         assert grid - 0.001 - 1e-9 <= ratio <= grid + 1e-9
 
@@ -349,15 +351,12 @@ def test_best_and_last_hold_for_every_round(rule, expected):
     ],
 )
 def test_warm_up_follows_the_noise(kind, noise, epochs, expected):
-    assert coteaching_incv.warmup_epochs(coteaching(epochs), incv(noise_kind=kind), noise) == expected
+    assert warmup_epochs(coteaching(epochs), incv(noise_kind=kind), noise) == expected
 
 
 def test_a_number_of_warm_up_epochs_is_taken_as_given():
     for number in (0, 20, 500):
-        assert (
-            coteaching_incv.warmup_epochs(coteaching(warmup_epochs=number), incv(noise_kind="asymmetric"), 0.9)
-            == number
-        )
+        assert warmup_epochs(coteaching(warmup_epochs=number), incv(noise_kind="asymmetric"), 0.9) == number
 
 
 def test_noise_of_the_selected_by_hand():

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.support import paper_formulas
 from tests.support.prediction_rows import rows
 from trainer import theory
 from trainer.config.schema import IncvConfig
@@ -95,11 +96,11 @@ def test_algorithm_1_gives_proposition_2_for_every_class(run):
     selected = oracle.selected(results[0][0])
     true, given, classes = oracle.true, oracle.given, oracle.classes
     measured = measure.label_precision_by_class(true, given, selected, classes)
-    for label, expected in enumerate(theory.label_precision_per_class(oracle.transition)):
+    for label, expected in enumerate(paper_formulas.label_precision_per_class(oracle.transition)):
         count = np.count_nonzero(selected & (true == label))
         assert abs(measured[label] - expected) <= 4 * standard_error(expected, count), f"LP of class {label}"
     measured = measure.label_recall_by_class(true, given, selected, classes)
-    for label, expected in enumerate(theory.label_recall_per_class(oracle.transition)):
+    for label, expected in enumerate(paper_formulas.label_recall_per_class(oracle.transition)):
         count = np.count_nonzero((true == label) & (given == label))
         assert abs(measured[label] - expected) <= 4 * standard_error(expected, count), f"LR of class {label}"
 

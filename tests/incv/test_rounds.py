@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import trainer.methods.task_settings
+import trainer.methods.inputs
 from shards.errors import ConfigError, DataError
 from tests.support.digits_bench import Bench
 from trainer.acceleration.policy import Acceleration, choose_acceleration
@@ -201,7 +201,7 @@ def test_a_short_round_is_accelerated_as_the_first_one_is(bench: Bench, monkeypa
         asked.append(steps)
         return choose_acceleration(recipe, steps, world, allow_accelerate)
 
-    monkeypatch.setattr(trainer.methods.task_settings, "choose_acceleration", spy)
+    monkeypatch.setattr(trainer.methods.inputs, "choose_acceleration", spy)
     recipe = bench.recipe("incv.rounds=2", "incv.epochs=3", "incv.remove_ratio=2", "batch.global=8")
     data = bench.data(recipe)
     run = bench.run(recipe, data)

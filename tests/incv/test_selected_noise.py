@@ -10,8 +10,7 @@ from tests.support.simulated_predictions import CLASSES, pair_flip, simulated, s
 from trainer import theory
 from trainer.config.schema import IncvConfig
 from trainer.incv.confidence_curve import estimate_from_confidence
-from trainer.incv.noise_estimates import estimate_noise
-from trainer.incv.selected_noise import noise_of_agreeing
+from trainer.incv.noise_estimates import estimate_noise, noise_of_agreeing
 
 NOISY = pytest.mark.parametrize(
     "transition",

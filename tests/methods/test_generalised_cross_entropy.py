@@ -16,7 +16,7 @@ from tests.support.toy_networks import RATE, batch_of, linear, setting, step_at
 from trainer.config.losses import GceConfig, LossConfig
 from trainer.config.recipe_file import recipe_yaml
 from trainer.methods.built_in import StandardConfig
-from trainer.methods.losses import build_row_losses, generalised_losses, sample_losses
+from trainer.methods.losses import build_row_losses, generalised_losses, target_losses
 from trainer.methods.standard import StandardTask
 from trainer.run.recipe import load_recipe
 from trainer.run.result_keys import result_keys
@@ -41,14 +41,14 @@ def test_the_gradient_is_that_of_the_cross_entropy_times_a_power_of_the_probabil
     logits, labels = rows()
     ours, plain = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     generalised_losses(ours, labels, q).sum().backward()
-    sample_losses(plain, labels).sum().backward()
+    target_losses(plain, labels).sum().backward()
     power = logits.softmax(1).gather(1, labels[:, None]) ** q
     torch.testing.assert_close(ours.grad, power * plain.grad)
 
 
 def test_its_limits_are_the_cross_entropy_and_the_mean_absolute_error() -> None:
     logits, labels = rows()
-    torch.testing.assert_close(generalised_losses(logits, labels, 1e-9), sample_losses(logits, labels))
+    torch.testing.assert_close(generalised_losses(logits, labels, 1e-9), target_losses(logits, labels))
     wrong = (logits.softmax(1) - torch.eye(CLASSES)[labels]).abs().sum(1) / 2
     torch.testing.assert_close(generalised_losses(logits, labels, 1.0), wrong)
 

@@ -13,10 +13,10 @@ from torch import nn
 from shards.errors import ConfigError
 from tests.support import RECIPES
 from tests.support.toy_networks import batch_of, descend, linear, losses_of, normed, setting, step_at
+from trainer.config.fitting import batchnorm_rows, micro_batches
 from trainer.estimate.dry_run import describe_plan
 from trainer.loading.batch import Batch
 from trainer.methods.coteaching import CoteachingTask, ForgetSchedule
-from trainer.methods.micro_batches import batchnorm_rows, micro_batches
 from trainer.methods.standard import StandardTask
 from trainer.models.twin import TwinModel
 from trainer.run.preflight import check_rows

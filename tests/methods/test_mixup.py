@@ -19,7 +19,7 @@ from tests.support.toy_networks import (
     step_at,
 )
 from trainer.loading.batch import BatchMix
-from trainer.methods.losses import sample_losses, target_losses
+from trainer.methods.losses import target_losses
 from trainer.methods.standard import StandardTask
 from trainer.methods.targets import agreement, mix_pairs
 
@@ -86,7 +86,7 @@ def test_targets_are_probabilities_of_the_two_labels(labels, partners, shares):
     torch.testing.assert_close(targets[rows, given_labels], torch.where(same, 1.0, share))
     torch.testing.assert_close(targets[rows, other], torch.where(same, 1.0, 1 - share))
     logits = torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(3))
-    expected = share * sample_losses(logits, given_labels) + (1 - share) * sample_losses(logits, other)
+    expected = share * target_losses(logits, given_labels) + (1 - share) * target_losses(logits, other)
     torch.testing.assert_close(target_losses(logits, targets), expected)
 
 

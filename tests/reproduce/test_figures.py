@@ -6,11 +6,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.paper_formulas import symmetric_accuracy
 from trainer.reproduce.experiments import EXPERIMENTS
 from trainer.reproduce.figures import DRAWINGS, mean_over_rounds
 from trainer.reproduce.records import RunRecord
 from trainer.reproduce.runs import PlannedRun, plan_runs
-from trainer.theory import symmetric_accuracy, symmetric_transition
+from trainer.theory import symmetric_transition
 
 
 def record(run: PlannedRun, **fields: Any) -> RunRecord:

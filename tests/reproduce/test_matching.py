@@ -103,13 +103,13 @@ def test_of_several_records_of_one_run_the_first_that_has_what_is_needed_counts(
     matching = match_records(EXPECTED, records)
     assert matching.recorded == {run: "c.json"}
     assert {each.file for each in matching.superseded} == {"a.json", "b.json", "d.json"}
-    with_curve = match_records(EXPECTED, records, lambda each: bool(each.test_curve()))
+    with_curve = match_records(EXPECTED, records, lambda each: bool(each.curve_on("test")))
     assert with_curve.recorded == {run: "d.json"}
 
 
 def test_a_record_without_what_is_needed_leaves_a_gap_and_is_not_stale() -> None:
     records = {"a.json": record(PLANNED[0])}
-    matching = match_records(EXPECTED, records, lambda each: bool(each.test_curve()))
+    matching = match_records(EXPECTED, records, lambda each: bool(each.curve_on("test")))
     assert not matching.recorded
     assert not matching.stale
 

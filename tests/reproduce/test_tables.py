@@ -111,7 +111,7 @@ def test_too_few_epochs_have_no_mean_of_the_last_ten() -> None:
 def test_curves_are_averaged_over_seeds_and_drawn_by_setting(recorded) -> None:
     assert mean_curve([[1.0, 2.0, 3.0], [3.0, 4.0]]) == [2.0, 3.0]
     runs = {run: recorded[1][file] for run, file in recorded[0].items()}
-    curves = {run: each for run, each in runs.items() if each.test_curve()}
+    curves = {run: each for run, each in runs.items() if each.curve_on("test")}
     figure = draw_curves(EXPERIMENT, curves)
     assert figure is not None
     assert figure.count("<svg ") == 2  # the file, and the one setting with a curve

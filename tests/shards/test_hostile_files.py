@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from shards.verified_files import VerifiedFiles
 
 from shards.csv_file import read_csv_text, write_csv
 from shards.durable import (
@@ -26,7 +25,6 @@ from shards.regular_file import open_regular, open_to_append, read_regular
 from tests.support.hostile_files import FOREIGN, IRREGULAR, nothing_lost, state_of
 from trainer.records.heartbeat import Heartbeat
 from trainer.records.logs import LogFile
-from trainer.records.manifest import StepCounter
 from trainer.records.metrics import MetricsLog
 from trainer.records.run_directory import RunDirectory
 
@@ -43,11 +41,6 @@ def log_a_step(path: Path) -> None:
     MetricsLog(path).write(step=1)
 
 
-def note_verified(path: Path) -> None:
-    (path.parent / "shard").touch()
-    VerifiedFiles(path.parent, path.name).add("shard", "0")
-
-
 WRITERS: dict[str, Callable[[Path], object]] = {
     "bytes": lambda path: write_bytes(path, b"ours"),
     "JSON": lambda path: write_json(path, {}),
@@ -55,7 +48,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "CSV": lambda path: write_csv(path, TABLE),
     "append": lambda path: open_to_append(path).close(),
     "log": LogFile,
-    "steps": StepCounter,
     "metrics": log_a_step,
     "claim": lambda path: require_own(path, b"ours", True, "choose another -o"),
 }
@@ -75,15 +67,6 @@ def test_an_output_replaces_nothing_but_a_regular_file(writer: str, kind: str, t
     IRREGULAR[kind](target)
     with nothing_lost(tmp_path), pytest.raises(InputError, match=r"target.* is a \w+"):
         WRITERS[writer](target)
-
-
-@pytest.mark.parametrize("kind", IRREGULAR)
-def test_a_log_of_verified_files_is_a_regular_file(kind: str, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    IRREGULAR[kind](target)
-    (tmp_path / "shard").touch()
-    with nothing_lost(tmp_path), pytest.raises((InputError, OSError)):
-        note_verified(target)
 
 
 @pytest.mark.parametrize("kind", [*IRREGULAR, *FOREIGN])

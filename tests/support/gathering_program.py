@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-import trainer.passes.shared_memory
 import trainer.passes.table
 from shards.errors import DataError
 from tests.support.toy_networks import TARGETS, schedule_of
@@ -99,7 +98,7 @@ def shared(world: World) -> bool:
         table["value"][:] = world.rank
         world.barrier()
         found.append(bool((table["value"] == world.rank).all()))
-        patch.setattr(trainer.passes.shared_memory, "_FOLDER", Path("/proc/nowhere"))
+        patch.setattr(trainer.passes.table, "_FOLDER", Path("/proc/nowhere"))
         found.append(random_split(world, 1))  # without such memory
     return all(found) and not list(Path("/dev/shm").glob("incv-*"))
 

@@ -17,7 +17,7 @@ from safetensors.torch import load, load_file, save
 from shards.durable import atomic_folder
 from shards.errors import DataError
 from tests.support.small_disk import mounted_disk
-from trainer.training.tensor_file import write_tensors
+from trainer.training.checkpoint import write_tensors
 
 TYPES = (
     torch.float64,

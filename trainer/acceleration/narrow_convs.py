@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from trainer.acceleration.fx_safety import fake_tensor_of
+from trainer.acceleration.rewrite_convs import fake_tensor_of
 
 _INPUTS = (3, 16, 32, 64)
 _OUTPUTS = (16, 32, 64)

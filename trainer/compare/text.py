@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from trainer.compare.comparison import Comparison, Lines, sample_curves
 from trainer.compare.grouping import Difference, Group
 from trainer.doctor.verdict import format_spans
-from trainer.report.text import choose_form, printable, shorten
-from trainer.reproduce.tables import UNITS, align
+from trainer.report.text import align_table, choose_form, printable, shorten
+from trainer.reproduce.tables import UNITS
 
 WIDTH = 118
 _VALUE = 70  # characters of a value, such as a list of milestones
@@ -70,7 +70,7 @@ def list_differences(differences: Sequence[Difference]) -> Lines:
 
 
 def _align(lines: Lines, left: int = 1) -> str:
-    return align([[printable(cell) for cell in line] for line in lines], left)
+    return align_table([[printable(cell) for cell in line] for line in lines], left)
 
 
 def _section(title: str, body: str) -> str:

@@ -1,11 +1,18 @@
 """The sections of a recipe on data: `data` and `labels`."""
 
-from typing import Annotated
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from trainer.config.section import PathText, Positive, Ratio, Section, execution
-from trainer.config.shard_folder import default_folder
+
+_LONGEST_FOLDER = 40
 
 
 class DataConfig(Section):
@@ -147,3 +154,19 @@ class LabelsConfig(Section):
         if self.file is not None and self.noise != "none":
             raise ValueError("labels.file cannot be combined with labels.noise: set labels.noise to none")
         return self
+
+
+def default_folder(packing: Mapping[str, Any]) -> str:
+    """Return a folder under data/shards whose name depends on every key that packing reads.
+
+    packing: the keys of the split that are not at their default, without `shards`. Two recipes that differ in one of
+    them never share a folder; two that agree in all of them do.
+    """
+    root = packing.get("root")
+    keys = {**packing, "root": None if root is None else os.path.abspath(root)}
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
+    name = packing["source"] if root is None else PurePath(keys["root"]).name or packing["source"]
+    words = [
+        re.sub(r"[^\w.-]+", "_", word).strip(".")[:_LONGEST_FOLDER] for word in (name, packing.get("split", "train"))
+    ]
+    return "/".join(["data", "shards", "-".join([*filter(None, words), digest])])

@@ -1,4 +1,4 @@
-"""Fit the batch and the length of a training to the size of the data: pure functions of the recipe and a count."""
+"""Fit the batch, its parts and the length of a training to the size of the data: pure functions of counts."""
 
 import math
 from typing import Any, TypeVar
@@ -52,13 +52,10 @@ def fit_section(section: Trained, steps_per_epoch: int) -> Trained:
     if epochs == section.epochs:
         return section
     factor = epochs / section.epochs
-    stretched = {name: _stretch(getattr(section, name), factor) for name in _epoch_keys(section)}
+    names = [name for name in type(section).model_fields if name.endswith("_epochs")]
+    stretched = {name: _stretch(getattr(section, name), factor) for name in names}
     optimizer = _stretch_optimizer(section.optimizer, factor)
     return section.model_copy(update={**stretched, "epochs": epochs, "optimizer": optimizer})
-
-
-def _epoch_keys(section: TrainingConfig) -> list[str]:
-    return [name for name in type(section).model_fields if name.endswith("_epochs")]
 
 
 def _stretch_optimizer(optimizer: OptimizerConfig, factor: float) -> OptimizerConfig:
@@ -97,3 +94,20 @@ def describe_lengths(recipe: Recipe, trainings: dict[str, int]) -> tuple[list[st
                 "batch.global"
             )
     return notes, warnings
+
+
+def micro_batches(rows: int, micro: int | None) -> list[slice]:
+    """Split `rows` into as few slices of at most `micro` rows as possible; their sizes differ by at most one.
+
+    They are nearly equal, because BatchNorm's variance over a last micro-batch of two or three rows would be useless.
+    """
+    count = 1 if micro is None else max(1, -(-rows // micro))
+    return [slice(part * rows // count, (part + 1) * rows // count) for part in range(count)]
+
+
+def batchnorm_rows(batch: int, world: int, micro: int | None) -> int:
+    """Return the smallest number of rows that BatchNorm sees at once in a full step on S.
+
+    batch: global batch size; world: number of ranks; micro: maximum rows of a micro-batch.
+    """
+    return min(part.stop - part.start for part in micro_batches(-(-batch // world), micro))

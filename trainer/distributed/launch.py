@@ -1,14 +1,19 @@
-"""Detect the launcher (torchrun, accelerate, srun or none) and read rank and world size from its environment."""
+"""Detect the launcher (torchrun, accelerate, srun or none) and read rank and world size from its environment; set
+how CPU threads wait. Does not import torch.
+"""
 
 import os
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shards.errors import ConfigError
+
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Environment variables that say how OpenMP's threads wait: of any OpenMP, of GNU's and of Intel's and LLVM's."""
 
 Launcher = Literal["alone", "torchrun", "accelerate", "srun"]
 _PRECISION_NAMES = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -183,3 +188,13 @@ def _process_start_time(process: int) -> float:
 def hostname() -> str:
     """Return Slurm's name for this node, or the host name if Slurm is not used."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def let_waiting_threads_sleep(environ: MutableMapping[str, str]) -> None:
+    """Choose OpenMP's passive wait policy, unless the user has set one. Call it before torch is imported.
+
+    By default, threads spin while they wait at the end of a parallel loop. If other processes need the cores, the
+    threads that spin take them from the one that is waited for. Results do not depend on the policy.
+    """
+    if not any(name in environ for name in WAIT_VARIABLES):
+        environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -9,7 +9,7 @@ from trainer.distributed.place import show_place
 from trainer.doctor.ranks import ObservedRun, Rank, read_run
 from trainer.records.run_directory import RunDirectory
 from trainer.report.sections.images import find_unreadable
-from trainer.report.text import format_duration, shorten
+from trainer.report.text import align_table, format_duration, shorten
 
 WIDTH = 100
 _STALL_MARGIN = 5.0
@@ -202,9 +202,9 @@ def format_table(ranks: Sequence[Rank], now: float) -> str:
         rows += [_format_row([rank], now) for rank in group] if alone else [_format_row(group, now)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = WIDTH - sum(widths) + widths[_WHERE] - 2 * (len(_HEADER) - 1)
-    widths[_WHERE] = min(widths[_WHERE], max(room, _MIN_WHERE_WIDTH))
-    cells = [[shorten(*each, keep_end=True).ljust(each[1]) for each in zip(row, widths, strict=True)] for row in rows]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    where = [shorten(row[_WHERE], max(room, _MIN_WHERE_WIDTH), keep_end=True) for row in rows]
+    short = [(*row[:_WHERE], each, *row[_WHERE + 1 :]) for row, each in zip(rows, where, strict=True)]
+    return align_table(short, left=len(_HEADER))
 
 
 def _format_row(group: Sequence[Rank], now: float) -> tuple[str, str, str, str, str, str, str]:

@@ -13,7 +13,7 @@ from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.estimate import measured
 from trainer.estimate.probe import NetworkCost
-from trainer.incv.fold_placement import folds_side_by_side
+from trainer.incv.folds import folds_side_by_side
 from trainer.incv.noise_estimates import remove_ratio, uses_best_epoch
 from trainer.loading.resident_loader import MAX_RESIDENT_BYTES
 from trainer.loading.sample_order import candidate_rows

@@ -16,7 +16,7 @@ from shards.errors import ConfigError
 from trainer.acceleration.precision import autocast
 from trainer.config.schema import Recipe, Trainable
 from trainer.estimate.measured import MeasuredNetwork, fit_rates
-from trainer.methods.losses import sample_losses
+from trainer.methods.losses import target_losses
 from trainer.methods.networks import build_network, to_device
 from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
@@ -96,7 +96,7 @@ def probe_machine(
             set_train_mode(network)
         with autocast(device, recipe.precision):
             logits = network(images[:count])
-        sample_losses(logits, labels[:count]).mean().backward()
+        target_losses(logits, labels[:count]).mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -16,8 +16,7 @@ from trainer.config.schema import IncvConfig, Recipe
 from trainer.distributed.stop import Stopped
 from trainer.examine.folds import stratified_group_folds
 from trainer.incv.feature_judge import Examined, JudgedSamples, judge_samples, without_features
-from trainer.incv.fold_placement import folds_share_device, folds_side_by_side
-from trainer.incv.folds import FoldTask, split_parts
+from trainer.incv.folds import FoldTask, folds_share_device, folds_side_by_side, split_parts
 from trainer.incv.noise_estimates import (
     NoiseEstimates,
     estimate_noise,
@@ -30,9 +29,9 @@ from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.epoch_plan import Mixing, StaticPlan
 from trainer.loading.image_set import ImageSet
 from trainer.loading.sample_order import Ids, build_windows, derive_stream
+from trainer.methods.inputs import build_task_settings
 from trainer.methods.losses import build_row_losses
 from trainer.methods.networks import build_network, seed_rng
-from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
 from trainer.passes import Status
 from trainer.passes.sample_pass import SamplePass

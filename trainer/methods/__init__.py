@@ -2,5 +2,5 @@
 
 `registry` looks them up by name: ours and those of installed packages (entry point group `incv.methods`). `method`
 defines the record, `inputs` what a method gets to build its Task; `task` holds the base class of every Task;
-`networks`, `buffers`, `micro_batches` and `predict` are shared by all methods and INCV's folds.
+`networks`, `buffers` and `predict` are shared by all methods and INCV's folds.
 """

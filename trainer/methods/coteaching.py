@@ -1,6 +1,6 @@
 """Co-teaching (Han et al. 2018): two networks, each trained on the small-loss rows of its peer.
 
-This method runs on all samples. `coteaching_incv` uses the same Task on INCV's selection (Algorithm 3).
+`coteaching` runs on all samples, `coteaching_incv` on INCV's selection (Algorithm 3).
 """
 
 import math
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from trainer import theory
 from trainer.acceleration.cuda_graphs import Inputs, StaticSizes, StepProgram, SyncPoint
+from trainer.config.schema import IncvConfig
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import StaticPlan, StepIds
 from trainer.loading.sample_order import slice_for_rank
 from trainer.loading.transfer import copy_to_device
-from trainer.methods.built_in import ChooseBy, CoteachingConfig
-from trainer.methods.inputs import MethodInputs, MethodTraining
-from trainer.methods.losses import sample_losses, target_losses
+from trainer.methods.built_in import ChooseBy, CoteachingConfig, CoteachingIncvConfig, warmup_epochs
+from trainer.methods.inputs import MethodInputs, MethodTraining, NoiseFacts
+from trainer.methods.losses import target_losses
 from trainer.methods.pair import PairTask, count_agreeing, order_rows, pair_values
 from trainer.methods.task import TaskSettings
 from trainer.models.frozen import set_train_mode
@@ -180,7 +182,7 @@ class CoteachingTask(PairTask):
         set_train_mode(self.module)
         logits_a, logits_b = self.forward(inputs["images"])
         labels = self.labels_of(inputs)
-        losses_a, losses_b = (sample_losses(logits, labels) for logits in (logits_a, logits_b))
+        losses_a, losses_b = (target_losses(logits, labels) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         if self.smoothing:  # the ranking has no smoothing: it compares how well the given labels are explained
             smoothed = (target_losses(logits, labels, self.smoothing) for logits in (logits_a, logits_b))
@@ -197,7 +199,7 @@ class CoteachingTask(PairTask):
         """Run a step with `rank: eval_first`: rank in eval mode, then train each network on its peer's choice."""
         logits_a, logits_b = self.eval_logits(inputs["images"])
         labels = self.labels_of(inputs)
-        losses_a, losses_b = (sample_losses(logits, labels) for logits in (logits_a, logits_b))
+        losses_a, losses_b = (target_losses(logits, labels) for logits in (logits_a, logits_b))
         choice = yield from self._choose(inputs, losses_a, losses_b)
         shares = self.learn_rows(inputs, choice.rows_b, choice.rows_a, rows, choice.kept.clamp(min=1))
         return choice, shares, count_agreeing(logits_a, logits_b, labels, inputs["weights"])
@@ -226,3 +228,27 @@ def build(inputs: MethodInputs) -> MethodTraining:
     config: CoteachingConfig = inputs.fit_config(inputs.samples)
     rate = forget_rate(config, inputs)
     return build_pair(inputs, inputs.plan(inputs.samples), rate, config.rank, config.ramp_epochs)
+
+
+def noise_of_selected(config: CoteachingIncvConfig, incv: IncvConfig, noise: NoiseFacts, classes: int) -> float:
+    """Return ε_S, the estimated share of wrong labels in S; it sets n(e), the rows kept in epoch e."""
+    rule = config.noise_of_selected
+    if rule == "confident":
+        return noise.selected_confident
+    if rule == "held_out":
+        return noise.selected_held_out
+    if not isinstance(rule, str):
+        return rule
+    kind = incv.noise_kind if rule == "formula" else "symmetric" if rule == "formula_symmetric" else "asymmetric"
+    return float(theory.noise_of_selected(noise.ratio, classes, kind))
+
+
+def build_on_selection(inputs: MethodInputs) -> MethodTraining:
+    """Algorithm 3: train on INCV's selected samples S, joined by the candidates C after E0 epochs."""
+    recipe, incv = inputs.recipe, inputs.incv
+    assert recipe.incv is not None
+    config = inputs.fit_config(incv.selected)
+    warmup = warmup_epochs(config, recipe.incv, incv.noise.ratio)
+    plan = inputs.plan(incv.selected, incv.candidates, candidates_from=warmup)
+    rate = noise_of_selected(config, recipe.incv, incv.noise, inputs.classes)
+    return build_pair(inputs, plan, rate, config.rank, config.ramp_epochs)

@@ -1,4 +1,4 @@
-"""What a training method gets to build its Task from, and what it returns."""
+"""What a training method gets to build its Task from, the settings of a Task, and what a method returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,15 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from trainer.acceleration.policy import choose_acceleration
 from trainer.config.fitting import count_steps, fit_section
-from trainer.config.schema import Recipe
+from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import World
 from trainer.loading.epoch_plan import Mixing, Schedule, StaticPlan
 from trainer.loading.sample_order import Ids, build_windows, derive_stream
 from trainer.methods.method import Method
 from trainer.methods.networks import build_module
 from trainer.methods.task import BaseTask, TaskSettings
-from trainer.methods.task_settings import build_task_settings
 from trainer.models.weights import Weights
 from trainer.passes.sample_pass import SamplePass
 
@@ -136,3 +136,41 @@ class MethodTraining:
     task: BaseTask
     facts: dict[str, Any] = field(default_factory=dict)
     """Entries of `training.json`, besides those of the schedule or instead of them."""
+
+
+def build_task_settings(
+    recipe: Recipe,
+    section: TrainingConfig,
+    plan: StaticPlan | Schedule,
+    targets: torch.Tensor,
+    world: World,
+    allow_accelerate: bool = False,
+    steps: int | None = None,
+) -> TaskSettings:
+    """Build the settings of a training job in `world`, from the recipe and a section of it.
+
+    Args:
+        plan: What all epochs train on, or the schedule of a Task that plans each epoch itself.
+        targets: As in TaskSettings.
+        steps: Steps for which compilation and CUDA graphs must pay off; None: those of the plan.
+    """
+    schedule, planner = (plan.schedule, plan.plan_epoch) if isinstance(plan, StaticPlan) else (plan, None)
+    acceleration = choose_acceleration(recipe, steps or schedule.total_steps, world, allow_accelerate)
+    return TaskSettings(
+        section.optimizer,
+        schedule,
+        targets,
+        world,
+        planner,
+        recipe.precision,
+        recipe.batch.micro,
+        exact=world.device.type == "cpu" or recipe.execution.deterministic,
+        allow_accelerate=allow_accelerate,
+        sync_batchnorm=recipe.model.sync_batchnorm,
+        graphs=acceleration.graphs,
+        require_graphs=recipe.execution.graphs is True,
+        compile=acceleration.compile,
+        label_smoothing=section.label_smoothing,
+        ema_decay=section.ema.decay if section.ema is not None else None,
+        ema_buffers=section.ema is not None and section.ema.use_buffers,
+    )

@@ -24,11 +24,6 @@ def build_row_losses(section: LabelTrainingConfig) -> RowLosses:
     return partial(getattr(import_module(module), function), smoothing=section.label_smoothing, **options)
 
 
-def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each row: [rows], in fp32 at any precision (fp64 for fp64 logits)."""
-    return target_losses(logits, labels)
-
-
 def target_losses(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
     """Return the cross-entropy of each row with its target: [rows], in fp32 at any precision (fp64 for fp64 logits).
 

@@ -28,7 +28,7 @@ from trainer.loading.epoch_plan import StepIds
 from trainer.loading.sample_order import Ids, draw_uniforms
 from trainer.loading.transfer import copy_to_device
 from trainer.methods.inputs import MethodInputs, MethodTraining
-from trainer.methods.losses import sample_losses, target_losses
+from trainer.methods.losses import target_losses
 from trainer.methods.targets import agreement, look_up
 from trainer.methods.task import BaseTask, TaskSettings
 from trainer.models.frozen import set_train_mode
@@ -131,7 +131,7 @@ class MentorNetTask(BaseTask):
         labels, weights = look_up(self.targets, inputs["ids"]), inputs["weights"]
         logits = self.forward(inputs["images"])
         assert isinstance(logits, torch.Tensor)
-        losses = sample_losses(logits, labels)
+        losses = target_losses(logits, labels)
         plain = losses.detach()
         percentile, count = yield from self._measure(plain, weights)
         threshold = move_threshold(self._threshold, percentile)

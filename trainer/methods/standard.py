@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -61,3 +62,19 @@ def build(inputs: MethodInputs) -> MethodTraining:
     plan = inputs.plan(inputs.samples)
     task = StandardTask(inputs.module(), inputs.settings(plan), build_row_losses(inputs.config))
     return MethodTraining(task)
+
+
+def build_on_selection(inputs: MethodInputs) -> MethodTraining:
+    """Train on INCV's selected samples, alone or with the candidates: what INCV gives without Co-teaching."""
+    selected, candidates = inputs.incv.selected, inputs.incv.candidates
+    match inputs.config.candidates:
+        case "none":
+            plan = inputs.plan(selected)
+        case "limited":
+            plan = inputs.plan(selected, candidates)
+        case _:
+            plan = inputs.plan(np.union1d(selected, candidates))
+    dealt = 0 if inputs.config.candidates == "none" else len(candidates)
+    sizes = {"selected": len(selected), "candidates": dealt}
+    task = StandardTask(inputs.module(), inputs.settings(plan), build_row_losses(inputs.config))
+    return MethodTraining(task, sizes)

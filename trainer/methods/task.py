@@ -22,6 +22,7 @@ from trainer.acceleration.cuda_graphs import (
 )
 from trainer.acceleration.precision import autocast
 from trainer.acceleration.streams import CaptureError, ExclusiveStream
+from trainer.config.fitting import micro_batches
 from trainer.config.optimisation import OptimizerConfig
 from trainer.config.section import Precision
 from trainer.distributed.flat_tensors import flatten_bytes
@@ -29,7 +30,6 @@ from trainer.distributed.world import World
 from trainer.loading.batch import Batch
 from trainer.loading.epoch_plan import EpochPlan, Schedule, StepIds
 from trainer.methods.buffers import BufferSnapshot, batchnorm_statistics, load_statistics
-from trainer.methods.micro_batches import micro_batches
 from trainer.methods.networks import list_networks, to_device
 from trainer.methods.weight_average import WeightAverage
 from trainer.models.twin import TwinModel

@@ -1,8 +1,13 @@
-"""Train only the classifier of a network: its other layers, the features, keep their initial weights."""
+"""The classifier of a network, and training it alone: the other layers, the features, keep their initial weights."""
 
 from torch import nn
 
-from trainer.models.classifier import classifier_names
+
+def classifier_names(network: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers that map features to scores of classes; some networks have two."""
+    cfg = getattr(network, "pretrained_cfg", {"classifier": "fc"})  # our own networks have no pretrained_cfg
+    names = cfg.get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def freeze_features(network: nn.Module) -> None:

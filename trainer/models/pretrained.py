@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from shards.durable import read_json
 from shards.errors import ConfigError
 from trainer.models.cifar_resnets import SMALL_NETWORKS
 from trainer.models.factory import import_timm, require_known_model
-from trainer.models.hub_connection import find_connection_problem
+
+_SECONDS_TO_ANSWER = 5.0
 
 
 class NoPretrained(ConfigError):
@@ -120,8 +122,7 @@ def _download(name: str, repository: str, revision: str | None, files: tuple[str
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    # Asked first: the hub's library would retry for half a minute.
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else find_connection_problem(constants.ENDPOINT)
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _find_connection_problem(constants.ENDPOINT)
     for file in files if why is None else ():
         try:
             with _quiet_hub():
@@ -140,6 +141,17 @@ def _download(name: str, repository: str, revision: str | None, files: tuple[str
         "model.weights to a file with model.pretrained: false",
         f"none in the cache of the Hugging Face hub ({constants.HF_HUB_CACHE}), and {why}",
     )
+
+
+def _find_connection_problem(endpoint: str) -> str | None:
+    """Return why the hub does not answer; None if it does. A download would retry for half a minute."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(endpoint, timeout=_SECONDS_TO_ANSWER)
+    except Exception as error:  # of the HTTP client, which depends on the version of the hub's library
+        return f"no connection to {urlsplit(endpoint).hostname} ({_first_line(error)})"
+    return None
 
 
 @contextmanager

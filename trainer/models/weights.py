@@ -15,8 +15,8 @@ from shards.errors import ConfigError, DataError, Fix, describe_unreadable, list
 from trainer.config.schema import ModelConfig
 from trainer.distributed.launch import hostname
 from trainer.models.cifar_resnets import SMALL_NETWORKS
-from trainer.models.classifier import classifier_names
 from trainer.models.factory import create_model, import_timm, seeded_cpu
+from trainer.models.frozen import classifier_names
 from trainer.models.pretrained import base_name, describe_file, find_pretrained
 
 SUFFIXES = (".safetensors", ".pth", ".pt")

@@ -1,12 +1,16 @@
-"""Writes a cleaned data set: an image folder, WebDataset shards or a list of keys (`incv clean`)."""
+"""Writes a cleaned data set (`incv clean`): an image folder, WebDataset shards or a list of keys.
+
+Original image files are used only if they are still those that the run has seen.
+"""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,11 +21,12 @@ from shards.image_store import convert_image
 from shards.progress import Progress
 from shards.regular_file import find_kind, read_regular
 from shards.shard_writer import ShardTar, member_key
+from shards.source_files import hash_content, read_source_files
 from trainer.incv.selection_index import State
+from trainer.loading.sample_order import Ids
 from trainer.loading.shard_reader import CorruptSample, ShardReader
 from trainer.outputs.cleaned import CleanedSet, choose_samples, name_class_folders, name_files
 from trainer.outputs.finished_run import FinishedRun
-from trainer.outputs.originals import describe_resize, find_originals
 from trainer.run.data_sets import find_key_root
 
 MARK = "incv_clean.json"
@@ -29,6 +34,7 @@ MARK = "incv_clean.json"
 _LIST_START = b'"key","label"\n'
 SAMPLES_PER_SHARD = 1000
 Stop = Callable[[], bool]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -148,29 +154,31 @@ def _describe(run: FinishedRun, chosen: CleanedSet, options: CleanOptions, origi
     }
 
 
-def _converted(originals: list[Path], what: str, stop: Stop) -> Generator[bytes, None, None]:
-    """Yield each original image as JPEG or PNG, in its own size, with a progress bar."""
-    with Progress(what, len(originals)) as progress:
-        for path in originals:
+def _report_progress(items: Iterable[Item], what: str, total: int, stop: Stop) -> Generator[Item, None, None]:
+    """Yield the items, with a progress bar; raises CommandStopped if a stop is requested."""
+    with Progress(what, total) as progress:
+        for item in items:
             if stop():
                 raise CommandStopped("stopped; nothing was written. Run the same command again")
-            image = convert_image(read_regular(path))
-            if image.verdict != "ok":
-                raise DataError(f"{path} cannot be converted ({image.verdict}): add --from-shards")
-            yield image.data
+            yield item
             progress.advance()
+
+
+def _converted(originals: list[Path], what: str, stop: Stop) -> Generator[bytes, None, None]:
+    """Yield each original image as JPEG or PNG, in its own size, with a progress bar."""
+    for path in _report_progress(originals, what, len(originals), stop):
+        image = convert_image(read_regular(path))
+        if image.verdict != "ok":
+            raise DataError(f"{path} cannot be converted ({image.verdict}): add --from-shards")
+        yield image.data
 
 
 def _stored(run: FinishedRun, chosen: CleanedSet, what: str, stop: Stop) -> Generator[bytes, None, None]:
     """Yield the encoded image of each chosen sample from the shards, with a progress bar."""
     reader = ShardReader(run.index)
     try:
-        with Progress(what, len(chosen.ids)) as progress:
-            for sample_id in chosen.ids:
-                if stop():
-                    raise CommandStopped("stopped; nothing was written. Run the same command again")
-                yield reader.read(int(sample_id))
-                progress.advance()
+        for sample_id in _report_progress(chosen.ids, what, len(chosen.ids), stop):
+            yield reader.read(int(sample_id))
     except CorruptSample as error:
         raise DataError(str(error)) from error
     finally:
@@ -226,15 +234,11 @@ def _write_originals(
     folders = _make_class_folders(run, chosen, folder)
     suffixes = [path.suffix.lstrip(".") or "jpg" for path in originals]
     names = name_files(run.index.keys(chosen.ids), suffixes, chosen.ids, folders)
-    with Progress("linking" if link else "copying", len(names)) as progress:
-        for original, name in zip(originals, names, strict=True):
-            if stop():
-                raise CommandStopped("stopped; nothing was written. Run the same command again")
-            if link:
-                os.symlink(original, folder / name)
-            else:
-                shutil.copyfile(original, folder / name)
-            progress.advance()
+    place = os.symlink if link else shutil.copyfile
+    pairs = zip(originals, names, strict=True)
+    with closing(_report_progress(pairs, "linking" if link else "copying", len(names), stop)) as reported:
+        for original, name in reported:
+            place(original, folder / name)
 
 
 def _write_packed(run: FinishedRun, chosen: CleanedSet, folder: Path, link: bool, stop: Stop) -> None:
@@ -260,3 +264,51 @@ def _write_list(run: FinishedRun, chosen: CleanedSet, options: CleanOptions) -> 
     names = pa.array(run.index.class_names, pa.string()).take(pa.array(chosen.labels))
     _require_free(run, options)
     write_csv(options.out, pa.table({"key": keys, "label": names}))
+
+
+def find_originals(run: FinishedRun, ids: Ids) -> list[Path] | None:
+    """Return the original file of each sample; None if the source has no files, or its folder is not here.
+
+    Raises DataError if a file is missing or has changed since it was packed.
+    """
+    root = find_key_root(run.recipe.data.train)
+    if root is None or not Path(root).is_dir():
+        return None
+    paths = [Path(root) / key for key in run.index.keys(ids)]
+    problems = _find_problems(run, ids, paths)
+    if problems:
+        shown = list_some(problems, separator="; ")
+        raise DataError(
+            f"{len(problems):,} of the {len(paths):,} images in {root} are missing or have changed since they were "
+            f"packed: {shown}. Restore them, run again with `--redo pack`, or add --from-shards to write the images "
+            f"as they were packed{describe_resize(run)}"
+        )
+    return paths
+
+
+def describe_resize(run: FinishedRun) -> str:
+    """Return a clause on the size of the images in the shards; empty if they have their original size."""
+    resize = run.recipe.data.train.resize
+    return f" (shorter side at most {resize} pixels)" if resize is not None else ""
+
+
+def _find_problems(run: FinishedRun, ids: Ids, paths: list[Path]) -> list[str]:
+    """Return each file that is missing or was changed. Without a record of the files, only missing ones are found."""
+    recorded = read_source_files(run.index.folder, run.index.dataset)
+    columns: list[list[object]] = [[None] * len(paths)] * 3
+    if recorded is not None:
+        rows = recorded.table.take(ids)
+        columns = [rows[name].to_pylist() for name in ("file_nbytes", "mtime_ns", "content")]
+    problems = []
+    for path, nbytes, time, content in zip(paths, *columns, strict=True):
+        try:
+            if kind := find_kind(path, follow=True):
+                problems.append(f"{path.name} is {kind}")
+                continue
+            status = path.stat()
+            same = nbytes is None or (status.st_size == nbytes and status.st_mtime_ns == time)
+            if not same and (status.st_size != nbytes or hash_content(read_regular(path)) != content):
+                problems.append(f"{path.name} has changed")
+        except OSError as error:
+            problems.append(f"{path.name}: {error.strerror}")
+    return problems

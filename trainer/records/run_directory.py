@@ -1,7 +1,5 @@
 """The paths of all files of a run, and the lock that keeps other processes out."""
 
-import fcntl
-import logging
 import os
 import shlex
 import tempfile
@@ -10,10 +8,9 @@ from pathlib import Path
 
 from shards.durable import is_temporary, read_json, remove_leftovers
 from shards.errors import ConfigError, DataError
+from shards.folder_lock import try_lock
 from shards.regular_file import find_kind, open_regular
 from trainer.config.shipped import MANIFEST, RESOLVED
-
-_log = logging.getLogger(__name__)
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 _LOCK_LEASE = 120.0  # seconds that a file server may hold the lock of a dead node
@@ -151,9 +148,10 @@ class RunDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             self._require_own_files()
             self._lock = open_regular(self.root / ".lock", os.O_RDWR | os.O_CREAT)
+            is_locked = _wait_for_lock(self._lock)
         except OSError as error:
             raise self._unwritable(error) from None
-        if not self._try_lock(self._lock):
+        if not is_locked:
             raise ConfigError(
                 f"another process is using {self.root}: wait for it, stop it "
                 f"(`touch {self.root}/STOP`), or choose another --run-dir"
@@ -175,23 +173,18 @@ class RunDirectory:
                     "another --run-dir"
                 )
 
-    def _try_lock(self, lock: int) -> bool:
-        """Take the lock and return whether that succeeded. After a restart, wait for a dead node's lock to expire."""
-        restarted = any(os.environ.get(name, "0") != "0" for name in _RESTART_COUNTS)
-        deadline = time.monotonic() + (_LOCK_LEASE if restarted else 0.0)
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(1.0)
-            except OSError as error:
-                _log.warning("%s cannot be locked (%s): do not start a second run in it", self.root, error.strerror)
-                return True
-
     def release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _wait_for_lock(lock: int) -> bool:
+    """Take the lock and return whether that succeeded. After a restart, wait for a dead node's lock to expire."""
+    restarted = any(os.environ.get(name, "0") != "0" for name in _RESTART_COUNTS)
+    deadline = time.monotonic() + (_LOCK_LEASE if restarted else 0.0)
+    while not try_lock(lock):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(1.0)
+    return True

@@ -19,7 +19,7 @@ def read_metrics(path: Path) -> Columns:
     The lines of steps and those of evaluations are thinned separately: together, one kind could lose all its lines.
     """
     lines = _read_lines(path)
-    kinds = [[at for at, line in enumerate(lines) if _is_of_steps(line) == wanted] for wanted in (True, False)]
+    kinds = [[at for at, line in enumerate(lines) if ("learning_rate" in line) == wanted] for wanted in (True, False)]
     lines = [remove_times(lines[at]) for at in sorted(thin(kinds[0]) + thin(kinds[1]))]
     keys = dict.fromkeys(key for line in lines for key, value in line.items() if _number(value) is not None)
     return {key: [_number(line.get(key)) for line in lines] for key in keys}
@@ -51,10 +51,6 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict):
             lines.append(line)
     return lines
-
-
-def _is_of_steps(line: dict[str, Any]) -> bool:
-    return "learning_rate" in line
 
 
 def thin(points: list[Any], most: int = MOST_POINTS) -> list[Any]:

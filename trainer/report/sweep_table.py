@@ -1,6 +1,7 @@
 """The results of the runs of `--vary` in one table, with mean and standard deviation over seeds."""
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from shards.csv_file import write_csv
 from shards.durable import write_json
-from trainer.report.text import shorten
+from trainer.report.text import align_table, shorten
 
 _NOISE = {
     "paper": "noise, paper",
@@ -110,13 +111,9 @@ def format_sweep(summary: Mapping[str, Any]) -> str:
             for column in columns
         ]
         lines.append([f"{group['overrides']} mean ± sd of {group['runs']}".strip(), *cells])
-    widths = [max(len(line[place]) for line in lines) for place in range(1, len(lines[0]))]
     names = _short_names([line[0] for line in lines])
-    width = max(map(len, names))
-    return "\n".join(
-        f"  {name:<{width}}" + "".join(f"{cell:>{most + 2}}" for cell, most in zip(line[1:], widths, strict=True))
-        for name, line in zip(names, lines, strict=True)
-    )
+    table = align_table([[name, *line[1:]] for name, line in zip(names, lines, strict=True)])
+    return textwrap.indent(table, "  ")
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

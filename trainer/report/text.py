@@ -60,6 +60,16 @@ def share(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
+def align_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Align columns for the terminal. left: number of columns of words, which are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = ["<" if place < left else ">" for place in range(len(widths))]
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
 def points(value: float | None) -> str:
     """Format a percentage: 93.04 -> 93.0 %; a dash for None."""
     return "–" if value is None else f"{value:.1f} %"

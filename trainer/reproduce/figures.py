@@ -1,12 +1,12 @@
 """The paper's figures from recorded runs, as standalone SVG; pure functions."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean
 
+from trainer.incv.measure import or_none
 from trainer.report.plots import Series, heatmap, line_chart, nice_ticks, percent
 from trainer.reproduce.experiments import Experiment
 from trainer.reproduce.records import RunRecord
@@ -59,7 +59,7 @@ def draw_curves(experiment: Experiment, runs: Runs) -> str | None:
         series = []
         for colour, row in enumerate(experiment.rows):
             curves = [
-                record.test_curve()
+                record.curve_on("test")
                 for run, record in runs.items()
                 if (run.row, run.setting) == (row.name, setting.name)
             ]
@@ -124,7 +124,7 @@ def draw_theory(experiment: Experiment, runs: Runs) -> str | None:
         for key, (title, formula) in measures.items():
             points = {ratio: [each.rounds[0][key] for own, each in known if own == ratio] for ratio, _ in known}
             measured = [(ratio, _mean_known(values)) for ratio, values in sorted(points.items())]
-            theory = [(ratio, _finite(formula(transition(ratio, _CLASSES)))) for ratio in ratios]
+            theory = [(ratio, or_none(formula(transition(ratio, _CLASSES)))) for ratio in ratios]
             series = [Series("theory", theory, 1), Series("measured", measured, 0, joined=False)]
             ticks = nice_ticks(0, highest)
             chart = line_chart(
@@ -174,10 +174,6 @@ def draw_suspects(experiment: Experiment, runs: Runs) -> str | None:
 def _mean_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if known else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def mean_over_rounds(

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+_NOISE = ("sym20", "sym50", "sym80", "asym40")  # the columns of Table 1
+
 
 class Reported(NamedTuple):
     """A mean with its standard deviation over 5 runs, in percent."""
@@ -10,43 +12,17 @@ class Reported(NamedTuple):
     deviation: float
 
 
-TABLE1: dict[str, dict[str, Reported]] = {
-    "forward_correction": {
-        "sym20": Reported(85.08, 0.43),
-        "sym50": Reported(76.02, 0.19),
-        "sym80": Reported(34.76, 4.53),
-        "asym40": Reported(83.55, 2.15),
-    },
-    "decoupling": {
-        "sym20": Reported(86.72, 0.32),
-        "sym50": Reported(79.31, 0.62),
-        "sym80": Reported(36.90, 4.61),
-        "asym40": Reported(75.27, 0.83),
-    },
-    "coteaching": {
-        "sym20": Reported(89.05, 0.32),
-        "sym50": Reported(82.12, 0.59),
-        "sym80": Reported(16.21, 3.02),
-        "asym40": Reported(84.55, 2.81),
-    },
-    "mentornet": {
-        "sym20": Reported(88.36, 0.46),
-        "sym50": Reported(77.10, 0.44),
-        "sym80": Reported(28.89, 2.29),
-        "asym40": Reported(77.33, 0.79),
-    },
-    "d2l": {
-        "sym20": Reported(86.12, 0.43),
-        "sym50": Reported(67.39, 13.62),
-        "sym80": Reported(10.02, 0.04),
-        "asym40": Reported(85.57, 1.21),
-    },
-    "coteaching_incv": {
-        "sym20": Reported(89.71, 0.18),
-        "sym50": Reported(84.78, 0.33),
-        "sym80": Reported(52.27, 3.50),
-        "asym40": Reported(86.04, 0.54),
-    },
+def _row(*values: tuple[float, float]) -> dict[str, Reported]:
+    return {name: Reported(*each) for name, each in zip(_NOISE, values, strict=True)}
+
+
+TABLE1 = {
+    "forward_correction": _row((85.08, 0.43), (76.02, 0.19), (34.76, 4.53), (83.55, 2.15)),
+    "decoupling": _row((86.72, 0.32), (79.31, 0.62), (36.90, 4.61), (75.27, 0.83)),
+    "coteaching": _row((89.05, 0.32), (82.12, 0.59), (16.21, 3.02), (84.55, 2.81)),
+    "mentornet": _row((88.36, 0.46), (77.10, 0.44), (28.89, 2.29), (77.33, 0.79)),
+    "d2l": _row((86.12, 0.43), (67.39, 13.62), (10.02, 0.04), (85.57, 1.21)),
+    "coteaching_incv": _row((89.71, 0.18), (84.78, 0.33), (52.27, 3.50), (86.04, 0.54)),
 }
 """Table 1: average test accuracy (%, 5 runs) with standard deviation; ResNet-32 on corrupted CIFAR-10. The paper does
 not report standard training."""

@@ -77,9 +77,6 @@ class RunRecord(BaseModel):
     def curve_on(self, evaluation_set: str) -> list[float]:
         return self.accuracy_per_epoch.get(evaluation_set, [])
 
-    def test_curve(self) -> list[float]:
-        return self.curve_on("test")
-
 
 def read_records(folder: Path) -> dict[str, RunRecord]:
     """Return all records of a folder by file name; raises DataError that names a file that is none."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
+from trainer.report.text import align_table
 from trainer.reproduce.experiments import TEST, Experiment, Measure, Row
 from trainer.reproduce.paper import Reported
 from trainer.reproduce.records import RunRecord
@@ -119,24 +120,12 @@ def table_lines(
     return lines
 
 
-def align(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Align columns for the terminal. left: number of columns of words, which are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            f"{cell:<{width}}" if place < left else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 UNITS = "%, mean ± standard deviation, number of seeds; without `ensemble`, the mean of both networks"
 
 
 def format_text(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:
     """Return the table as plain text."""
-    return f"{experiment.title} ({UNITS})\n\n{align(table_lines(experiment, table, reported), left=2)}"
+    return f"{experiment.title} ({UNITS})\n\n{align_table(table_lines(experiment, table, reported), left=2)}"
 
 
 def format_markdown(experiment: Experiment, table: Table, reported: Mapping[str, Mapping[str, Reported]]) -> str:

@@ -15,7 +15,7 @@ from shards.durable import atomic_folder, read_json
 from trainer.config.schema import Recipe
 from trainer.methods.registry import methods_of
 from trainer.models.factory import create_model
-from trainer.training.tensor_file import write_tensors
+from trainer.training.checkpoint import write_tensors
 
 if TYPE_CHECKING:
     from trainer.run.stages import StageRunner

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +151,10 @@ def copy_incv(note: dict[str, Any], run: RunDirectory) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             _place(path, target)
     UnreadableLog(run, 0).adopt(
-        line for path in source.unreadable_logs() for line in _lines_of_incv(path.read_bytes())
+        line
+        for path in source.unreadable_logs()
+        for line in parse_complete_lines(path.read_bytes())
+        if line["stage"] == "incv"
     )
     for path, target in ((source.selection, run.selection), (source.incv, run.incv)):
         target.unlink(missing_ok=True)  # of an interrupted copy: a rename between two links of a file does nothing
@@ -163,10 +166,6 @@ def copy_incv(note: dict[str, Any], run: RunDirectory) -> None:
             "it, or add `--redo incv` to run INCV here"
         )
     _log.info("incv: taken over from %s", source.root)
-
-
-def _lines_of_incv(log: bytes) -> Iterator[dict[str, Any]]:
-    return (line for line in parse_complete_lines(log) if line["stage"] == "incv")
 
 
 def _round_files(source: RunDirectory) -> list[Path]:

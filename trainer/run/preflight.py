@@ -19,7 +19,7 @@ from trainer.acceleration.policy import check_acceleration
 from trainer.config.fitting import count_trained, describe_lengths, resolve_batch
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.distributed.world import World
-from trainer.incv.fold_placement import folds_side_by_side
+from trainer.incv.folds import folds_side_by_side
 from trainer.loading.image_set import check_loader, limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.registry import methods_of

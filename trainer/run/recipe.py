@@ -12,8 +12,10 @@ from trainer.config.recipe_file import read_recipe, validate_recipe
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.methods.method import Method
 from trainer.methods.registry import get_method, method_names, methods_of, usable_methods
-from trainer.run.image_defaults import assume_image_keys, fill_image_keys
 from trainer.run.noise_kinds import validate_noise
+
+_IMAGE_KEYS = ("size", "mean", "std")
+"""Image keys that a recipe may leave to its initial weights."""
 
 
 class _CheckedRecipe(Recipe):
@@ -123,3 +125,37 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
             value = _merge(inner, value)
         merged[key] = value
     return merged
+
+
+def fill_image_keys(content: dict[str, Any]) -> dict[str, Any]:
+    """Set `image.size`, `mean` and `std`, where unset, to the values of the recipe's initial weights.
+
+    Malformed sections are returned as they are, for the schema to refuse.
+    """
+    given = _partial_keys(content)
+    if given is None:
+        return content
+    # Imported here: only recipes with initial weights need timm, which takes seconds to import.
+    from trainer.models.pretrained import input_settings
+
+    model = content["model"]
+    weights = model.get("weights")
+    file = Path(weights).expanduser() if isinstance(weights, str) else None
+    return content | {"image": input_settings(model["name"], file) | given}
+
+
+def assume_image_keys(content: dict[str, Any]) -> dict[str, Any]:
+    """Set `image.size`, where `fill_image_keys` would, to a value that contradicts no other key."""
+    given = _partial_keys(content)
+    return content if given is None else content | {"image": {"size": 1} | given}
+
+
+def _partial_keys(content: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the image keys of a recipe that leaves some to its initial weights; None for any other recipe."""
+    model, image = content.get("model"), content.get("image") or {}
+    if not isinstance(model, dict) or not isinstance(image, dict) or not isinstance(model.get("name"), str):
+        return None
+    pretrained, weights = model.get("pretrained"), model.get("weights")
+    given = {key: value for key, value in image.items() if key not in _IMAGE_KEYS or value is not None}
+    named = (pretrained is True) != isinstance(weights, str)
+    return given if named and not given.keys() >= set(_IMAGE_KEYS) else None

@@ -11,6 +11,7 @@ from typing import Any
 from shards.durable import read_json, write_bytes
 from shards.errors import CommandStopped, ConfigError, InputError
 from shards.sample_index import SampleIndex
+from trainer.config.fitting import batchnorm_rows
 from trainer.config.recipe_file import recipe_yaml
 from trainer.config.schema import Recipe
 from trainer.distributed.launch import check_launcher_options, check_world_size, detect_launch, get_launch_id
@@ -18,8 +19,7 @@ from trainer.distributed.process_group import abort, is_peer_failure, join_world
 from trainer.distributed.stop import EXIT_STOPPED, StopRequest
 from trainer.distributed.watchdog import WorldError
 from trainer.distributed.world import World
-from trainer.incv.fold_placement import folds_side_by_side
-from trainer.methods.micro_batches import batchnorm_rows
+from trainer.incv.folds import folds_side_by_side
 from trainer.methods.registry import methods_of
 from trainer.models.weights import Weights, find_weights, load_found_weights
 from trainer.records.heartbeat import Heartbeat
