@@ -211,6 +211,13 @@ def test_the_refusal_names_what_would_have_run(tmp_path):
     unusable(tmp_path / "w.pth", "pathlib", "can run code", "state_dict()")
 
 
+def test_weights_with_nan_are_refused_with_the_tensor(tmp_path):
+    saved = lived_in("test_resnet", 7)
+    saved.conv1[0].weight.data[0, 0, 0, 0] = torch.nan
+    path = save(saved, tmp_path / "w.safetensors")
+    unusable(path, "model.weights: ", "contain NaN or infinity in 1 tensor(s): conv1.0.weight; choose others")
+
+
 # --- how the classifier starts on given weights
 
 

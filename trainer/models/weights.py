@@ -86,6 +86,12 @@ def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bo
     tensors = _drop_classifier(fitted, network)
     if misfit := describe_misfit(own, tensors):
         raise _refusal(path, name, misfit)
+    if broken := [key for key, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
+        raise DataError(
+            f"the weights {path} contain NaN or infinity in {len(broken)} tensor(s): {list_some(broken)}",
+            field="model.weights",
+            fix=Fix("choose others with {}", "model.weights"),
+        )
     return Weights(path, checksum, tensors)
 
 
