@@ -81,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         "labels in your own images. `incv COMMAND --help` describes a command.",
     )
     parser.add_argument("--version", action=ShowVersion)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands to begin with")
     run = commands.add_parser(
         "run", help="run all stages of a recipe; skip finished stages and resume interrupted ones"
     )

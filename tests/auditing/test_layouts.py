@@ -1,12 +1,14 @@
 """Which layouts of a folder an audit recognises."""
 
+import subprocess
+
 import pytest
 from PIL import Image
 
 from shards.errors import ConfigError, DataError, Fix
 from shards.sources import SourceOptions
 from trainer.auditing.audit import OPTIONS
-from trainer.auditing.folder import find_images
+from trainer.auditing.folder import describe_classes, find_images
 
 
 def paint(path, colour=0):
@@ -54,6 +56,23 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "fox").mkdir()
     with pytest.raises(DataError, match="fox"):
         find_images(tmp_path)
+
+
+def test_nested_class_folders_are_refused_with_the_inner_folders(tmp_path):
+    for number, leaf in enumerate(["animals/cat", "animals/dog", "plants/rose", "plants/oak"] * 6):
+        paint(tmp_path / "photos" / leaf / f"{number}.png", number)
+    with pytest.raises(DataError, match="animals/cat, animals/dog, ") as refused:
+        find_images(tmp_path / "photos")
+    command = str(refused.value).split("`")[1].partition(" && incv audit")[0]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    found = find_images(tmp_path / "leaves", SourceOptions(allow_outside=True))
+    assert found.counts == {"cat": 6, "dog": 6, "oak": 6, "rose": 6}
+
+
+def test_classes_are_described_largest_first():
+    assert describe_classes({"cat": 1, "dog": 1200}) == "dog (1,200), cat (1)"
+    many = describe_classes({f"c{number}": number for number in range(1, 100)})
+    assert many == "c99 (99), c98 (98), c97 (97), c96 (96), c95 (95), …, c5 (5), c4 (4), c3 (3), c2 (2), c1 (1)"
 
 
 def test_errors_name_options_of_an_audit():

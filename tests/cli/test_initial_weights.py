@@ -79,6 +79,11 @@ def test_folds_and_pairs_start_from_the_weights_with_classifiers_of_their_own(
         assert same(network, saved, body)
     assert same(folds[0], folds[1], ["fc.weight", "fc.bias"]) == (init == "same")
     assert not same(networks[2], networks[3], ["fc.weight"])
+    assert all(network["fc.weight"].abs().max() < 0.01 for network in networks)
+    stages = json.loads((playground / "run/manifest.json").read_text())["stages"]
+    assert [stages[stage]["numerics"] for stage in ("incv", "coteaching_incv")] == [2, 2]
+    again = incv(*RUN, of_file(weights), f"incv.init={init}", "--run-dir", "b", "--incv-from", "run", "--dry-run")
+    assert "would be refused" not in again.out
 
 
 def test_with_a_trainable_classifier_the_features_stay_those_of_the_file(

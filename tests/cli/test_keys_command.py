@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from tests.support import REPOSITORY
 from tests.support.command_line import Answer
+from trainer.config.key_reference import MAIN_KEYS
 
 Incv = Callable[..., Answer]
 
@@ -14,7 +15,16 @@ def test_keys_prints_a_section_with_its_subsections(incv: Incv) -> None:
     assert "rounds   integer ≥ 1; default: 4" in answer.out
     assert "incv.optimizer\n" in answer.out
     assert "coteaching" not in answer.out.replace("docs/", "")
-    assert len(incv("keys").out) > len(answer.out)
+    assert len(incv("keys", "--all").out) > len(answer.out)
+    assert incv("keys", "incv", "--all").code == 2
+
+
+def test_keys_alone_prints_the_main_ones_in_a_line_each(incv: Incv) -> None:
+    lines = incv("keys").out.splitlines()
+    keys = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert len(keys) == sum(len(names.split()) for names in MAIN_KEYS.values())
+    assert 35 <= len(keys) <= 45
+    assert "  rounds            4                Rounds of noisy cross-validation" in lines
 
 
 def test_keys_prints_one_key(incv: Incv) -> None:

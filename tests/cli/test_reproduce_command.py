@@ -256,7 +256,7 @@ def test_a_run_of_earlier_numerics_is_executed_again_beside_it(incv, here, monke
     assert incv(*command).code == 0
     for module in ("stage_graph", "ledger"):
         patched = f"trainer.run.{module}.numerics_of"
-        monkeypatch.setattr(patched, lambda stage: 2 if stage == "standard" else None)
+        monkeypatch.setattr(patched, lambda stage, recipe: 2 if stage == "standard" else None)
     runs._identify.cache_clear()
     answer = incv(*command)
     runs._identify.cache_clear()

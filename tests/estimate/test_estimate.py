@@ -264,7 +264,6 @@ def test_the_size_of_a_split_that_is_not_packed() -> None:
     ("recipe", "train", "reason"),
     [
         (recipe_of("image_folder"), None, "--samples"),
-        (recipe_of("tiny", "execution.device=cpu"), SplitSize(1_000, 10, "packed"), "execution.device is cpu"),
         (recipe_of("tiny", "model.name=resnet10x"), SplitSize(1_000, 10, "packed"), "resnet10x"),
     ],
 )

@@ -10,6 +10,7 @@ from trainer.config.shipped import RECIPES
 from trainer.estimate.cost import CostModel
 from trainer.estimate.measured import fit_rates
 from trainer.estimate.probe import count_network, probe_machine
+from trainer.estimate.table import EstimateOptions, would_run_on_cpu
 from trainer.run.recipe import load_recipe
 
 TINY = str(RECIPES / "tiny.yaml")
@@ -38,11 +39,31 @@ def test_a_probe_measures_the_recipes_network():
     assert sum(phase.seconds for phase in more.cost_run(1)) > 3 * sum(phase.seconds for phase in model.cost_run(1))
 
 
+@pytest.mark.parametrize(
+    ("gpus", "device", "asked", "on_cpu"),
+    [
+        (0, "auto", (), True),
+        (0, "auto", (8,), False),
+        (0, "cuda", (), False),
+        (1, "auto", (), False),
+        (1, "cpu", (), True),
+    ],
+)
+def test_a_machine_without_a_gpu_is_estimated_itself(monkeypatch, gpus, device, asked, on_cpu):
+    monkeypatch.setattr("trainer.distributed.process_group.count_visible_gpus", lambda: gpus)
+    recipe = load_recipe(RECIPES / "tiny.yaml", [f"execution.device={device}"])
+    assert would_run_on_cpu(recipe, EstimateOptions(gpus=asked)) == on_cpu
+    of_many = load_recipe(RECIPES / "tiny.yaml", [f"execution.device={device}", "execution.world=8"])
+    assert would_run_on_cpu(of_many, EstimateOptions()) == (device == "cpu")
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     overrides = ["execution.device=cpu", "--samples", "300"]
     assert main(["run", "-c", TINY, "--dry-run", *overrides]) == 0
-    assert "add --probe" in capsys.readouterr().out
+    assert "estimate for the whole recipe on this machine (" in capsys.readouterr().out
+    assert main(["run", "-c", TINY, "--dry-run", "--gpus", "1", *overrides]) == 0
+    assert "no estimate: execution.device is cpu, but --gpus" in capsys.readouterr().out
     assert main(["run", "-c", TINY, "--dry-run", "--probe", *overrides]) == 0
     printed = capsys.readouterr().out
     assert "on this machine (" in printed

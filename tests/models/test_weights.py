@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shards.errors import ConfigError, DataError
 from tests.support.saved_weights import Canary, lived_in, save
+from trainer.models.classifier import start_classifier
 from trainer.models.factory import create_model
 from trainer.models.pretrained import input_settings
 from trainer.models.weights import describe_misfit, load_weights
@@ -208,6 +209,28 @@ def test_pickled_code_does_not_run(tmp_path, monkeypatch, suffix, write):
 def test_the_refusal_names_what_would_have_run(tmp_path):
     torch.save({"canary": Canary(tmp_path / "nest")}, tmp_path / "w.pth")
     unusable(tmp_path / "w.pth", "pathlib", "can run code", "state_dict()")
+
+
+def test_weights_with_nan_are_refused_with_the_tensor(tmp_path):
+    saved = lived_in("test_resnet", 7)
+    saved.conv1[0].weight.data[0, 0, 0, 0] = torch.nan
+    path = save(saved, tmp_path / "w.safetensors")
+    unusable(path, "model.weights: ", "contain NaN or infinity in 1 tensor(s): conv1.0.weight; choose others")
+
+
+# --- how the classifier starts on given weights
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
+def test_classifiers_start_near_zero_and_differ_by_seed(name):
+    networks = [create_model(name, 5, 0) for _ in range(3)]
+    for network, seed in zip(networks, (3, 3, 4), strict=True):
+        start_classifier(network, seed)
+    first, again, other = (network.get_classifier() for network in networks)
+    assert first(torch.rand(64, first.in_features)).abs().max() < 0.05
+    assert torch.equal(first.weight, again.weight)
+    assert not first.bias.any()
+    assert not torch.equal(first.weight, other.weight)
 
 
 # --- the input that weights expect

@@ -73,7 +73,7 @@ def test_a_table_without_a_column_is_damaged(make_run: Make) -> None:
 def test_an_empty_directory_gives_a_report_of_gaps(tmp_path: Path) -> None:
     report = write_report(RunDirectory(tmp_path))
     assert set(report["gaps"]) == {"config.resolved.yaml", "manifest.json", "labels.parquet"}
-    assert "unknown recipe" in (tmp_path / "report.html").read_text()
+    assert "<h1>unknown data set</h1>" in (tmp_path / "report.html").read_text()
     assert summary_table(report)
 
 

@@ -277,16 +277,6 @@ def test_nothing_removed_is_not_shown(make_run: Make) -> None:
     assert "removed" not in selection
 
 
-@pytest.mark.parametrize("truth", [True, False])
-def test_own_images_to_look_at_come_first(make_run: Make, truth: bool) -> None:
-    run_dir = make_run()
-    if not truth:
-        (run_dir / "true_labels.parquet").unlink()
-    write_report(RunDirectory(run_dir))
-    page, _ = parsed(run_dir)
-    assert (page.index('id="suspicious"') < page.index('id="noise"')) != truth
-
-
 def test_the_gallery_has_thousands_of_flagged_images_within_a_limit(make_run: Make) -> None:
     run_dir = make_run(samples=9000)
     speckles = np.random.default_rng(0).integers(0, 256, (66, 90, 3), np.uint8)  # the worst case of a codec
@@ -445,6 +435,33 @@ def test_class_names_are_escaped_everywhere(make_run: Make) -> None:
     assert "img" not in reader.tags
     assert "b" not in {tag for tag in reader.tags if f"<{tag}>demo" in page}
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("digits", "digits"), ("image_folder", "photos"), ("webdataset", "photos")]
+)
+def test_a_page_is_named_by_its_data(make_run: Make, source: str, name: str) -> None:
+    run_dir = make_run()
+    manifest = read_json(run_dir / "manifest.json")
+    manifest["dataset"]["source"] = source
+    write_json(run_dir / "manifest.json", manifest)
+    config = yaml.safe_load((run_dir / "config.resolved.yaml").read_text())
+    config["data"] = {"train": {"root": "/data/photos", "split": "train"}}
+    (run_dir / "config.resolved.yaml").write_text(yaml.safe_dump(config))
+    write_report(RunDirectory(run_dir))
+    page, _ = parsed(run_dir)
+    assert f"<h1>{name}</h1>" in page
+    assert f"<title>{name}: INCV report</title>" in page
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_the_page_begins_with_images(make_run: Make, truth: bool) -> None:
+    run_dir = make_run()
+    if not truth:
+        (run_dir / "true_labels.parquet").unlink()
+    write_report(RunDirectory(run_dir))
+    page, _ = parsed(run_dir)
+    assert page.index('id="suspicious"') < page.index('id="noise"')
 
 
 def test_the_page_asks_for_nothing_outside_itself(make_run: Make) -> None:

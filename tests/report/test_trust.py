@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import REPOSITORY
-from trainer.report.trust import MEANING, SCOPE, Signals, explain_level, judge
+from trainer.report.trust import MEANING, SCOPE, UNFITTED, Signals, explain_level, judge
 
 GOOD = Signals(
     samples=320,
@@ -105,10 +105,32 @@ def test_the_true_share_lies_within_most_ranges_of_recorded_audits():
 
 def test_advice_depends_on_how_well_the_folds_fit():
     weak = replace(GOOD, agreement=0.42)
-    assert "raise incv.epochs" in judge(replace(weak, steps=30, train_accuracy=0.3)).reasons[0].advice
+    assert "raise incv.epochs" in judge(replace(weak, steps=30, train_accuracy=0.4)).reasons[0].advice
     fitted = judge(replace(weak, steps=900, train_accuracy=0.99)).reasons[0].advice
     assert "more epochs will not help" in fitted
     assert "model.weights" in fitted
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train_loss": 4.1}, "(900 steps per fold): their training loss ended at 4.1, above the 1.4 of guessing"),
+        ({"train_accuracy": 0.3}, "they fit only 30 % of their own labels"),
+        ({"train_accuracy": 0.41, "train_loss": 1.2}, ""),
+    ],
+)
+def test_folds_that_have_not_converged_are_to_blame_before_their_weights(change, words):
+    advice = judge(replace(GOOD, agreement=0.42, steps=900, **change)).reasons[0].advice
+    assert words in advice
+    assert ("learning_rate" in advice) == bool(words)
+    assert ("model.weights" in advice) != bool(words)
+
+
+def test_only_recorded_audits_that_were_cut_short_have_not_converged():
+    audits = [(line["case"], read_signals(line)) for line in recorded()]
+    unlearned = [case for case, found in audits if found.train_accuracy < found.agreement - UNFITTED]
+    assert len(unlearned) == 21
+    assert all("steps0." in case for case in unlearned)
 
 
 def test_every_level_is_explained_as_in_the_documentation():

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from shards.errors import CommandStopped, ConfigError, InputError, renamed_fields
+from shards.errors import CommandStopped, ConfigError, InputError, list_some, renamed_fields
 from shards.sources import SourceOptions
-from trainer.auditing.folder import NO_OPTIONS, find_images
+from trainer.auditing.folder import NO_OPTIONS, describe_classes, find_images
 from trainer.auditing.network import choose_network
 from trainer.auditing.result import AuditResult
 from trainer.auditing.settings import Start, choose_recipe
@@ -143,6 +143,11 @@ def prepare_audit(options: AuditOptions) -> Recipe:
         content = choose(_size_in_time(choose, content["image"]["size"], samples, classes))
     recipe = check_recipe(content, "the recipe of the audit", options.overrides)
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
+    _log.info("audit: classes: %s", describe_classes(found.counts))
+    if single := [name for name, count in found.counts.items() if count == 1]:
+        _log.warning(
+            "only one image in %s: its label cannot be judged, and the folder may be no class", list_some(single)
+        )
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
     if not start.has_weights:
         _log.warning(

@@ -1,7 +1,9 @@
 """Finds the images and labels of a folder, and explains a folder that cannot be audited."""
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from shards.sources.source import is_image, list_names
 MIN_SAMPLES = 20
 LAYOUT = "FOLDER/<class>/<image>, images with a CSV file of their paths and labels (--csv FILE), or WebDataset tars"
 NO_OPTIONS = SourceOptions()
+_SHOWN = 5  # of the largest classes, and of the smallest
 _LISTS = (".csv", ".tsv")
 _ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z", ".rar")
 
@@ -22,8 +25,16 @@ class FoundImages:
     """The images of a folder: the recipe's section `data.train`, and their numbers."""
 
     data: dict[str, Any]
-    samples: int
-    classes: int
+    counts: dict[str, int]
+    """Images by class name."""
+
+    @property
+    def samples(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def classes(self) -> int:
+        return len(self.counts)
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,16 @@ def find_images(folder: Path, options: SourceOptions = NO_OPTIONS) -> FoundImage
         raise DataError(
             f"{folder} has {len(source)} images: an audit needs at least {MIN_SAMPLES}, and hundreds to be of use"
         )
-    return FoundImages(layout | {"root": str(root)} | options.given(), len(source), len(source.class_names))
+    counted = Counter(source.label(row) for row in range(len(source)))
+    counts = {name: counted[number] for number, name in enumerate(source.class_names)}
+    return FoundImages(layout | {"root": str(root)} | options.given(), counts)
+
+
+def describe_classes(counts: Mapping[str, int]) -> str:
+    """Return the classes with their numbers of images, largest first; of many, the largest and the smallest."""
+    ordered = [f"{name} ({counts[name]:,})" for name in sorted(counts, key=lambda name: -counts[name])]
+    shown = ordered if len(ordered) <= 2 * _SHOWN else [*ordered[:_SHOWN], "…", *ordered[-_SHOWN:]]
+    return ", ".join(shown)
 
 
 def find_layout(root: Path, has_list: bool) -> dict[str, Any]:
@@ -117,6 +137,10 @@ def _require_class_folders(folder: Path, split: str) -> None:
     if not here.folders:
         raise DataError(_explain_flat(place, here))
     inside = {name: _list(place / name) for name in here.folders}
+    nested = [name for name, listing in inside.items() if not listing.images and listing.folders]
+    several = any(len(inside[name].folders) > 1 for name in nested)
+    if several and len(here.folders) > 1 and not find_repeated(inside):
+        raise DataError(_explain_nested(place, nested, inside))
     if any(listing.images for listing in inside.values()):
         return  # an empty one is reported by the source
     if len(here.folders) == 1:
@@ -131,6 +155,18 @@ def _require_class_folders(folder: Path, split: str) -> None:
             f"the folders of {place} ({list_some(here.folders)}) seem to be parts of a data set, not classes: each "
             f"contains {list_some(repeated)}. Audit one of them: `incv audit {place / here.folders[0]}`"
         )
+
+
+def _explain_nested(place: Path, nested: Sequence[str], inside: Mapping[str, _Listing]) -> str:
+    """Describe folders of class folders, and how to make each of them a class."""
+    leaves = [str(Path(name, leaf)) for name in nested for leaf in inside[name].folders]
+    inner = f"{shlex.quote(str(place.resolve()))}/*/*/"
+    return (
+        f"{list_some(nested)} in {place} hold folders instead of images ({list_some(leaves)}), and an audit takes "
+        f"only the folders of {place} for classes. If the inner folders are the classes, audit links to them: "
+        f"`mkdir leaves && ln -s {inner} leaves && incv audit leaves --allow-outside`. If the outer ones are, move "
+        "the images up into them"
+    )
 
 
 def find_repeated(inside: Mapping[str, _Listing]) -> list[str]:

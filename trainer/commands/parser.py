@@ -14,6 +14,8 @@ from trainer.config.shipped import RECIPES
 from trainer.records.manifest import installed_versions
 
 _VERSIONS = ("incv", "torch", "timm")
+FIRST = ("run", "audit", "clean", "predict", "report", "ls", "cp")
+"""The commands that people need first, in their order in `incv --help`."""
 SHELLS = ("bash", "zsh")
 _FILE = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _RECIPE = {"bash": "_incv_recipes", "zsh": "_incv_recipes"}
@@ -23,8 +25,19 @@ _PREAMBLES = {
 }
 
 
+class _Help(argparse.HelpFormatter):
+    """Sets off the commands to begin with from the others."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        return super()._format_action(action) + ("\nother commands:\n" if action.dest == FIRST[-1] else "")
+
+
 class _Commands(argparse._SubParsersAction):
     """The commands of a parser; `COMMAND --help` begins with the line that the list of commands has."""
+
+    def _get_subactions(self) -> list[argparse.Action]:
+        """Return the commands as the help lists them: those to begin with come first."""
+        return sorted(super()._get_subactions(), key=lambda each: (*FIRST, each.dest).index(each.dest))
 
     def add_parser(self, name: str, **options: Any) -> Any:
         if line := options.get("help"):
@@ -36,7 +49,7 @@ class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that suggests near matches (argparse itself can from Python 3.14 on); so do its commands."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{"formatter_class": _Help, **options})
         self.register("action", "parsers", _Commands)
 
     def error(self, message: str) -> NoReturn:

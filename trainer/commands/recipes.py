@@ -16,7 +16,15 @@ from trainer.config.argument_types import (
     path_argument,
     price_argument,
 )
-from trainer.config.key_reference import Section, describe_schema, find_key, format_page, format_text, select_section
+from trainer.config.key_reference import (
+    Section,
+    describe_schema,
+    find_key,
+    format_main_keys,
+    format_page,
+    format_text,
+    select_section,
+)
 from trainer.config.schema import Recipe
 from trainer.config.shipped import RECIPES, recipe_path
 from trainer.methods.registry import METHODS, get_method
@@ -36,6 +44,7 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     validate.set_defaults(func=_validate)
     keys = subparsers.add_parser("keys", help="describe the keys of a recipe")
     keys.add_argument("section", nargs="?", metavar="SECTION", help="a section or a key, as incv or batch.global")
+    keys.add_argument("--all", action="store_true", help="describe all keys, not only those that matter most")
     keys.add_argument("--markdown", action="store_true", help="print docs/recipe.md, the page of all built-in keys")
     keys.set_defaults(func=_keys)
     subparsers.add_parser("ls", help="list the shipped recipes").set_defaults(func=_list)
@@ -175,8 +184,10 @@ def _keys(parsed: argparse.Namespace) -> int:
         return 0
     sections = describe_schema(Recipe, method_sections())
     if parsed.section is None:
-        print(format_text(sections))
+        print(format_text(sections) if parsed.all else format_main_keys(sections))
         return 0
+    if parsed.all:
+        raise ConfigError("--all describes all sections: leave out the section, or --all")
     key = find_key(sections, parsed.section)
     selected = select_section(sections, parsed.section) or ([key] if key is not None else [])
     if not selected:

@@ -21,6 +21,23 @@ _BOUNDS = {Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<"
 _IN_WORDS = ("required", "its defaults")
 _WIDTH = 100
 
+MAIN_KEYS = {
+    "": "seed methods precision",
+    "data": "eval_fraction",
+    "data.train": "source root split csv resize limit shards",
+    "labels": "noise ratio file corrections",
+    "image": "size resize pad flip mean std",
+    "model": "name pretrained weights trainable",
+    "batch": "global micro",
+    "incv": "rounds folds epochs noise_estimate remove_ratio min_per_class",
+    "incv.optimizer": "kind learning_rate schedule milestones weight_decay",
+    "evaluation": "every",
+    "execution": "device loader workers checkpoint_every",
+}
+"""The keys that matter most, by section."""
+_MORE = """`incv keys SECTION` or `incv keys KEY` describes them in full, `incv keys --all` describes all keys.
+The sections of the methods, such as `standard`, have epochs and an optimizer as `incv` has."""
+
 _PAGE_HEAD = f"""# Recipe keys
 
 <!-- Written by `{PAGE_COMMAND}` from the docstrings of the schema. Do not edit this page. -->
@@ -199,6 +216,21 @@ def format_text(sections: Sequence[Section]) -> str:
             lines += textwrap.wrap(key.text, _WIDTH, initial_indent="      ", subsequent_indent="      ")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def format_main_keys(sections: Sequence[Section]) -> str:
+    """Format the keys that matter most for a terminal, a line each."""
+    blocks = []
+    for section, names in MAIN_KEYS.items():
+        lines = [section or "top level"]
+        for name in names.split():
+            found = find_key(sections, f"{section}.{name}".removeprefix("."))
+            assert found is not None, (section, name)
+            (key,) = found.keys
+            text = textwrap.shorten(key.text.split(". ")[0].rstrip("."), _WIDTH - 35, placeholder=" …")
+            lines.append(f"  {name:<18}{key.default:<17}{text}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, _MORE])
 
 
 def format_page(sections: Sequence[Section]) -> str:

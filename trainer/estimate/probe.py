@@ -74,17 +74,22 @@ def count_network(
 
 
 def probe_machine(
-    recipe: Recipe, classes: int, cost: NetworkCost, device: torch.device, seconds: float = _SECONDS
+    recipe: Recipe,
+    classes: int,
+    cost: NetworkCost,
+    device: torch.device,
+    seconds: float = _SECONDS,
+    most_rows: int | None = None,
 ) -> MeasuredNetwork:
     """Run a few steps with the recipe's batch and with a quarter of it, and a few forward passes.
 
-    seconds: for about how long to measure each of the three rates.
+    seconds: for about how long to measure each of the three rates; most_rows: of a batch; None: as in the recipe.
     """
     network = to_device(build_network(recipe, classes, recipe.seed), device)
     section = recipe.incv if recipe.incv is not None else methods_of(recipe)[0].config(recipe)
     settings = section.optimizer
     optimizer = make_optimizer(network, settings.kind, settings.weight_decay, decay_scope=settings.decay_scope)
-    rows = min(recipe.batch.rows, recipe.batch.micro or recipe.batch.rows)
+    rows = min(recipe.batch.rows, recipe.batch.micro or recipe.batch.rows, most_rows or recipe.batch.rows)
     images = torch.zeros(rows, 3, recipe.image.size, recipe.image.size, device=device)
     if device.type == "cuda":
         images = images.to(memory_format=torch.channels_last)

@@ -14,12 +14,13 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.estimate import measured
 from trainer.estimate.cost import CostModel, PhaseCost
-from trainer.estimate.probe import count_network, probe_machine
+from trainer.estimate.probe import NetworkCost, count_network, probe_machine
 from trainer.report.text import format_duration
 from trainer.run.preflight import check_rows
 
 _GPU_ROWS = ("GPU hours", "dollars", "all-reduce, ms per step", "memory, GB per GPU")
 _SHORT_PROBE_SECONDS = 0.3
+_SHORT_PROBE_FLOPS = 1e11  # of a step; one or two seconds on a CPU with few cores
 _CLASSES = 1000  # used if unknown; it affects only the last layer, a small part of a network
 
 
@@ -34,7 +35,8 @@ class SplitSize:
 @dataclass(frozen=True)
 class EstimateOptions:
     gpus: tuple[int, ...] = ()
-    """Numbers of GPUs to estimate for; empty: `execution.world`, else the number of processes of the launcher."""
+    """Numbers of GPUs to estimate for; empty: `execution.world`, else the number of processes of the launcher. For
+    one process on a machine without a GPU, the estimate is for its CPU."""
     price: float = measured.DOLLARS_PER_GPU_HOUR
     samples: int | None = None
     """Number of training samples to assume; None: the packed, listed or published number."""
@@ -50,10 +52,8 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
     if options.samples is not None:
         classes = train.classes if train else recipe.data.train.classes or _CLASSES
         train = SplitSize(options.samples, classes, "from --samples")
-    if recipe.execution.device == "cpu" and not options.probe:
-        return (
-            "no estimate: execution.device is cpu, but only GPUs were measured; add --probe to measure this machine"
-        )
+    if recipe.execution.device == "cpu" and options.gpus:
+        return "no estimate: execution.device is cpu, but --gpus asks for GPUs; leave out one of them"
     if train is None:
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
     if options.takes_incv_over and not recipe.methods:
@@ -66,6 +66,8 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         probed = None
         if options.probe:
             probed = probe_machine(recipe, train.classes, network, select_device(recipe.execution))
+        elif would_run_on_cpu(recipe, options):
+            probed = _probe_cpu(recipe, train.classes, network)
     except InputError as error:
         return f"no estimate: {error}"
     evaluated = {name: size for name, size in splits.items() if name != "train"}
@@ -90,7 +92,18 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         lines += [f"  {row:<30}" + "".join(f"{column[row]:>14}" for column in columns) for row in columns[0]]
     unknown = [name for name, size in evaluated.items() if size is None]
     notes += [f"not counted: {name}, whose size is unknown until it is packed" for name in unknown]
+    if probed is not None and not options.probe:
+        notes.append("measured for a moment: --probe measures longer, and --gpus 1,8 estimates for H200 GPUs")
     return "\n".join(lines + notes)
+
+
+def would_run_on_cpu(recipe: Recipe, options: EstimateOptions) -> bool:
+    """Whether the run would be alone on this CPU, so that the estimate is for it and not for GPUs."""
+    execution = recipe.execution
+    if execution.device == "cpu":
+        return True
+    alone = not options.gpus and (execution.world or detect_launch().size) == 1
+    return alone and execution.device == "auto" and select_device(execution).type == "cpu"
 
 
 def _premises(model: CostModel, origin: str, price: float) -> list[str]:
@@ -176,19 +189,25 @@ def _short(number: float) -> str:
 def estimate_cpu_seconds(recipe: Recipe, samples: int, classes: int) -> float:
     """Return about how long the training and predicting of a run take on this CPU.
 
-    It takes a few steps, and changes neither the random state nor the number of threads.
+    It takes a few steps.
     """
     samples = min(samples, recipe.data.train.limit or samples)
     recipe = resolve_batch(recipe, samples)
-    model, threads = recipe.model, torch.get_num_threads()
+    model = recipe.model
     cost = count_network(model.name, classes, recipe.image.size, model.options, model.trainable)
+    probed = _probe_cpu(recipe, classes, cost)
+    return sum(phase.seconds for phase in CostModel(recipe, cost, samples, classes, probed=probed).cost_run(1))
+
+
+def _probe_cpu(recipe: Recipe, classes: int, cost: NetworkCost) -> measured.MeasuredNetwork:
+    """Measure this CPU with a few steps, which change neither the random state nor the number of threads."""
+    threads, rows = torch.get_num_threads(), max(2, int(_SHORT_PROBE_FLOPS / cost.step_flops))
     torch.set_num_threads(recipe.execution.threads or threads)
     try:
         with torch.random.fork_rng(devices=[]):
-            probed = probe_machine(recipe, classes, cost, torch.device("cpu"), _SHORT_PROBE_SECONDS)
+            return probe_machine(recipe, classes, cost, torch.device("cpu"), _SHORT_PROBE_SECONDS, rows)
     finally:
         torch.set_num_threads(threads)
-    return sum(phase.seconds for phase in CostModel(recipe, cost, samples, classes, probed=probed).cost_run(1))
 
 
 def describe_time(seconds: float) -> str:

@@ -4,3 +4,6 @@
 defines the record, `inputs` what a method gets to build its Task; `task` holds the base class of every Task;
 `networks`, `buffers` and `predict` are shared by all methods and INCV's folds.
 """
+
+WEIGHTS_NUMERICS = 1
+"""Added to the version of a training's numbers if it starts from given weights; see `start_classifier`."""

@@ -10,6 +10,7 @@ from shards.errors import DataError
 from trainer.config.schema import Recipe
 from trainer.loading.sample_order import derive_stream, mix64
 from trainer.methods.weight_average import load_averages
+from trainer.models.classifier import start_classifier
 from trainer.models.factory import create_model
 from trainer.models.frozen import freeze_features
 from trainer.models.twin import TwinModel
@@ -21,10 +22,11 @@ BEST = "best."
 
 
 def build_network(recipe: Recipe, classes: int, seed: int, weights: Weights | None = None) -> nn.Module:
-    """Build a network with random weights, or with the given weights and a random classifier."""
+    """Build a network with random weights, or with the given weights and a classifier that starts near zero."""
     network = create_model(recipe.model.name, classes, seed, **recipe.model.options)
     if weights is not None:
         weights.load_into(network)
+        start_classifier(network, seed)
     if recipe.model.trainable == "classifier":
         freeze_features(network)
     return network

@@ -15,8 +15,8 @@ from shards.errors import ConfigError, DataError, Fix, describe_unreadable, list
 from trainer.config.schema import ModelConfig
 from trainer.distributed.launch import hostname
 from trainer.models.cifar_resnets import SMALL_NETWORKS
+from trainer.models.classifier import classifier_names
 from trainer.models.factory import create_model, import_timm, seeded_cpu
-from trainer.models.frozen import classifier_names
 from trainer.models.pretrained import base_name, describe_file, find_pretrained
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -86,6 +86,12 @@ def load_weights(path: Path, name: str, options: Mapping[str, Any], is_timms: bo
     tensors = _drop_classifier(fitted, network)
     if misfit := describe_misfit(own, tensors):
         raise _refusal(path, name, misfit)
+    if broken := [key for key, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
+        raise DataError(
+            f"the weights {path} contain NaN or infinity in {len(broken)} tensor(s): {list_some(broken)}",
+            field="model.weights",
+            fix=Fix("choose others with {}", "model.weights"),
+        )
     return Weights(path, checksum, tensors)
 
 

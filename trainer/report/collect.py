@@ -1,13 +1,16 @@
 """The sections of the report in their order on the page, and the content of report.json that they collect."""
 
 import math
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shards.errors import ConfigError
 from shards.plugins import PluginGroup
+from shards.sources import list_sources
 from trainer.report.run import ReportRun
 from trainer.report.section import Section
 from trainer.report.sections import (
@@ -56,6 +59,7 @@ def collect_report(run: ReportRun) -> dict[str, Any]:
     """Return the content of report.json; values are None if the run is unfinished or has no true labels."""
     samples = run.samples
     report: dict[str, Any] = {
+        "data": _name_data(run),
         "recipe": run.manifest.get("recipe"),
         "seed": run.config.get("seed"),
         "model": (run.config.get("model") or {}).get("name"),
@@ -77,6 +81,15 @@ def collect_report(run: ReportRun) -> dict[str, Any]:
     if signals is not None:
         report["trust"] = judge(signals).as_json() | {"signals": asdict(signals)}
     return _to_json(report)
+
+
+def _name_data(run: ReportRun) -> str | None:
+    """Return the name of the user's folder or of the data set; None if it is unknown."""
+    train = (run.config.get("data") or {}).get("train") or {}
+    source = (run.manifest.get("dataset") or {}).get("source") or train.get("source")
+    if source in {each.name for each in list_sources() if not each.splits}:
+        return Path(os.path.abspath(train["root"])).name if train.get("root") else None
+    return source
 
 
 def _find_missing(run: ReportRun) -> dict[str, str]:

@@ -42,6 +42,7 @@ def render_page(report: Report, run: ReportRun) -> str:
     script = "\n".join((TEMPLATES / name).read_text() for name in SCRIPTS)
     return environment.get_template("page.html").render(
         report=report,
+        name=report["data"] or report["recipe"] or "unknown data set",
         verdict=verdict(report),
         correction_words=correction_words(report),
         trust_words=explain_level(report["trust"]["level"]) if report["trust"] else "",
@@ -78,8 +79,7 @@ def _render_sections(
     shared: dict[str, Any] = {"report": report, "names": short_names(report["class_names"])}
     shared["m"] = environment.get_template("macros.html").make_module(shared)
     sections, end_of_page = [], Markup()
-    own_data = report["noise"]["true"] is None
-    for section in sorted(list_sections(), key=lambda section: not (own_data and section.leads)):
+    for section in sorted(list_sections(), key=lambda section: not section.leads):
         content = section.render(report, run)
         if content is None:
             continue

@@ -33,7 +33,7 @@ class Section:
     link: str | None = ""
     """Its title in the navigation, if that is another; None: it is not there."""
     leads: bool = False
-    """Whether it comes first where the true labels are unknown: it shows images to look at."""
+    """Whether it comes first: it shows images to look at, or what to do next."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def measure_signals(run: ReportRun, report: dict[str, Any]) -> Signals | None:
         rare_classes=rare_classes(samples, selection),
         gain=ahead,
         gain_error=error,
+        train_loss=_last(metrics, "loss"),
         checked=0 if samples.checked is None else int(samples.checked.sum()),
     )
 

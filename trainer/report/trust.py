@@ -25,6 +25,7 @@ SPREAD = 0.1
 FOLD_GAP = 0.15
 FEW_STEPS = 100
 FITTED = 0.9  # training accuracy above which a fold has fitted its labels, right or wrong
+UNFITTED = 0.05  # a fold that fits its labels this much worse than the held-out ones was still learning
 BEHIND, FAR_BEHIND = 2.0, 10.0  # points of accuracy
 
 
@@ -59,6 +60,8 @@ class Signals:
     """Two standard errors of `gain`."""
     checked: int = 0
     """How many labels were checked by hand."""
+    train_loss: float | None = None
+    """Mean training loss of the folds at the end of round 1."""
 
     @property
     def skill(self) -> float:
@@ -157,11 +160,26 @@ def _learn_more(signals: Signals) -> str:
             "start from pretrained weights, or better ones (model.pretrained or model.weights), or add images."
         )
     steps = f" ({signals.steps:,} steps per fold)" if signals.steps is not None else ""
+    if unlearned := _describe_unlearned(signals):
+        return (
+            f"The folds seem not to have converged{steps}: {unlearned}. Train longer (raise incv.epochs), or lower "
+            "incv.optimizer.learning_rate."
+        )
     longer = f"Train longer{steps}: raise incv.epochs. " if signals.steps is None or signals.steps < FEW_STEPS else ""
     return longer + (
         "Start from pretrained weights, or better ones (model.pretrained or model.weights), check that image.size "
         "shows what tells the classes apart, or add images."
     )
+
+
+def _describe_unlearned(signals: Signals) -> str:
+    """Say what shows that the folds have not learned even their own labels; empty if nothing does."""
+    guessing = math.log(signals.classes)
+    if signals.train_loss is not None and signals.train_loss > guessing:
+        return f"their training loss ended at {signals.train_loss:.1f}, above the {guessing:.1f} of guessing"
+    if signals.train_accuracy is not None and signals.train_accuracy < signals.agreement - UNFITTED:
+        return f"they fit only {_percent(signals.train_accuracy)} of their own labels, less than of the held-out ones"
+    return ""
 
 
 def _consistency(signals: Signals) -> list[Reason]:

@@ -15,12 +15,14 @@ from shards.durable import atomic_folder, read_json, write_atomically
 from shards.errors import ConfigError, DataError, list_some
 from trainer.incv import NUMERICS
 from trainer.incv.selection_index import SelectionIndex
+from trainer.methods import WEIGHTS_NUMERICS
 from trainer.records.manifest import INCV_FROM, Manifest
 from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import read_labels
 from trainer.records.unreadable import UnreadableLog, parse_complete_lines
 from trainer.run.ledger import StageLedger
 from trainer.run.preflight import RunLabels
+from trainer.run.result_keys import WEIGHTS_CHECKSUM
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +61,11 @@ def open_finished_incv(root: Path) -> FinishedIncv:
     if record.get("state") != "done":
         raise ConfigError(f"--incv-from {root}: INCV has not finished: run its command again first, or {_ALONE}")
     version = record.get("numerics")
-    if version != NUMERICS:
+    current = NUMERICS + WEIGHTS_NUMERICS * (WEIGHTS_CHECKSUM in record["keys"])
+    if version != current:
         raise ConfigError(
             f"--incv-from {root}: its INCV was run by an incv whose INCV gives other results (numerics {version}, "
-            f"now {NUMERICS}): {_ALONE}"
+            f"now {current}): {_ALONE}"
         )
     files = [run.labels, run.selection, run.incv]
     if run.incv.exists():

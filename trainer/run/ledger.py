@@ -125,7 +125,7 @@ class StageLedger:
             "hash": hash_keys(self._keys[stage]),
             "keys": self._keys[stage],
         }
-        if (version := numerics_of(stage)) is not None:  # that of the first start, if this one resumes
+        if (version := numerics_of(stage, self._recipe)) is not None:  # that of the first start, if this one resumes
             record["numerics"] = earlier.get("numerics", version)
         self._manifest.set_stage(stage, record, all_stages())
         self._manifest.save()

@@ -14,6 +14,8 @@ from pydantic_core import PydanticUndefined
 from trainer.config.schema import Recipe
 
 Keys = dict[str, Any]
+WEIGHTS_CHECKSUM = "model.weights_checksum"
+"""The fact that represents the initial weights among the keys."""
 
 
 def result_keys(recipe: Recipe) -> Keys:

@@ -44,7 +44,7 @@ from trainer.run.preflight import (
     refuse_other_recipe,
     refuse_own_list,
 )
-from trainer.run.result_keys import Keys
+from trainer.run.result_keys import WEIGHTS_CHECKSUM, Keys
 from trainer.run.stage_graph import require_stages, stages_of
 from trainer.run.stage_loop import Claim, iterate_stages
 from trainer.run.stages import StageRunner
@@ -279,7 +279,7 @@ def checksum_keys(
         path = Path(recipe.labels.corrections)
         facts["labels.corrections_checksum"] = file_checksum(path, "labels.corrections")
     if weights is not None:
-        facts["model.weights_checksum"] = weights.checksum
+        facts[WEIGHTS_CHECKSUM] = weights.checksum
     return facts
 
 

@@ -12,6 +12,7 @@ from shards.errors import ConfigError
 from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import Recipe, TrainingConfig
 from trainer.incv import NUMERICS as INCV_NUMERICS
+from trainer.methods import WEIGHTS_NUMERICS
 from trainer.methods.registry import get_method, method_names
 from trainer.records.run_directory import RunDirectory
 from trainer.run.result_keys import Keys, result_keys, select_keys
@@ -264,10 +265,10 @@ def stage_keys(recipe: Recipe, facts: Keys) -> dict[str, Keys]:
     return keys
 
 
-def numerics_of(stage: str) -> int | None:
+def numerics_of(stage: str, recipe: Recipe) -> int | None:
     """Return the version of a stage's numbers; None for a stage that trains nothing."""
     numerics = find_stage(stage).numerics
-    return None if numerics is None else numerics()
+    return None if numerics is None else numerics() + WEIGHTS_NUMERICS * recipe.model.has_initial_weights
 
 
 def numerics_behind(stage: str, recipe: Recipe) -> dict[str, int]:
@@ -275,5 +276,5 @@ def numerics_behind(stage: str, recipe: Recipe) -> dict[str, int]:
     found: dict[str, int] = {}
     for needed in find_stage(stage).inputs(recipe):
         found |= numerics_behind(needed, recipe)
-    version = numerics_of(stage)
+    version = numerics_of(stage, recipe)
     return found if version is None else found | {stage: version}
