@@ -1,4 +1,4 @@
-"""`incv audit` and `trainer.audit` on a folder of real digits, some of them in the wrong folder."""
+"""`incv audit` and `incv.audit` in Python, on a folder of real digits, some of them in the wrong folder."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
-import trainer
+import incv as package
 from trainer.models.factory import create_model
 
 SMALL = ["--model", "digits_cnn", "--no-download", "image.size=8", "image.resize=9", "data.train.resize=9"]
@@ -115,13 +115,17 @@ def test_an_audit_is_started_again_with_smaller_images_as_it_advises(digits, inc
     assert "from scratch at 6 pixels" in smaller.err
 
 
-def test_the_python_interface(digits, incv):
-    table = trainer.audit(
+def test_the_python_interface(digits):
+    result = package.audit(
         digits, model="digits_cnn", download=False, run_dir="runs/table", overrides=[*SMALL[3:], *SHORT]
     )
-    assert table.num_rows == 180
+    assert len(result) == 180
+    table = result.samples
     assert {"path", "given_label", "predicted_label", "label_quality", "is_label_issue"} <= set(table.column_names)
     assert all(Path(path).is_file() for path in table["path"].to_pylist())
+    assert result.verdict in ("trusted", "with care", "do not use")
+    assert len(result.issues) < 180
+    assert "labels flagged" in result._repr_html_()
 
 
 def test_weights_from_a_file(digits, incv):
