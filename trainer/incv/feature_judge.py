@@ -24,7 +24,7 @@ NEIGHBOURS = 30
 FOLDS = 5
 _PRIOR_VOTES = 1.0
 """Votes that are spread over all classes, so that no class has the probability 0."""
-_LARGEST_TRIAL = 50_000
+_LARGEST_TRIAL = 20_000
 """Rows of all ranks on which penalties are compared, or 100 for each class if that is more."""
 _CHUNK_NUMBERS = 2**25
 """Numbers of a chunk's scores: bounds the memory."""
@@ -143,44 +143,47 @@ def _validate(fit: Fit, folds: torch.Tensor, counts: torch.Tensor, number: int, 
     return Validated(chosen.penalty, chosen.agreement, each)
 
 
-@dataclass(eq=False)
 class _Scorer:
     """Computes the logarithm of both predictions' product, for some of this rank's rows at a time."""
 
-    fit: Fit
-    validated: Validated
-    folds: torch.Tensor
-    samples: JudgedSamples
-    share: slice
-    temperature: float = 1.0
+    def __init__(
+        self, fit: Fit, validated: Validated, folds: torch.Tensor, samples: JudgedSamples, share: slice
+    ) -> None:
+        self.fit, self.samples, self.share = fit, samples, share
+        self.temperature = 1.0
+        """Of the regression."""
+        self._validated, self._folds = validated, folds
+        device = folds.device
+        self._neighbours = torch.from_numpy(samples.examined.neighbours[share]).to(device)
+        self._groups = torch.from_numpy(samples.examined.groups).to(device)
+        self._labels = torch.from_numpy(samples.labels).to(device)
+        self._trained = torch.from_numpy(samples.trained).to(device)
 
     def held_out(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.validated.held_out_logits(self.fit.features[rows], self.folds[rows])
+        return self._validated.held_out_logits(self.fit.features[rows], self._folds[rows])
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores of some of this rank's rows: float32 [rows, classes]."""
-        regression = (self.held_out(rows) * self.temperature).log_softmax(dim=1)
-        return regression + self._votes(rows.cpu().numpy() + self.share.start).log().to(regression.device)
+        return (self.held_out(rows) * self.temperature).log_softmax(dim=1) + self._votes(rows).log()
 
-    def _votes(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _votes(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the share of the neighbours with each label: float32 [rows, classes]."""
-        samples, classes = self.samples, self.fit.classes
-        groups = samples.examined.groups
-        near = samples.examined.neighbours[rows].astype(np.int64)
-        counted = samples.trained[near] & (groups[near] != groups[rows][:, None])
-        votes = np.full((len(rows), classes), _PRIOR_VOTES / classes, np.float32)
-        places = np.broadcast_to(np.arange(len(rows))[:, None], near.shape)
-        np.add.at(votes, (places[counted], samples.labels[near[counted]]), 1.0)
-        return torch.from_numpy(votes / votes.sum(axis=1, keepdims=True))
+        classes, near = self.fit.classes, self._neighbours[rows].long()
+        own = self._groups[self.share.start : self.share.stop][rows]
+        counted = self._trained[near] & (self._groups[near] != own[:, None])
+        votes = torch.full((len(rows), classes), _PRIOR_VOTES / classes, device=near.device)
+        votes.scatter_add_(1, self._labels[near], counted.float())
+        return votes / votes.sum(dim=1, keepdim=True)
 
 
 def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[list[Predictions], torch.Tensor]:
     """Return the predictions of this rank's rows, in pieces, and their probabilities if they are kept."""
     outputs = [COLUMNS[name] for name in OUTPUTS]
-    samples, share, classes = scorer.samples, scorer.share, scorer.fit.classes
-    pieces, probabilities = [], [torch.empty(0, classes, device=scorer.folds.device)]
-    for rows in _pieces(share, max(1, _CHUNK_NUMBERS // classes)):
-        scores, given = scorer.scores(rows), scorer.fit.labels[rows]
+    samples, share, fit = scorer.samples, scorer.share, scorer.fit
+    classes = fit.classes
+    pieces, probabilities = [], [torch.empty(0, classes, device=fit.labels.device)]
+    for rows in _pieces(share, max(1, _CHUNK_NUMBERS // classes), fit.labels.device):
+        scores, given = scorer.scores(rows), fit.labels[rows]
         readable = torch.ones(len(rows), dtype=torch.bool, device=scores.device)
         columns = compute_columns([NetworkRows(scores * factor, None, given, top_k)], readable, outputs, True)
         columns["losses"] = -scores.log_softmax(dim=1).gather(1, given[:, None])[:, 0]
@@ -192,10 +195,10 @@ def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[li
     return pieces, torch.cat(probabilities)
 
 
-def _pieces(share: slice, size: int) -> Iterator[torch.Tensor]:
+def _pieces(share: slice, size: int, device: torch.device) -> Iterator[torch.Tensor]:
     rows = share.stop - share.start
     for first in range(0, rows, size):
-        yield torch.arange(first, min(first + size, rows))
+        yield torch.arange(first, min(first + size, rows), device=device)
 
 
 def _agree(world: World, value: float) -> float:

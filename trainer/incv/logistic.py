@@ -7,13 +7,14 @@ import torch
 
 from trainer.distributed.world import World
 
-PENALTIES = tuple(10.0**-exponent for exponent in (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0))
+PENALTIES = tuple(10.0**-exponent for exponent in (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0))
 """From strong to weak. A weak penalty fits the wrong labels too."""
 _PATIENCE = 2
 """Penalties without a better agreement after which weaker ones are not tried."""
-_ITERATIONS = 20
-_CONVERGED = 2e-3
-"""Largest entry of the gradient at which a fit counts as converged; each row's loss is of the order of 1."""
+_ITERATIONS = 40
+_CONVERGED = 2e-2
+"""Largest entry of the gradient, times the classes, at which a fit counts as converged: at the start, an entry is of
+the order of a class's share of the rows."""
 _CHUNK_NUMBERS = 2**25
 """Numbers of a chunk's logits: bounds the memory."""
 
@@ -27,7 +28,7 @@ class Classifier:
     bias: torch.Tensor
     """float32 [classes]"""
     gradient: float
-    """Largest entry of the gradient at the end of the fit."""
+    """Largest entry of the gradient at the end of the fit, times the classes."""
 
     @property
     def converged(self) -> bool:
@@ -72,7 +73,7 @@ class Fit:
             max_iter=_ITERATIONS,
             history_size=10,
             line_search_fn="strong_wolfe",
-            tolerance_grad=_CONVERGED / 10,
+            tolerance_grad=_CONVERGED / (10 * self.classes),
             tolerance_change=1e-9,
         )
 
@@ -89,7 +90,7 @@ class Fit:
         measure()
         found = flat.detach()
         assert flat.grad is not None
-        return Classifier(found[:width].clone(), found[width].clone(), float(flat.grad.abs().max()))
+        return Classifier(found[:width].clone(), found[width].clone(), float(flat.grad.abs().max()) * self.classes)
 
     def _sum(
         self, weight: torch.Tensor, bias: torch.Tensor, counts: torch.Tensor
