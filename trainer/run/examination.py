@@ -113,7 +113,7 @@ def load_examined(stages: "StageRunner") -> Examined:
         raise DataError(
             f"{store.folder} lacks features of {int((~found).sum()):,} images: compute them with `--redo features`"
         )
-    return Examined(ids, features, np.load(stages.run.neighbours, allow_pickle=False), table["group"].to_numpy())
+    return Examined(ids, features, np.load(stages.run.neighbours, allow_pickle=False), np.array(table["group"]))
 
 
 def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.int32]:
