@@ -14,6 +14,7 @@ from trainer.examine.duplicates import (
     find_near_duplicates,
     group_pairs,
 )
+from trainer.examine.neighbours import nearest
 
 
 def make_images(n: int, seed: int = 0) -> torch.Tensor:
@@ -41,6 +42,8 @@ def test_changed_copies_are_found_and_nothing_else() -> None:
     assert found.pairs.tolist() == [[0, 60], [1, 61], [2, 62], [3, 63]]
     assert found.flipped.tolist() == [False, False, False, True]
     assert f"{found.threshold:.3f}" in found.why
+    neighbours, _ = nearest(describe(everything), 12)
+    assert find_near_duplicates(describe(everything), everything, neighbours).pairs.tolist() == found.pairs.tolist()
     leaks = find_leaks(describe(images), images, describe(everything[60:]), everything[60:])
     assert leaks.pairs.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
 

@@ -16,10 +16,12 @@ Ints = npt.NDArray[np.int64]
 _PROPOSED = 4
 _PROMISING = 0.6  # the correlation of whole thumbnails that makes a candidate
 _NULL_NEIGHBOUR = 10
-_NULL_PAIRS = 2000
+_NULL_PAIRS = 500
 _THUMBNAIL = 32
 _LOOK = 16
-_WINDOWS = (32, 29, 26, 24)
+_ALIGNED = ((32, 1), (29, 1), (26, 1), (24, 1))  # sizes of windows, and rows between one place and the next
+_COARSE = ((32, 1), (26, 2))
+_PLAUSIBLE = 0.4  # the correlation at coarse places of which a better one is sought
 _FLAT = 0.5  # the standard deviation of grey values of 0 to 255 of which a look has no details
 _LOWEST, _HIGHEST = 0.82, 0.995
 _DEVIATIONS = 4.5
@@ -78,18 +80,21 @@ def conflicting(groups: Ints, labels: Ints) -> npt.NDArray[np.bool_]:
     return (lowest != highest)[groups]
 
 
-def find_near_duplicates(features: torch.Tensor, thumbnails: torch.Tensor) -> ImagePairs:
+def find_near_duplicates(
+    features: torch.Tensor, thumbnails: torch.Tensor, neighbours: torch.Tensor | None = None
+) -> ImagePairs:
     """Find pairs of images that are the same but for size, crop, compression, brightness or a flip.
 
     The nearest neighbours by features and by thumbnails are candidates. Their thumbnails decide: the highest
-    correlation of details over crops of one and the other. It must exceed what is usual between images that are
-    similar but not the same, the tenth neighbours.
+    correlation of details over crops of one and the other, sought if a few crops make it plausible. It must exceed
+    what is usual between images that are similar but not the same, the tenth neighbours.
 
     Args:
         features: float [n, d].
         thumbnails: uint8 [n, 3, h, w], of whole images, of at least 32 pixels.
+        neighbours: int64 [n, 10 or more], the ids that `nearest` finds by these features; None to search for them.
     """
-    return _find(features, thumbnails, None)
+    return _find(features, thumbnails, None, neighbours)
 
 
 def find_leaks(
@@ -103,11 +108,14 @@ def find_leaks(
 
 
 def _find(
-    features: torch.Tensor, thumbnails: torch.Tensor, other: tuple[torch.Tensor, torch.Tensor] | None
+    features: torch.Tensor,
+    thumbnails: torch.Tensor,
+    other: tuple[torch.Tensor, torch.Tensor] | None,
+    neighbours: torch.Tensor | None = None,
 ) -> ImagePairs:
     grey = _shrink(thumbnails)
     other_grey = grey if other is None else _shrink(other[1])
-    usual, _ = nearest(features, _NULL_NEIGHBOUR)
+    usual = nearest(features, _NULL_NEIGHBOUR)[0] if neighbours is None else neighbours[:, :_NULL_NEIGHBOUR]
     rows = torch.arange(len(grey), device=grey.device)
     by_features = usual[:, :_PROPOSED] if other is None else nearest(other[0], _PROPOSED, features)[0]
     looks = F.adaptive_avg_pool2d(grey, _LOOK), F.adaptive_avg_pool2d(other_grey, _LOOK)
@@ -126,14 +134,13 @@ def _find(
         candidates = candidates.sort(dim=1).values
     candidates = torch.unique(candidates, dim=0)
     threshold, why = _choose_threshold(grey, usual)
-    straight = _compare(grey, other_grey, candidates)
-    mirrored = _compare(grey, other_grey.flip(-1), candidates)
-    best = torch.maximum(straight, mirrored)
+    candidates = candidates[_compare(grey, other_grey, candidates, _COARSE)[0] >= _PLAUSIBLE]
+    best, mirrored = _compare(grey, other_grey, candidates)
     found = best >= threshold
     return ImagePairs(
         candidates[found].cpu().numpy(),
         best[found].cpu().numpy(),
-        (mirrored > straight)[found].cpu().numpy(),
+        mirrored[found].cpu().numpy(),
         threshold,
         why,
     )
@@ -145,7 +152,7 @@ def _choose_threshold(grey: torch.Tensor, usual: torch.Tensor) -> tuple[float, s
         return _HIGHEST, f"correlation of thumbnails at least {_HIGHEST}: too few images to learn what is usual"
     rows = torch.linspace(0, len(grey) - 1, min(_NULL_PAIRS, len(grey)), device=grey.device).long()
     pairs = torch.stack([rows, usual[rows, -1]], dim=1)
-    correlations = _compare(grey, grey, pairs).clamp(-0.9999, 0.9999).atanh().cpu().numpy()
+    correlations = _compare(grey, grey, pairs)[0].clamp(-0.9999, 0.9999).atanh().cpu().numpy()
     unusual = float(np.tanh(robust_limit(correlations, _DEVIATIONS)))
     threshold = min(max(unusual, _LOWEST), _HIGHEST)
     return threshold, (
@@ -165,39 +172,55 @@ def _details(looks: torch.Tensor) -> torch.Tensor:
 
     The mean over 5 x 5 cells is removed first: a bright sky over a dark ground is no sign of the same photo.
     """
-    near = (torch.arange(_LOOK)[:, None] + torch.arange(-2, 3)).clamp(0, _LOOK - 1)
-    box = F.one_hot(near, _LOOK).float().mean(dim=1).to(looks.device)
+    box = _box().to(looks.device)
     rows = (looks - box @ looks @ box.T).flatten(-2)
     rows = rows - rows.mean(dim=-1, keepdim=True)
     lengths = rows.norm(dim=-1, keepdim=True)
     return torch.where(lengths > _FLAT * _LOOK, rows / lengths.clamp_min(1e-6), 0.0)
 
 
-def _compare(left: torch.Tensor, right: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """Return the highest correlation of one image with a crop of the other, for each pair: float32 [pairs]."""
-    crops = [_crop_matrices(size, left.device) for size in _WINDOWS]
-    results = [left.new_zeros(0)]
+def _box() -> torch.Tensor:
+    """Return the matrix that averages 5 numbers around each: float32 [16, 16]."""
+    near = (torch.arange(_LOOK)[:, None] + torch.arange(-2, 3)).clamp(0, _LOOK - 1)
+    return F.one_hot(near, _LOOK).float().mean(dim=1)
+
+
+def _compare(
+    left: torch.Tensor, right: torch.Tensor, pairs: torch.Tensor, windows: tuple[tuple[int, int], ...] = _ALIGNED
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the highest correlation of one image with a crop of the other, for each pair, float32 [pairs], and
+    whether it is that of a mirror image, bool [pairs].
+    """
+    crops = [_crop_matrices(size, step, left.device) for size, step in windows]
+    results = [left.new_zeros(0, 2)]
     for part in pairs.split(_CHUNK):
         one, two = left[part[:, 0]], right[part[:, 1]]
         results.append(torch.maximum(_correlate_crops(one, two, crops), _correlate_crops(two, one, crops)))
-    return torch.cat(results)
+    straight, mirrored = torch.cat(results).unbind(dim=1)
+    return torch.maximum(straight, mirrored), mirrored > straight
 
 
 def _correlate_crops(whole: torch.Tensor, cut: torch.Tensor, crops: list[torch.Tensor]) -> torch.Tensor:
+    """Return the highest correlation of a crop with the other image and with its mirror image: float32 [pairs, 2]."""
     look = _details(F.adaptive_avg_pool2d(cut, _LOOK))
-    best = look.new_full((len(look),), -1.0)
+    looks = torch.stack([look, look.unflatten(-1, (_LOOK, _LOOK)).flip(-1).flatten(-2)], dim=-1)
+    best = look.new_full((len(look), 2), -1.0)
     for matrices in crops:
-        rows = torch.einsum("oij,njk->noik", matrices, whole)
-        windows = _details(torch.einsum("noik,pjk->nopij", rows, matrices))
-        best = torch.maximum(best, torch.einsum("nopd,nd->nop", windows, look).flatten(1).amax(dim=1))
+        rows = (matrices.flatten(0, 2) @ whole).view(len(whole), len(matrices), _LOOK, 2 * _THUMBNAIL)
+        columns = (matrices * matrices.new_tensor([[1.0], [-1.0]])).flatten(-2)
+        details = torch.einsum("noik,pjk->nopij", rows, columns).flatten(-2).flatten(1, 2)
+        lengths = (details - details.mean(dim=-1, keepdim=True)).norm(dim=-1, keepdim=True)
+        correlations = torch.where(lengths > _FLAT * _LOOK, details @ looks / lengths.clamp_min(1e-6), 0.0)
+        best = torch.maximum(best, correlations.amax(dim=1))
     return best
 
 
-def _crop_matrices(size: int, device: torch.device) -> torch.Tensor:
-    """Return matrices that scale a window of `size` rows to a look, for each place: float32 [places, 16, 32]."""
+def _crop_matrices(size: int, step: int, device: torch.device) -> torch.Tensor:
+    """Return matrices that scale windows of `size` rows to looks, and to local means: float32 [places, 16, 2, 32]."""
     scale = _area_matrix(size)
-    places = range(_THUMBNAIL - size + 1)
-    return torch.stack([F.pad(scale, (first, _THUMBNAIL - size - first)) for first in places]).to(device)
+    scales = torch.stack([scale, _box() @ scale], dim=1)
+    places = range(0, _THUMBNAIL - size + 1, step)
+    return torch.stack([F.pad(scales, (first, _THUMBNAIL - size - first)) for first in places]).to(device)
 
 
 def _area_matrix(size: int) -> torch.Tensor:

@@ -145,7 +145,8 @@ def _examine_images(
     labels = stages.labels_by_id()[ids]
     grey = (thumbnails.float() * 255).round().clamp(0, 255).to(torch.uint8).view(-1, 1, SIDE, SIDE)
     equal = checksum_groups(keys)
-    pairs = find_near_duplicates(centre(features.to(device)), grey.expand(-1, 3, -1, -1).to(device))
+    near = torch.from_numpy(neighbours).to(device).long()
+    pairs = find_near_duplicates(centre(features.to(device)), grey.expand(-1, 3, -1, -1).to(device), near)
     groups = connect_groups(len(ids), np.concatenate([group_pairs(equal), pairs.pairs]))
     off_topic = find_off_topic(features.to(device), labels)
     checks = check_images(grey.expand(-1, 3, -1, -1).numpy(), index.width[ids], index.height[ids])
