@@ -34,7 +34,7 @@ from trainer.acceleration.graphed_forward import clear_graph_cache
 from trainer.config.schema import ExecutionConfig, ImageConfig
 from trainer.distributed.stop import StopRequest
 from trainer.distributed.world import World
-from trainer.incv import predictions
+from trainer.incv.predictions import OUTPUTS as OF_PREDICTIONS
 from trainer.loading.batch import Batch, Batches, BatchRequest
 from trainer.loading.epoch_plan import EpochPlan, StaticPlan
 from trainer.loading.image_set import ImageSet
@@ -158,7 +158,7 @@ def predict_figure(bench: Bench, sizes: Sizes, data: ImageSet, name: str) -> dic
     def whole_pass() -> None:
         clear_graph_cache()  # most networks are asked once: they have nothing of an earlier pass
         passes = iterate_forward(networks, data.loader, requests, bench.device, "bf16", stop, "ours")
-        collector = Collector([OUTPUTS[column] for column in predictions.OUTPUTS], labels)
+        collector = Collector([OUTPUTS[column] for column in OF_PREDICTIONS], labels)
         with on_priority_stream(bench.device):
             for request, (batch, answers) in zip(requests, passes, strict=True):
                 collector.add(batch, answers, request.real_rows, images)

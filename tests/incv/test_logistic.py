@@ -28,7 +28,7 @@ def test_the_minimum_is_that_of_scikit_learn(penalty):
     oracle.fit(features[used].numpy(), labels[used].numpy())
     assert found.converged
     expected = oracle.predict_proba(features.numpy())
-    assert np.abs(found.logits(features).softmax(dim=1).numpy() - expected).max() < 0.01
+    assert np.abs(found.logits(features).softmax(dim=1).numpy() - expected).max() < 0.02
 
 
 def test_a_row_is_predicted_without_its_own_label():

@@ -1,16 +1,13 @@
 """rejected.csv: every file that is not used, and every misnamed image, with the reason."""
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shards.pack import PackOptions, pack
-from shards.sample_index import SampleIndex
 from shards.sources.source import IgnoredFile
 from tests.support.pictures import ListSource, picture
 from trainer.records.run_directory import RunDirectory
-from trainer.report.sections.images import OUTCOMES, describe_counts, list_left_out, read_left_out, write_left_out
+from trainer.report.sections.images import OUTCOMES, describe_counts, read_left_out, write_left_out
 
 GOOD, MISNAMED, BAD = picture(), picture(kind="WEBP"), b"<html>"
 
@@ -42,17 +39,6 @@ def test_every_file_is_listed_once(tmp_path_factory, images, ignored):
     for outcome in OUTCOMES:
         assert found["counts"].get(outcome, 0) == 2 * sum(line[1] == outcome for line in expected)
     assert run.rejected_csv.exists() == bool(expected)
-
-
-def test_folders_of_earlier_versions_have_general_reasons(tmp_path):
-    pack(ListSource([("a", 0, GOOD), ("b", 1, BAD)]), tmp_path / "packed", PackOptions(max_rejected=1.0))
-    path = tmp_path / "packed" / "rejected.parquet"
-    table = pq.read_table(path).drop_columns(["reason"])
-    pq.write_table(table, path)
-    left_out = list_left_out("train", SampleIndex.load(tmp_path / "packed"))
-    assert left_out == pa.table(
-        {"set": ["train"], "path": ["b"], "outcome": ["rejected"], "reason": ["not an image"]}
-    )
 
 
 def test_counts_in_words():

@@ -205,7 +205,14 @@ def test_without_truth_what_needs_it_is_null(make_run: Make) -> None:
     run_dir = make_run()
     (run_dir / "true_labels.parquet").unlink()
     report = write_report(RunDirectory(run_dir))
-    expected = {"paper": 0.263, "confident": 0.421, "confidence_curve": None, "confirmed": None, "true": None}
+    expected = {
+        "paper": 0.263,
+        "confident": 0.421,
+        "confidence_curve": None,
+        "combined": None,
+        "confirmed": None,
+        "true": None,
+    }
     assert report["noise"] == expected | {"stated": "confident"}
     for entry in report["rounds"]:
         assert (entry["label_precision"], entry["label_recall"], entry["theory"]) == (None, None, None)
