@@ -155,7 +155,7 @@ def test_a_dry_run_ends_with_an_estimate(incv: Incv, playground: Path) -> None:
     alone = incv("run", "-c", TINY, "--dry-run").out
     plan, estimate = alone.split("\n\n", 1)
     assert "300 training samples (packed), 10 classes" in estimate
-    assert re.search(r"^ +1 GPU$", estimate, re.MULTILINE)
+    assert "on this machine" in estimate
     stages = [stage for stage in STAGES if stage in ("incv", *METHODS, "evaluate")]
     assert re.findall(r"^  time of (\w+) +[\d.e-]+ s", estimate, re.MULTILINE) == stages
     several = incv(
@@ -223,7 +223,7 @@ def test_overrides_may_stand_between_options(incv: Incv, playground: Path) -> No
         ["-c", TINY, "--dry-run", "incv.epochs=7", "--run-dir", "mine", "standard.epochs=8"],
         ["-c", TINY, "--run-dir", "mine", "incv.epochs=3", "--dry-run", *["incv.epochs=7", "standard.epochs=8"]],
     ]
-    plans = {incv("run", *order).out for order in orders}
+    plans = {incv("run", *order, "--gpus", "1").out for order in orders}
     assert len(plans) == 1
     (plan,) = plans
     assert "into mine" in plan
@@ -232,7 +232,8 @@ def test_overrides_may_stand_between_options(incv: Incv, playground: Path) -> No
 
 
 def test_a_shipped_recipe_goes_by_its_name(incv: Incv, playground: Path) -> None:
-    assert incv("run", "-c", "tiny", "--dry-run").out == incv("run", "-c", TINY, "--dry-run").out
+    plan = ("--dry-run", "--gpus", "1")
+    assert incv("run", "-c", "tiny", *plan).out == incv("run", "-c", TINY, *plan).out
 
 
 # --- stages alone -------------------------------------------------------------------------------------------

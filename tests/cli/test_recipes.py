@@ -113,6 +113,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
         "image.fill",
         "model.options",
         "model.trainable",
+        "incv.judge",
     ),
     *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
     "*.optimizer.schedule",
