@@ -106,14 +106,14 @@ def open_store(stages: "StageRunner") -> FeatureStore:
 def load_examined(stages: "StageRunner") -> Examined:
     """Return what the stage has found, on every rank."""
     table = read_parquet(stages.run.examination, "examination", ["sample_id", "group"])
-    ids = np.array(table["sample_id"])  # a copy: torch wants writable memory
+    ids, groups = (table[name].to_numpy().copy() for name in ("sample_id", "group"))  # writable, as torch wants it
     store = open_store(stages)
     features, found = store.read(content_keys(stages.data.train, ids), slice(None, -SIDE * SIDE))
     if not found.all():
         raise DataError(
             f"{store.folder} lacks features of {int((~found).sum()):,} images: compute them with `--redo features`"
         )
-    return Examined(ids, features, np.load(stages.run.neighbours, allow_pickle=False), np.array(table["group"]))
+    return Examined(ids, features, np.load(stages.run.neighbours, allow_pickle=False), groups)
 
 
 def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.int32]:
