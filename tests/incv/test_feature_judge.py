@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from tests.support.thread_world import on_ranks
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.examine.folds import stratified_group_folds
 from trainer.examine.neighbours import nearest
@@ -25,13 +26,17 @@ def features(truth) -> torch.Tensor:
     return torch.from_numpy(middles[truth] + 0.7 * random.normal(size=(ROWS, 16))).half()
 
 
-def judge(features, labels, groups=None, trained=None) -> Verdict:
+def prepare(features, labels, groups=None, trained=None) -> JudgedSamples:
     groups = np.arange(len(labels)) if groups is None else groups
     near, _ = nearest(features.float() - features.float().mean(dim=0), 20)
     folds = stratified_group_folds(labels, groups, 5, seed=0)
     examined = Examined(np.arange(len(labels)) * 2, features, near.int().numpy(), groups)
     trained = np.ones(len(labels), bool) if trained is None else trained
-    return judge_samples(JudgedSamples(examined, labels, folds, trained), CLASSES, SINGLE_PROCESS)
+    return JudgedSamples(examined, labels, folds, trained)
+
+
+def judge(*given, **more) -> Verdict:
+    return judge_samples(prepare(*given, **more), CLASSES, SINGLE_PROCESS)
 
 
 def flip(truth, share, seed=2):
@@ -71,6 +76,21 @@ def test_duplicates_do_not_confirm_each_other(truth, features):
     assert (together.predicted[mine] == 0).all()
     apart = judge(copies, labels).predictions  # nobody knows that they are copies
     assert (apart.given_probability[mine] > together.given_probability[mine]).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_share_the_work_and_agree(truth, features, ranks):
+    samples = prepare(features, flip(truth, 0.3))
+    alone = judge_samples(samples, CLASSES, SINGLE_PROCESS)
+    every = on_ranks(ranks, lambda world: judge_samples(samples, CLASSES, world))
+    for verdict in every:
+        assert np.array_equal(verdict.predictions.sample_id, alone.predictions.sample_id)
+        assert np.array_equal(verdict.predictions.loss, every[0].predictions.loss)
+        assert np.array_equal(verdict.probabilities, every[0].probabilities)
+        assert verdict.facts == every[0].facts
+        assert verdict.facts["penalty"] == alone.facts["penalty"]
+        assert (verdict.predictions.predicted == alone.predictions.predicted).mean() > 0.99
+        assert np.allclose(verdict.predictions.loss, alone.predictions.loss, atol=0.15)
 
 
 def test_held_out_samples_teach_nobody(truth, features):

@@ -1,9 +1,5 @@
 """SampleTable: each id exactly once, at any world size and in any order; duplicates and strangers are refused."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,44 +8,13 @@ from hypothesis import strategies as st
 
 import trainer.passes.table
 from shards.errors import DataError
+from tests.support.thread_world import on_ranks
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.passes import Status
 from trainer.passes.table import SampleTable, gather_table, prove_coverage
 
 quick = settings(max_examples=50, deadline=None)
 unique_ids = st.lists(st.integers(0, 10_000), unique=True, max_size=60)
-
-
-class ThreadWorld:
-    """One of several ranks that are threads of this process."""
-
-    rank_group = "threads"
-
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, shared: dict[int, Any]) -> None:
-        self.rank, self.size, self._barrier, self._shared = rank, size, barrier, shared
-
-    def all_gather(self, value: Any) -> list[Any]:
-        self._shared[self.rank] = value.clone() if isinstance(value, torch.Tensor) else value
-        self._barrier.wait()
-        every = [self._shared[rank] for rank in range(self.size)]
-        self._barrier.wait()
-        return every
-
-    all_gather_strings = all_gather
-
-
-def on_ranks(size, work):
-    """What `work` returns, or the error it raises, on each rank."""
-    barrier, shared = threading.Barrier(size, timeout=20), {}
-
-    def one(rank):
-        try:
-            return work(ThreadWorld(rank, size, barrier, shared))
-        except DataError as error:
-            return error
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
 
 
 def columns_of(ids):
