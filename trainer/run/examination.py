@@ -71,9 +71,10 @@ def examine(stages: "StageRunner", name: str) -> None:
     missing = store.fill(keys, labels.ids, run_pass)
     _log.info("features: %s of %s images were computed before", f"{len(keys) - missing:,}", f"{len(keys):,}")
     features, found = store.read(keys, slice(None, -SIDE * SIDE))
+    found &= torch.isfinite(features).all(dim=1).numpy()  # beyond the range of float16
     ids = labels.ids[found]
     if not len(ids):
-        raise DataError("no image has features: all are unreadable, or the weights give none; check model.weights")
+        raise DataError("no image has finite features: all are unreadable, or the weights do not suit the network")
     stages.ctx.heartbeat.update("features: neighbours", 0, 0)
     features = features[torch.from_numpy(found)]
     neighbours = _find_neighbours(stages, features)
