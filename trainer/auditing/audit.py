@@ -91,9 +91,8 @@ def audit(
 ) -> AuditResult:
     """Audit the labels of an image folder; returns the list of all samples, most suspicious first, and the verdict.
 
-    The run directory (default: runs/audit-FOLDER)
-    also gets the report; an audit that was stopped resumes when called again. Raises InputError for unusable images
-    or options, and CommandStopped if the run is stopped by a signal.
+    The run directory (default: runs/audit-FOLDER) also gets the report; an audit that was stopped resumes when called
+    again. Raises InputError for unusable images or options, and CommandStopped if the run is stopped by a signal.
     """
     options = AuditOptions(
         Path(folder),

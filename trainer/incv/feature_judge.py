@@ -4,7 +4,6 @@ The network that gives the features stays as it is, so one pass over the images 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from trainer.distributed.world import World
 from trainer.incv.logistic import Fit, Validated, fit_temperature, scale_rows
 from trainer.incv.predictions import OUTPUTS, Predictions, gather_predictions, merge_predictions
 from trainer.loading.sample_order import Ids, mix64
+from trainer.passes import Status
 from trainer.passes.outputs import OUTPUTS as COLUMNS
 from trainer.passes.outputs import NetworkRows, compute_columns
 from trainer.passes.table import SampleTable, gather_table
@@ -81,20 +81,21 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
     predictions before calibration, which ranks better: the more both doubt a label, the higher it is.
     """
     device, number = world.device, int(samples.folds.max()) + 1
-    share = _share(len(samples.ids), world)
+    count = len(samples.ids)
+    share = rank_share(count, world)
     rows = samples.examined.features[share].to(device)
     total = world.all_reduce(rows.sum(dim=0, dtype=torch.float64))
     fit = Fit(
-        scale_rows(rows, (total / len(samples.ids)).float()),
+        scale_rows(rows, (total / count).float()),
         torch.from_numpy(samples.labels[share]).to(device),
         classes,
         world,
     )
     folds = torch.from_numpy(samples.folds[share]).to(device)
     counts = torch.from_numpy(samples.trained[share]).to(device).float()
-    validated = _validate(fit, folds, counts, number, samples.ids[share])
+    validated = _validate(fit, folds, counts, number, samples.ids[share], count)
     scorer = _Scorer(fit, validated, folds, samples, share)
-    tried = _sample_rows(samples.ids[share], _LARGEST_TRIAL, world).to(device)
+    tried = _sample_rows(samples.ids[share], _LARGEST_TRIAL, count).to(device)
     taught = fit.labels[tried]
     scorer.temperature = _agree(world, fit_temperature(scorer.held_out(tried), taught))
     scores = scorer.scores(tried)
@@ -105,7 +106,7 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
         "temperature": _agree(world, fit_temperature(scores, taught)),
         "uniform_flips": _agree(world, uniform_flips(scores, taught)),
     }
-    kept = len(samples.ids) * classes <= _MOST_KEPT
+    kept = count * classes <= _MOST_KEPT
     predictions, probabilities = _predict(scorer, facts["temperature"], top_k, kept)
     if world.rank_group is None:
         gathered = merge_predictions(predictions, samples.ids)
@@ -118,25 +119,28 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
     return Verdict(gathered, table["probabilities"].cpu().numpy(), facts)
 
 
-def _share(count: int, world: World) -> slice:
+def rank_share(count: int, world: World) -> slice:
+    """Return the rows, of `count`, that this rank works on."""
     first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     return slice(first, last)
 
 
-def _sample_rows(ids: Ids, most: int, world: World) -> torch.Tensor:
-    """Return which rows are among about `most` of all ranks, the same at every start: int64."""
-    count = int(world.all_reduce(torch.tensor([len(ids)], device=world.device))[0])
-    chosen = mix64(ids).astype(np.float64) / 2.0**64 < most / max(count, 1)
+def _sample_rows(ids: Ids, most: int, count: int) -> torch.Tensor:
+    """Return which rows are among about `most` of the `count` of all ranks, the same at every start: int64."""
+    chosen = (mix64(ids).astype(np.float64) / 2.0**64 < most / count) | (count <= most)
     return torch.from_numpy(np.flatnonzero(chosen))
 
 
-def _validate(fit: Fit, folds: torch.Tensor, counts: torch.Tensor, number: int, ids: Ids) -> Validated:
-    """Choose the penalty, on a part of many samples, and fit the classifiers of all folds."""
-    part = _sample_rows(ids, max(_LARGEST_TRIAL, 100 * fit.classes), fit.world).to(counts.device)
+def _validate(fit: Fit, folds: torch.Tensor, counts: torch.Tensor, number: int, ids: Ids, count: int) -> Validated:
+    """Choose the penalty, on a part of many samples, and fit the classifiers of all folds.
+
+    ids: of this rank; count: of all ranks.
+    """
+    most = max(_LARGEST_TRIAL, 100 * fit.classes)
+    part = _sample_rows(ids, most, count).to(counts.device)
     trial = Fit(fit.features[part], fit.labels[part], fit.classes, fit.world)
     chosen = trial.cross_validate(folds[part], counts[part], number)
-    missing = fit.world.all_reduce(torch.tensor([len(ids) - len(part)], device=fit.world.device))
-    if not int(missing[0]):
+    if count <= most:
         return chosen
     starts = enumerate(chosen.classifiers)
     each = [fit.train(counts * (folds != fold), chosen.penalty, start) for fold, start in starts]
@@ -182,7 +186,10 @@ def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[li
     samples, share, fit = scorer.samples, scorer.share, scorer.fit
     classes = fit.classes
     pieces, probabilities = [], [torch.empty(0, classes, device=fit.labels.device)]
-    for rows in _pieces(share, max(1, _CHUNK_NUMBERS // classes), fit.labels.device):
+    every = torch.arange(share.stop - share.start, device=fit.labels.device)
+    for rows in every.split(max(1, _CHUNK_NUMBERS // classes)):
+        if not len(rows):  # more ranks than samples
+            continue
         scores, given = scorer.scores(rows), fit.labels[rows]
         readable = torch.ones(len(rows), dtype=torch.bool, device=scores.device)
         columns = compute_columns([NetworkRows(scores * factor, None, given, top_k)], readable, outputs, True)
@@ -193,12 +200,6 @@ def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[li
         if kept:
             probabilities.append((scores * factor).softmax(dim=1))
     return pieces, torch.cat(probabilities)
-
-
-def _pieces(share: slice, size: int, device: torch.device) -> Iterator[torch.Tensor]:
-    rows = share.stop - share.start
-    for first in range(0, rows, size):
-        yield torch.arange(first, min(first + size, rows), device=device)
 
 
 def _agree(world: World, value: float) -> float:
@@ -237,7 +238,7 @@ def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
     return share if math.isfinite(share) else 0.0
 
 
-def without_features(ids: Ids, status: npt.NDArray[np.int8]) -> Predictions:
+def without_features(ids: Ids) -> Predictions:
     """Return the rows of samples that have no features, which are neither selected nor removed."""
     nothing, none = np.full(len(ids), np.nan, np.float32), np.full(len(ids), -1, np.int32)
     return Predictions(
@@ -251,5 +252,5 @@ def without_features(ids: Ids, status: npt.NDArray[np.int8]) -> Predictions:
         second=none,
         second_probability=nothing,
         given_rank=none,
-        status=status,
+        status=np.full(len(ids), int(Status.UNREADABLE), np.int8),
     )

@@ -33,7 +33,6 @@ from trainer.methods.inputs import build_task_settings
 from trainer.methods.losses import build_row_losses
 from trainer.methods.networks import build_network, seed_rng
 from trainer.models.weights import Weights
-from trainer.passes import Status
 from trainer.passes.sample_pass import SamplePass
 from trainer.records.pace import Later
 from trainer.records.run_directory import RunDirectory
@@ -98,7 +97,7 @@ class Incv:
             best = uses_best_epoch(self._config, number, noise.of_rule(self._config) if noise else None)
             predictions = yield from self._predictions_of(number, index, best)
             of_candidates = predictions.rows(~np.isin(predictions.sample_id, self._held_out))
-            noise = noise or self._estimate(of_candidates, self._judge_facts(number).get("uniform_flips"))
+            noise = noise or self._estimate(of_candidates, self._judge_facts().get("uniform_flips"))
             ratio = remove_ratio(self._config, noise.of_rule(self._config))
             index = apply_round(index, predictions, number, ratio, self._checked)
             self._write(index, self._run.round_selection(number))
@@ -119,7 +118,7 @@ class Incv:
                 "INCV selected no samples: the networks agreed with none of the held-out labels. Train the folds "
                 "longer (incv.epochs) or set incv.min_per_class"
             )
-        checksum, judged_by = self._write(index, self._run.selection), self._judge_facts(0)
+        checksum, judged_by = self._write(index, self._run.selection), self._judge_facts()
         if self._ctx.world.is_rank0:
             found = {
                 "noise": noise.as_json(),
@@ -155,26 +154,26 @@ class Incv:
             return merge_predictions([Predictions.read(path)], expected)
         if self._config.judge == "features":
             predictions = self._judge(expected)
-            self._refuse_unusable(predictions)
-            if world.is_rank0:
-                predictions.write(path)
-            return predictions
-        folds = self._folds(number, index, best)
-        if folds_side_by_side(self._config.trained_folds, self._ctx.execution, world):
-            predictions = yield from self._in_halves(folds, expected)
         else:
-            parts = [self._predict_fold(fold, self._ctx) for fold in folds]
-            if folds_share_device(self._ctx.execution, world, self._data.is_resident):
-                predicted = yield from interleave(parts, world.device)
-            else:
-                predicted = []
-                for part in parts:
-                    predicted.append((yield from part))
-            predictions = merge_predictions(predicted, expected)
+            predictions = yield from self._train_and_predict(self._folds(number, index, best), expected)
         self._refuse_unusable(predictions)
         if world.is_rank0:
             predictions.write(path)
         return predictions
+
+    def _train_and_predict(self, folds: "list[Fold]", expected: Ids) -> Steps[Predictions]:
+        """Train the folds, side by side or in turn, and return their predictions on every rank."""
+        world = self._ctx.world
+        if folds_side_by_side(self._config.trained_folds, self._ctx.execution, world):
+            return (yield from self._in_halves(folds, expected))
+        parts = [self._predict_fold(fold, self._ctx) for fold in folds]
+        if folds_share_device(self._ctx.execution, world, self._data.is_resident):
+            predicted = yield from interleave(parts, world.device)
+        else:
+            predicted = []
+            for part in parts:
+                predicted.append((yield from part))
+        return merge_predictions(predicted, expected)
 
     def _judge(self, expected: Ids) -> Predictions:
         """Return the predictions from features on every rank, and write the facts and probabilities."""
@@ -190,14 +189,13 @@ class Incv:
                 write_array(run.probabilities, verdict.probabilities)
             write_json(run.judge_facts, verdict.facts)
         lacking = np.setdiff1d(expected, examined.ids)
-        status = np.full(len(lacking), int(Status.UNREADABLE), np.int8)
-        return merge_predictions([verdict.predictions, without_features(lacking, status)], expected)
+        return merge_predictions([verdict.predictions, without_features(lacking)], expected)
 
-    def _judge_facts(self, number: int) -> dict[str, Any]:
+    def _judge_facts(self) -> dict[str, Any]:
         """Return what the judge by features found about the fit; empty for networks."""
-        path = self._run.judge_facts
-        read = number == 0 and self._config.judge == "features"
-        facts: dict[str, Any] = self._ctx.world.broadcast_from_rank0(lambda: read_json(path) if read else {})
+        if self._config.judge == "networks":
+            return {}
+        facts: dict[str, Any] = self._ctx.world.broadcast_from_rank0(lambda: read_json(self._run.judge_facts))
         return facts
 
     def _folds(self, number: int, index: SelectionIndex, best: bool) -> "list[Fold]":

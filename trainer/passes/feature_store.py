@@ -49,13 +49,12 @@ class FeatureStore:
         known = self.world.broadcast_from_rank0(lambda: len(self._parts()))
         have = np.unique(np.concatenate([np.empty(0, np.uint64), *(self._keys(part) for part in range(known))]))
         _, first = np.unique(keys, return_index=True)  # equal images once
-        missing = np.sort(ids[first[~np.isin(keys[first], have)]])
-        by_id = dict(zip(ids.tolist(), keys.tolist(), strict=True)) if len(missing) else {}
+        missing = first[~np.isin(keys[first], have)]
+        missing = missing[np.argsort(ids[missing])]  # in the order of the table
         for number, start in enumerate(range(0, len(missing), PIECE), known):
             piece = missing[start : start + PIECE]
-            usable = run_pass(piece, self._features_path(number)).usable.cpu().numpy()
-            found = np.array([by_id[one] for one in piece.tolist()], np.uint64) * usable
-            self.world.run_on_rank0(partial(self._write_keys, found, number))
+            usable = run_pass(ids[piece], self._features_path(number)).usable.cpu().numpy()
+            self.world.run_on_rank0(partial(self._write_keys, keys[piece] * usable, number))
         return len(missing)
 
     def read(self, keys: Keys, columns: slice = slice(None)) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:

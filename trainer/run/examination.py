@@ -24,7 +24,7 @@ from trainer.examine.duplicates import checksum_groups, connect_groups, find_nea
 from trainer.examine.image_checks import check_images
 from trainer.examine.neighbours import nearest
 from trainer.examine.off_topic import find_off_topic
-from trainer.incv.feature_judge import NEIGHBOURS, Examined
+from trainer.incv.feature_judge import NEIGHBOURS, Examined, rank_share
 from trainer.loading.sample_order import Ids
 from trainer.methods.networks import build_network, to_device
 from trainer.passes.feature_store import FeatureStore, content_keys
@@ -120,10 +120,10 @@ def load_examined(stages: "StageRunner") -> Examined:
 def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.int32]:
     """Return the rows of the most similar samples, on every rank, each of which searches for a part: [rows, k]."""
     world, count = stages.ctx.world, len(features)
-    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
+    share = rank_share(count, world)
     centred = centre(features.to(world.device))
-    near, _ = nearest(centred, NEIGHBOURS, rows=range(first, last))
-    own = torch.arange(first, last, device=world.device)
+    near, _ = nearest(centred, NEIGHBOURS, rows=range(share.start, share.stop))
+    own = torch.arange(share.start, share.stop, device=world.device)
     table = gather_table(world, own, {"near": near.int()}, np.arange(count), "the neighbours")
     return table["near"].cpu().numpy()
 
