@@ -29,9 +29,9 @@ from trainer.config.schema import IncvConfig
 from trainer.distributed.world import SINGLE_PROCESS
 from trainer.examine.folds import stratified_group_folds
 from trainer.examine.neighbours import nearest
-from trainer.incv.confident import are_doubted
 from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples
 from trainer.incv.noise_estimates import estimate_noise
+from trainer.incv.suspicion import are_doubted
 
 DRAWN, SIDE, CLASSES = 3000, 128, 10
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
@@ -82,7 +82,7 @@ def judge_by_features(features: Arrays, given: Arrays) -> dict[str, Any]:
     found = verdict.predictions
     config = IncvConfig(judge="features", rounds=1, folds=FOLDS, noise_estimate="combined")
     noise = estimate_noise(found, given, CLASSES, config, verdict.facts["uniform_flips"]).of_rule(config)
-    flagged = are_doubted(found.given_probability, found.predicted_probability)
+    flagged = are_doubted(found.loss, found.agrees)
     return {"score": found.loss, "flagged": flagged, "noise": noise, "seconds": time.perf_counter() - began}
 
 

@@ -9,10 +9,12 @@ import numpy.typing as npt
 import torch
 
 from shards.errors import DataError
-from trainer.incv.confident import are_doubted, confident_joint
+from trainer.distributed.world import SINGLE_PROCESS
+from trainer.incv.confident import confident_joint
 from trainer.incv.feature_judge import uniform_flips
 from trainer.incv.logistic import fit_temperature
 from trainer.incv.noise_estimates import combine_estimates
+from trainer.incv.suspicion import LIMIT, measure_suspicion, usual_probabilities
 
 Floats = npt.NDArray[np.float64]
 _MOST_TRIED = 50_000
@@ -26,9 +28,10 @@ class LabelIssues:
     """What the probabilities say about the labels; arrays have one entry per sample."""
 
     is_issue: npt.NDArray[np.bool_]
-    """Whether the label is flagged: another class is, after calibration, at least e times as likely."""
+    """Whether the label is flagged: another class is predicted, and the suspicion is above 1."""
     suspicion: npt.NDArray[np.float32]
-    """Logarithm of the probability of the likeliest other class over that of the given label: sort by it."""
+    """Logarithm of the odds of the likeliest other class against the given label, each measured by the square of its
+    class's mean probability: sort by it."""
     predicted: npt.NDArray[np.int64]
     noise: float
     """Estimated share of wrong labels."""
@@ -63,39 +66,39 @@ def find_label_issues(labels: Any, probabilities: Any) -> LabelIssues:
         DataError: the arrays do not fit each other, are no probabilities, or were not held out.
     """
     given, p = _check(labels, probabilities)
-    log_p = np.log(np.maximum(p, _SMALLEST))
-    of_given = log_p[np.arange(len(given)), given]
-    others = log_p.copy()
-    others[np.arange(len(given)), given] = -np.inf
-    suspicion = (others.max(axis=1) - of_given).astype(np.float32)
-    calibrated = _calibrate(given, log_p)
-    is_issue = are_doubted(calibrated[np.arange(len(given)), given], calibrated.max(axis=1))
-    return LabelIssues(is_issue, suspicion, p.argmax(axis=1), _estimate(given, calibrated))
+    log_p = _calibrate(given, np.log(np.maximum(p, _SMALLEST)))
+    suspicion, predicted = _measure(given, log_p), p.argmax(axis=1)
+    is_issue = (suspicion > LIMIT) & (predicted != given)
+    return LabelIssues(is_issue, suspicion, predicted, _estimate(given, log_p, is_issue))
 
 
 def estimate_noise(labels: Any, probabilities: Any) -> float:
     """Estimate the share of wrong labels from held-out probabilities; see `find_label_issues`."""
-    given, p = _check(labels, probabilities)
-    return _estimate(given, _calibrate(given, np.log(np.maximum(p, _SMALLEST))))
+    return find_label_issues(labels, probabilities).noise
 
 
 def _calibrate(given: npt.NDArray[np.int64], log_p: Floats) -> Floats:
-    """Return the probabilities to some power, the one that makes the given labels likeliest: [samples, classes]."""
+    """Return the logarithms of the probabilities to some power, which makes the given labels likeliest."""
     rows = _some(given)
     factor = fit_temperature(torch.from_numpy(log_p[rows]), torch.from_numpy(given[rows]))
-    p: Floats = np.exp(factor * (log_p - log_p.max(axis=1, keepdims=True)))
-    return p / p.sum(axis=1, keepdims=True)
+    calibrated: Floats = torch.from_numpy(factor * log_p).log_softmax(dim=1).numpy()
+    return calibrated
 
 
-def _estimate(given: npt.NDArray[np.int64], p: Floats) -> float:
+def _measure(given: npt.NDArray[np.int64], log_p: Floats) -> npt.NDArray[np.float32]:
+    wide, labels = torch.from_numpy(log_p), torch.from_numpy(given)
+    usual = usual_probabilities(wide, labels, SINGLE_PROCESS)
+    return measure_suspicion(wide, labels, usual).numpy().astype(np.float32)
+
+
+def _estimate(given: npt.NDArray[np.int64], log_p: Floats, doubted: npt.NDArray[np.bool_]) -> float:
     """Return ε from calibrated probabilities."""
     rows, at = _some(given), np.arange(len(given))
-    flips = uniform_flips(torch.from_numpy(np.log(np.maximum(p[rows], _SMALLEST))), torch.from_numpy(given[rows]))
-    predicted = p.argmax(axis=1).astype(np.int32)
-    of_given, of_predicted = (p[at, which].astype(np.float32) for which in (given, predicted))
-    joint = confident_joint(given, predicted, of_given, of_predicted, p.shape[1])
-    doubted = float(are_doubted(of_given, of_predicted).mean())
-    return combine_estimates(float(1.0 - np.trace(joint)), flips, doubted)
+    flips = uniform_flips(torch.from_numpy(log_p[rows]), torch.from_numpy(given[rows]))
+    predicted = log_p.argmax(axis=1).astype(np.int32)
+    of_given, of_predicted = (np.exp(log_p[at, which]).astype(np.float32) for which in (given, predicted))
+    joint = confident_joint(given, predicted, of_given, of_predicted, log_p.shape[1])
+    return combine_estimates(float(1.0 - np.trace(joint)), flips, float(doubted.mean()))
 
 
 def _some(given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -1,8 +1,5 @@
 """Confident learning: which held-out predictions are confident, and what they tell of the true labels."""
 
-import math
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -46,13 +43,3 @@ def are_confident(
     total = np.bincount(given, weights=given_probability, minlength=classes)
     threshold = np.divide(total, held, out=np.full(classes, np.inf), where=held > 0)
     return np.asarray(predicted_probability >= threshold[predicted])
-
-
-def are_doubted(
-    given_probability: npt.NDArray[np.floating[Any]], predicted_probability: npt.NDArray[np.floating[Any]]
-) -> npt.NDArray[np.bool_]:
-    """Return which labels calibrated predictions doubt: another class is e times as likely, or more. [rows]
-
-    Mistakes of the predictions are mostly closer calls (benchmarks/results/label_issues.jsonl).
-    """
-    return np.asarray(predicted_probability > math.e * given_probability)

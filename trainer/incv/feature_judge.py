@@ -14,6 +14,7 @@ import torch
 from trainer.distributed.world import World
 from trainer.incv.logistic import Fit, Validated, fit_temperature, scale_rows
 from trainer.incv.predictions import OUTPUTS, Predictions, gather_predictions, merge_predictions
+from trainer.incv.suspicion import as_loss, measure_suspicion, usual_probabilities
 from trainer.loading.sample_order import Ids, mix64
 from trainer.passes import Status
 from trainer.passes.outputs import OUTPUTS as COLUMNS
@@ -77,8 +78,7 @@ class Verdict:
 def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int = 1) -> Verdict:
     """Predict each sample by what others teach; a collective, in which the ranks share the rows.
 
-    `given_probability` and the like are calibrated to the given labels. `loss` is that of the product of both
-    predictions before calibration, which ranks better: the more both doubt a label, the higher it is.
+    `given_probability` and the like are calibrated to the given labels. `loss` is the label's suspicion as a loss.
     """
     device, number = world.device, int(samples.folds.max()) + 1
     count = len(samples.ids)
@@ -106,8 +106,10 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
         "temperature": _agree(world, fit_temperature(scores, taught)),
         "uniform_flips": _agree(world, uniform_flips(scores, taught)),
     }
+    scorer.factor = facts["temperature"]
+    scorer.usual = usual_probabilities((scores * scorer.factor).log_softmax(dim=1), taught, world)
     kept = count * classes <= _MOST_KEPT
-    predictions, probabilities = _predict(scorer, facts["temperature"], top_k, kept)
+    predictions, probabilities = _predict(scorer, top_k, kept)
     if world.rank_group is None:
         gathered = merge_predictions(predictions, samples.ids)
     else:
@@ -156,6 +158,10 @@ class _Scorer:
         self.fit, self.samples, self.share = fit, samples, share
         self.temperature = 1.0
         """Of the regression."""
+        self.factor = 1.0
+        """Of the product, that calibrates it."""
+        self.usual = torch.ones(fit.classes, device=folds.device)
+        """Probability of each class that is usual for its samples."""
         self._validated, self._folds = validated, folds
         device = folds.device
         self._neighbours = torch.from_numpy(samples.examined.neighbours[share]).to(device)
@@ -180,7 +186,7 @@ class _Scorer:
         return votes / votes.sum(dim=1, keepdim=True)
 
 
-def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[list[Predictions], torch.Tensor]:
+def _predict(scorer: _Scorer, top_k: int, kept: bool) -> tuple[list[Predictions], torch.Tensor]:
     """Return the predictions of this rank's rows, in pieces, and their probabilities if they are kept."""
     outputs = [COLUMNS[name] for name in OUTPUTS]
     samples, share, fit = scorer.samples, scorer.share, scorer.fit
@@ -190,15 +196,15 @@ def _predict(scorer: _Scorer, factor: float, top_k: int, kept: bool) -> tuple[li
     for rows in every.split(max(1, _CHUNK_NUMBERS // classes)):
         if not len(rows):  # more ranks than samples
             continue
-        scores, given = scorer.scores(rows), fit.labels[rows]
+        scores, given = (scorer.scores(rows) * scorer.factor).log_softmax(dim=1), fit.labels[rows]
         readable = torch.ones(len(rows), dtype=torch.bool, device=scores.device)
-        columns = compute_columns([NetworkRows(scores * factor, None, given, top_k)], readable, outputs, True)
-        columns["losses"] = -scores.log_softmax(dim=1).gather(1, given[:, None])[:, 0]
+        columns = compute_columns([NetworkRows(scores, None, given, top_k)], readable, outputs, True)
+        columns["losses"] = as_loss(measure_suspicion(scores, given, scorer.usual))
         here = slice(share.start + int(rows[0]), share.start + int(rows[-1]) + 1)
         piece = Predictions.of_table(SampleTable(torch.from_numpy(samples.ids[here]), columns), 0)
         pieces.append(piece.with_folds(samples.folds[here].astype(np.int8)))
         if kept:
-            probabilities.append((scores * factor).softmax(dim=1))
+            probabilities.append(scores.exp())
     return pieces, torch.cat(probabilities)
 
 

@@ -9,9 +9,10 @@ import numpy.typing as npt
 from trainer import theory
 from trainer.config.schema import IncvConfig
 from trainer.incv.confidence_curve import estimate_from_confidence
-from trainer.incv.confident import are_doubted, confident_joint
+from trainer.incv.confident import confident_joint
 from trainer.incv.measure import confusion_counts
 from trainer.incv.predictions import Predictions
+from trainer.incv.suspicion import are_doubted
 
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # thresholds of the released code's rules
@@ -44,7 +45,7 @@ class NoiseEstimates:
     uniform_flips: float | None = None
     """Share of labels that are flipped at random to any other class; only a judge by features measures it."""
     doubted: float | None = None
-    """Share of labels that its calibrated predictions doubt."""
+    """Share of labels that its predictions doubt."""
 
     @property
     def combined(self) -> float | None:
@@ -141,7 +142,7 @@ def estimate_noise(
 
 
 def _share_doubted(predictions: Predictions) -> float:
-    doubted = are_doubted(predictions.given_probability, predictions.predicted_probability)
+    doubted = are_doubted(predictions.loss, predictions.agrees)
     return float(doubted.mean()) if len(doubted) else 0.0
 
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from shards.csv_file import write_csv
 from shards.durable import write_parquet
-from trainer.incv.confident import are_doubted
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
 
 CHECKS = ("blank", "dark", "bright", "blurred", "tiny", "odd_aspect")
@@ -39,7 +39,7 @@ class ReviewedSamples:
     examined: pa.Table | None = None
     """What the stage `features` found besides wrong labels: a row for each of some samples."""
     calibrated: bool = False
-    """Whether probabilities are calibrated, so that closer calls are not flagged."""
+    """Whether features judged the labels: closer calls are not flagged then."""
 
 
 def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Table:
@@ -61,7 +61,7 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     issue |= (state == State.HELD_OUT) & (predicted >= 0) & (predicted != samples.given[ids])
     issue &= ~checked
     if samples.calibrated:
-        issue &= are_doubted(selection.given_probability[ids], selection.predicted_probability[ids])
+        issue &= are_doubted(selection.loss[ids], predicted == samples.given[ids])
         issue |= conflicts[ids] & ~checked
     keys = samples.keys.take(pa.array(ids))
     return pa.table(

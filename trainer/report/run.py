@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from shards.durable import read_json, read_parquet
 from shards.errors import InputError
 from trainer.incv import measure
-from trainer.incv.confident import are_doubted, confident_joint
+from trainer.incv.confident import confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
 from trainer.report.labels_review import CHECKS
 from trainer.report.pictures import ImageOf
@@ -207,7 +208,7 @@ class ReportRun:
         """The sample_ids that are flagged, most suspicious first; none without a selection.
 
         A sample is flagged if it is not selected, its last held-out prediction contradicts the label, and nobody has
-        checked the label by hand. Where the probabilities are calibrated, another class must be clearly likelier.
+        checked the label by hand. Of a judge by features, closer calls are not flagged.
         """
         selection, samples = self.selection, self.samples
         if selection is None:
@@ -217,7 +218,7 @@ class ReportRun:
         doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
         doubted &= selection.predicted != samples.given[:size]
         if is_calibrated(self.incv):
-            doubted &= are_doubted(selection.given_probability, selection.predicted_probability)
+            doubted &= are_doubted(selection.loss, selection.predicted == samples.given[:size])
         if samples.checked is not None:
             doubted &= ~samples.checked[:size]
         ids = selection.ids_by_suspicion()
