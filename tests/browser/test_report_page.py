@@ -155,7 +155,8 @@ def test_a_click_shows_all_facts(browser: Browser, made_up_page: Path) -> None:
     assert facts["state"] in ("candidate", "removed")
     assert facts["given label"] != facts["suggested label"]
     assert float(facts["loss"]) > 1
-    assert facts["probability of it"].endswith(" %")
+    assert facts["flagged"].startswith("rank ")
+    assert " %" not in "".join(facts.values()), "probabilities of networks are not calibrated"
     browser.press(Keys.ARROW_RIGHT)
     assert browser.texts("dialog dd") != list(facts.values())
     browser.press(Keys.ESCAPE)
