@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.report.findings import TITLES, Findings
+from trainer.report.findings import TITLES
 from trainer.report.labels_review import STATE_NAMES
 from trainer.report.pictures import Picture, encode_pictures, thumbnails
 from trainer.report.run import Missing, ReportRun
@@ -103,7 +103,7 @@ class _Choice:
     """The samples of the gallery."""
 
     ids: Ids
-    """Flagged ones, most suspicious first, then others with a finding, then kept ones of every class."""
+    """Flagged ones, then kept ones of every class and others with a finding; most suspicious first in both parts."""
     flagged: int
     """How many of `ids` are flagged."""
     totals: dict[str, int]
@@ -114,23 +114,19 @@ class _Choice:
 
 def _choose_samples(run: ReportRun, selection: SelectionIndex) -> _Choice:
     by_suspicion, given = selection.ids_by_suspicion(), run.samples.given
-    found = {} if run.findings is None else _find_images(run.findings, by_suspicion)
+    rank = np.empty(len(by_suspicion), np.int64)
+    rank[by_suspicion] = np.arange(len(by_suspicion))
+    found = {}
+    if run.findings is not None:
+        found = {name: ids for name in TITLES if len(ids := run.findings.images_of(name, rank))}
     kept = (selection.state == State.SELECTED) & np.isfinite(selection.loss)
     kept[run.flagged] = False
     spread = by_suspicion[kept[by_suspicion]]
     flagged = take_first(run.flagged, given[run.flagged], MOST_FLAGGED)
-    others = [ids[:MOST_FOUND] for ids in found.values()]
-    ids = np.concatenate([flagged, *others, take_spread(spread, given[spread], MOST_KEPT)])
-    _, first = np.unique(ids, return_index=True)
-    return _Choice(ids[np.sort(first)], len(flagged), {"flagged": len(run.flagged), "kept": len(spread)}, found)
-
-
-def _find_images(findings: Findings, by_suspicion: Ids) -> dict[str, Ids]:
-    """Return the images with each finding, in the order in which the gallery shows them."""
-    rank = np.full(len(findings.groups), len(by_suspicion))
-    rank[by_suspicion] = np.arange(len(by_suspicion))
-    found = {name: findings.images_of(name, rank) for name in TITLES}
-    return {name: ids for name, ids in found.items() if len(ids)}
+    others = [take_spread(spread, given[spread], MOST_KEPT), *(ids[:MOST_FOUND] for ids in found.values())]
+    rest = np.setdiff1d(np.concatenate(others), flagged)
+    ids = np.concatenate([flagged, rest[np.argsort(rank[rest])]])
+    return _Choice(ids, len(flagged), {"flagged": len(run.flagged), "kept": len(spread)}, found)
 
 
 def take_first(ids: Ids, labels: NDArray[np.integer], most: int) -> Ids:

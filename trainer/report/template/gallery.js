@@ -178,7 +178,7 @@ class Gallery {
     const isOfClass = this.makeClassFilter();
     const rows = data.id.map((_, row) => row).filter((row) => this.isWanted(row, isOfClass));
     const key = {
-      loss: (row) => (finding ? finding.places.get(row) : -(data.loss[row] ?? -1)),
+      loss: (row) => (finding ? finding.places.get(row) : row),
       sure: (row) => -(data.suggested_probability[row] ?? -1),
       class: (row) => data.given[row],
     }[this.filters.order.value];

@@ -29,12 +29,13 @@ class Viewer {
     const row = this.row;
     const whole = (label) => (label >= 0 ? visible(data.names[label] ?? label) : "–");
     const key = data.key?.[row];
+    const suggests = this.gallery.suggests(row);
     const sure = (share) => (data.calibrated ? percent(share) : null);
     const facts = [
       ["given label", whole(data.given[row])],
       ["probability of it", sure(data.given_probability[row])],
-      ["suggested label", whole(data.suggested[row])],
-      ["probability of it", sure(data.suggested_probability[row])],
+      ["suggested label", suggests ? whole(data.suggested[row]) : null],
+      ["probability of it", suggests ? sure(data.suggested_probability[row]) : null],
       ["true class", data.true ? whole(data.true[row]) : null],
       ["loss", data.loss[row]?.toFixed(3) ?? "–"],
       ["flagged", this.gallery.isFlagged(row) ? this.gallery.rankOf(row) : "no"],
