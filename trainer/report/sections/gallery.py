@@ -166,7 +166,8 @@ def _build(run: ReportRun, selection: SelectionIndex) -> dict[str, Any]:
     choice, samples, sources = _choose_samples(run, selection), run.samples, run.sources
     ids, listed = choice.ids, choice.ids.tolist()
     row_of = {number: row for row, number in enumerate(listed)}
-    rank = {number: place for place, number in enumerate(run.flagged.tolist(), start=1)}
+    place = np.zeros(len(selection.state), np.int64)
+    place[run.flagged] = np.arange(1, len(run.flagged) + 1)
     pictures: dict[int, Picture] = {}
     if run.image_of is not None:
         pictures = encode_pictures(listed, run.image_of, PICTURE_CHARACTERS)
@@ -194,7 +195,7 @@ def _build(run: ReportRun, selection: SelectionIndex) -> dict[str, Any]:
             for name, found in choice.found.items()
         ],
         "group": None if run.findings is None else run.findings.groups[ids].tolist(),
-        "rank": [rank[number] for number in listed[: choice.flagged]],
+        "rank": place[ids[: choice.flagged]].tolist(),
         "id": listed,
         "state": selection.state[ids].tolist(),
         "given": samples.given[ids].tolist(),
