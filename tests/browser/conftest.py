@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from shards.pack import pack
 from shards.sources import open_source
-from tests.report.conftest import fabricate
+from tests.report.conftest import examine, fabricate
 from tests.support.browser import Browser, open_browser
 from tests.support.command_line import TINY, exit_code
 from tests.support.photos import PHOTO_RECIPE, write_photos
@@ -37,6 +38,18 @@ def made_up_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = pa.chunked_array([[f"{('google', 'flickr')[number % 2]}/q{number}" for number in range(3000)]])
     sources = find_sources(keys, np.arange(3000) // 2 % 40)
     write_report(run, lambda number: Image.new("RGB", (8, 8), (number % 256, 99, 9)), keys, "/photos", sources)
+    return run.report_html
+
+
+@pytest.fixture(scope="session")
+def examined_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a judge by features: 600 samples, two off-topic ones, and two equal ones with other labels."""
+    run = RunDirectory(tmp_path_factory.mktemp("examined") / "run")
+    fabricate(run.root)
+    labels = pq.read_table(run.labels)["label"].to_numpy()
+    examine(run.root, [(100, int(np.flatnonzero(labels != labels[100])[-1]))], off_topic=(10, 11))
+    keys = pa.chunked_array([[f"photos/{number}.png" for number in range(600)]])
+    write_report(run, lambda number: Image.new("RGB", (8, 8), (number % 256, 99, 9)), keys, "/photos")
     return run.report_html
 
 

@@ -76,6 +76,18 @@ def test_decisions_are_saved_and_feed_a_run(
     assert sorted(changed.values(), key=str) == sorted([None, names.index(formula), names.index(script)], key=str)
 
 
+def test_an_off_topic_image_is_left_out_with_a_click(browser: Browser, examined_page: Path) -> None:
+    browser.open(examined_page)
+    browser.choose("Show", "off_topic")
+    assert {text.split(" ")[0] for text in browser.texts("article .badges")} == {"off-topic"}
+    key = "photos/10.png"
+    browser.fill('input[aria-label="Part of the key"]', key)
+    browser.click('article [aria-label^="The label is wrong"]')
+    (browser.downloads / "corrections.csv").unlink(missing_ok=True)
+    browser.click(".save")
+    assert f'"{key}",""' in browser.wait_for_download("corrections.csv").read_text()
+
+
 def test_odd_names_are_texts(browser: Browser, photo_run: Path) -> None:
     browser.open(photo_run / "run" / "report.html")
     assert browser.errors() == []

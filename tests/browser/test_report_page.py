@@ -133,6 +133,27 @@ def test_the_gallery_is_filtered(browser: Browser, made_up_page: Path) -> None:
     assert count_of(browser, "flagged") + count_of(browser, "kept") <= 1
 
 
+def test_the_opening_sets_the_filters_of_the_gallery(browser: Browser, examined_page: Path) -> None:
+    browser.open(examined_page)
+    browser.fill('input[aria-label="Part of the key"]', "no such key")
+    first = browser.find("#look-first a[data-given]")
+    pair, number = first.find_element("css selector", "b").text, int(first.text.split("\n")[1].split()[0])
+    browser.click("#look-first a[data-given]")
+    assert count_of(browser, "flagged") == number
+    assert set(browser.texts(f"{FLAGGED} .labels")) == {pair}
+    browser.fill('input[aria-label="Class"]', pair.split(" → ")[0] + " ->")
+    assert count_of(browser, "flagged") > number, "all suggestions for a class"
+    browser.click('#look-first a[data-show="conflict"]')
+    assert browser.texts(f"{FLAGGED} .badges") == ["conflicting duplicate"] * 2
+    assert not browser.find(".column.kept").is_displayed()
+    browser.click("#look-first a[data-sample]")
+    facts = dict(zip(browser.texts("dialog dt"), browser.texts("dialog dd"), strict=True))
+    assert facts["found"] == "conflicting duplicate"
+    assert facts["same image as"].startswith("photos/")
+    assert facts["probability of it"].endswith(" %")
+    assert browser.errors() == []
+
+
 def test_more_images_are_shown_on_demand(browser: Browser, made_up_page: Path) -> None:
     browser.open(made_up_page)
     first = len(browser.find_all(FLAGGED))
@@ -155,7 +176,8 @@ def test_a_click_shows_all_facts(browser: Browser, made_up_page: Path) -> None:
     assert facts["state"] in ("candidate", "removed")
     assert facts["given label"] != facts["suggested label"]
     assert float(facts["loss"]) > 1
-    assert facts["probability of it"].endswith(" %")
+    assert facts["flagged"].startswith("rank ")
+    assert " %" not in "".join(facts.values()), "probabilities of networks are not calibrated"
     browser.press(Keys.ARROW_RIGHT)
     assert browser.texts("dialog dd") != list(facts.values())
     browser.press(Keys.ESCAPE)

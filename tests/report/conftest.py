@@ -1,18 +1,20 @@
 """A fabricated run: 600 samples of 10 classes, three rounds, two methods, as a finished run leaves them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from shards.durable import write_json, write_parquet
+from shards.durable import read_json, write_json, write_parquet
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.report.findings import CHECKS
 
 SAMPLES, CLASSES, RATIO = 600, 10, 0.4
 OUTSIDE = np.array([5, 77, 400])  # rejected in packing
@@ -135,6 +137,20 @@ def _write_metrics(run_dir: Path, rng: np.random.Generator) -> None:
         ]
         lines[10]["kept"] = 110
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def examine(run_dir: Path, groups: Sequence[Sequence[int]] = (), **kinds: Sequence[int]) -> None:
+    """Write what a judge by features leaves: groups of duplicates, and the images of each kind, by sample_id."""
+    ids = np.setdiff1d(np.arange(len(pq.read_table(run_dir / "labels.parquet"))), OUTSIDE)
+    own = np.arange(len(ids))
+    for group in groups:
+        own[np.isin(ids, group)] = np.flatnonzero(ids == min(group))[0]
+    columns = {name: np.isin(ids, kinds.get(name, ())) for name in ("off_topic", *CHECKS)}
+    write_parquet(run_dir / "examination.parquet", pa.table({"sample_id": ids, "group": own} | columns))
+    why = {"why": "the usual"}
+    facts = {"near_duplicates": why, "off_topic": why, "checks": dict.fromkeys(CHECKS, why)}
+    write_json(run_dir / "examination.json", facts)
+    write_json(run_dir / "incv.json", read_json(run_dir / "incv.json") | {"judge": {"converged": True}})
 
 
 @pytest.fixture

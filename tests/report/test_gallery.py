@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shards.durable import write_parquet
+from tests.report.conftest import examine
 from trainer.incv.confident import confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.records.run_directory import RunDirectory
 from trainer.report import write_report
 from trainer.report.pictures import ENCODINGS, encode_pictures
 from trainer.report.run import find_sources
-from trainer.report.sections.gallery import rank_within_class, take_first, take_spread
+from trainer.report.sections.gallery import MOST_FOUND, rank_within_class, take_first, take_spread
 
 Make = Callable[..., Path]
 labels_of_samples = st.lists(st.integers(0, 8), min_size=0, max_size=120).map(lambda each: np.array(each, np.int32))
@@ -137,6 +138,39 @@ def test_the_gallery_says_of_each_sample_what_the_run_knows(make_run: Make) -> N
     flagged = ids[selection.state[ids] != State.SELECTED]
     assert set(flagged) == set(np.flatnonzero(np.isin(selection.state, (State.CANDIDATE, State.REMOVED))))
     assert all(gallery["picture"])
+
+
+def test_images_with_a_finding_are_in_the_gallery_whether_flagged_or_not(make_run: Make) -> None:
+    run_dir = make_run(samples=4000)
+    kept = SelectionIndex.read(run_dir / "selection.parquet").ids(State.SELECTED)
+    labels = pq.read_table(run_dir / "labels.parquet")["label"].to_numpy()
+    one, other = kept[0], next(number for number in kept if labels[number] != labels[kept[0]])
+    alike = kept[labels[kept] == labels[one]][5:7]
+    examine(run_dir, [(one, other), alike], off_topic=kept[20:22], blank=range(100, 100 + 3 * MOST_FOUND))
+    report = write_report(RunDirectory(run_dir), lambda _: Image.new("L", (8, 8)))
+    gallery = read_gallery(run_dir)
+    found = {each["name"]: each for each in gallery["found"]}
+    shown = {name: [gallery["id"][row] for row in each["rows"]] for name, each in found.items()}
+    assert sorted(shown["conflict"]) == [one, other]
+    assert shown["duplicate"][:2] == shown["conflict"], "conflicting ones first, and together"
+    assert set(shown["off_topic"]) == set(kept[20:22])
+    assert MOST_FOUND <= len(shown["blank"]) < found["blank"]["total"] == 3 * MOST_FOUND
+    assert set(found) == {"conflict", "duplicate", "off_topic", "blank"}
+    assert all(gallery["picture"])
+    assert gallery["flagged"] == report["flagged"], "few enough to show all"
+    assert gallery["id"][0] in (one, other), "a label that a duplicate contradicts is flagged first"
+    assert report["examination"]["conflicting"] == len({one, other} & set(gallery["id"][: gallery["flagged"]])) == 1
+
+
+def test_probabilities_are_stated_only_where_they_are_calibrated(make_run: Make) -> None:
+    run_dir = make_run()
+    write_report(RunDirectory(run_dir))
+    assert " % sure" not in (run_dir / "report.html").read_text()
+    assert not read_gallery(run_dir)["calibrated"]
+    examine(run_dir)
+    write_report(RunDirectory(run_dir))
+    assert (run_dir / "report.html").read_text().count(" % sure") >= 24
+    assert read_gallery(run_dir)["calibrated"]
 
 
 def test_earlier_decisions_are_repeated_in_new_corrections(make_run: Make) -> None:

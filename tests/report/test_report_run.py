@@ -297,7 +297,7 @@ def test_the_gallery_has_thousands_of_flagged_images_within_a_limit(make_run: Ma
     assert len(flagged) == 2400
     assert sum(picture is not None for picture in flagged) >= 2000
     assert len(page) < 15_000_000
-    assert f"{report['flagged']:,} samples are flagged" in page
+    assert f"{report['flagged']:,} labels are flagged" in page
 
 
 def test_labels_checked_by_hand_are_counted_and_not_flagged(make_run: Make) -> None:

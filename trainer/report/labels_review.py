@@ -13,9 +13,8 @@ from shards.durable import write_parquet
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
+from trainer.report.findings import CHECKS, Findings, gather_findings
 
-CHECKS = ("blank", "dark", "bright", "blurred", "tiny", "odd_aspect")
-"""The checks of images, as in examination.parquet."""
 _REJECTED, _EXCLUDED = len(State), len(State) + 1
 STATE_NAMES = (*(state.name.lower() for state in State), "rejected", "excluded")
 
@@ -51,7 +50,10 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     state[samples.excluded] = _EXCLUDED
     state[samples.rejected] = _REJECTED
     checked = samples.checked | (state == _EXCLUDED)
-    more, conflicts = describe_examined(selection, samples)
+    more, conflicts = {}, np.zeros(len(state), np.bool_)
+    if samples.examined is not None:
+        findings = gather_findings(samples.examined, samples.given, selection.given_probability, checked)
+        more, conflicts = _finding_columns(findings), findings.contradicted
     ids = selection.ids_by_suspicion()
     ids = ids[np.lexsort((~conflicts[ids], checked[ids]))]
     ids = ids[state[ids] != State.OUTSIDE]
@@ -62,7 +64,7 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     issue &= ~checked
     if samples.calibrated:
         issue &= are_doubted(selection.loss[ids], predicted == samples.given[ids])
-        issue |= conflicts[ids] & ~checked
+        issue |= conflicts[ids]
     keys = samples.keys.take(pa.array(ids))
     return pa.table(
         {
@@ -84,55 +86,18 @@ def build_review(selection: SelectionIndex, samples: ReviewedSamples) -> pa.Tabl
     )
 
 
-def describe_examined(
-    selection: SelectionIndex, samples: ReviewedSamples
-) -> tuple[dict[str, pa.Array], npt.NDArray[np.bool_]]:
-    """Return columns on duplicates and bad pictures, by sample_id, and which labels duplicates contradict."""
-    count = len(selection.state)
-    conflicts = np.zeros(count, np.bool_)
-    table = samples.examined
-    if table is None:
-        return {}, conflicts
-    ids = table["sample_id"].to_numpy()
-    own, groups = table["group"].to_numpy(), np.full(count, -1)
-    several = np.bincount(own, minlength=len(own))[own] > 1
-    groups[ids[several]] = ids[own[several]]
-    conflicts[ids] = find_conflicts(own, samples.given[ids], selection.given_probability[ids])
-    found = {name: table[name].to_numpy() for name in CHECKS}
-    words = [", ".join(name for name in CHECKS if found[name][row]) or None for row in range(len(ids))]
-    checks = np.full(count, None, object)
-    checks[ids] = words
-    off_topic = np.zeros(count, np.bool_)
-    off_topic[ids] = table["off_topic"].to_numpy()
+def _finding_columns(findings: Findings) -> dict[str, pa.Array]:
+    """Return the columns on duplicates and bad pictures, by sample_id."""
+    checks = np.full(len(findings.groups), None, object)
+    for name in CHECKS:
+        for number in np.flatnonzero(findings.kinds[name]):
+            checks[number] = f"{checks[number]}, {name}" if checks[number] else name
     return {
-        "duplicates": pa.array(groups, pa.int64(), mask=groups < 0),
-        "conflicting_duplicate": pa.array(conflicts),
-        "off_topic": pa.array(off_topic),
+        "duplicates": pa.array(findings.groups, pa.int64(), mask=findings.groups < 0),
+        "conflicting_duplicate": pa.array(findings.contradicted),
+        "off_topic": pa.array(findings.kinds["off_topic"]),
         "image_check": pa.array(checks, pa.string()),
-    }, conflicts
-
-
-def find_conflicts(
-    groups: npt.NDArray[np.int64], given: npt.NDArray[np.int64], probability: npt.NDArray[np.float32]
-) -> npt.NDArray[np.bool_]:
-    """Tell whose label differs from the label that its group of duplicates most likely has: bool [samples].
-
-    At least so many labels are wrong, whatever the network knows.
-
-    Args:
-        groups: the row of the first image of the group of each image.
-        probability: of the given label, held out; NaN if unknown.
-    """
-    conflicts = np.zeros(len(groups), np.bool_)
-    members = np.flatnonzero(np.bincount(groups, minlength=len(groups))[groups] > 1)
-    wide = int(given.max(initial=0)) + 1
-    labelled, inverse = np.unique(groups[members] * wide + given[members], return_inverse=True)
-    believed = np.bincount(inverse, weights=np.nan_to_num(probability[members]), minlength=len(labelled))
-    order = np.lexsort((-believed, labelled // wide))
-    names, first = np.unique(labelled[order] // wide, return_index=True)
-    best = labelled[order][first] % wide
-    conflicts[members] = best[np.searchsorted(names, groups[members])] != given[members]
-    return conflicts
+    }
 
 
 def write_review(run: RunDirectory, table: pa.Table, keep_existing: bool = False) -> None:

@@ -21,7 +21,7 @@ from trainer.incv.confident import confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
-from trainer.report.labels_review import CHECKS
+from trainer.report.findings import CHECKS, Findings, gather_findings
 from trainer.report.pictures import ImageOf
 
 _COLUMNS = {
@@ -169,6 +169,11 @@ class ReportRun:
     def config(self) -> dict[str, Any]:
         return self.mapping(self.directory.config) or {}
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the held-out probabilities may be stated."""
+        return is_calibrated(self.incv)
+
     @cached_property
     def incv(self) -> dict[str, Any] | None:
         return self.mapping(self.directory.incv)
@@ -209,6 +214,7 @@ class ReportRun:
 
         A sample is flagged if it is not selected, its last held-out prediction contradicts the label, and nobody has
         checked the label by hand. Of a judge by features, closer calls are not flagged.
+        Labels that a duplicate contradicts are flagged, too, and come first.
         """
         selection, samples = self.selection, self.samples
         if selection is None:
@@ -217,12 +223,35 @@ class ReportRun:
         inside = samples.inside[:size] | (selection.state == State.HELD_OUT)
         doubted = inside & (selection.state != State.SELECTED) & np.isfinite(selection.loss)
         doubted &= selection.predicted != samples.given[:size]
-        if is_calibrated(self.incv):
+        if self.is_calibrated:
             doubted &= are_doubted(selection.loss, selection.predicted == samples.given[:size])
         if samples.checked is not None:
             doubted &= ~samples.checked[:size]
         ids = selection.ids_by_suspicion()
-        return ids[doubted[ids]]
+        if self.findings is None:
+            return ids[doubted[ids]]
+        contradicted = self.findings.contradicted[:size]
+        ids = ids[np.argsort(~contradicted[ids], kind="stable")]
+        return ids[(doubted | contradicted)[ids]]
+
+    @cached_property
+    def findings(self) -> Findings | None:
+        """What is wrong besides labels; None if the images were not examined, or no label is judged."""
+        table, selection, samples = self.mapping(self.directory.examination), self.selection, self.samples
+        if table is None or selection is None or not len(table):
+            return None
+        probability = np.full(len(samples.given), np.nan, np.float32)
+        probability[: len(selection.state)] = selection.given_probability
+        return gather_findings(table, samples.given, probability, samples.checked)
+
+    @cached_property
+    def flagged_pairs(self) -> NDArray[np.int64]:
+        """How many labels of the run are flagged, by given and suggested class: [classes, classes]."""
+        if self.selection is None:
+            return np.zeros((self.samples.classes, self.samples.classes), np.int64)
+        ids = self.flagged[self.samples.inside[self.flagged]]
+        ids = ids[self.selection.predicted[ids] != self.samples.given[ids]]
+        return measure.confusion_counts(self.samples.given[ids], self.selection.predicted[ids], self.samples.classes)
 
     @cached_property
     def held_out(self) -> HeldOut | None:

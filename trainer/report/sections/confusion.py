@@ -22,29 +22,34 @@ WORST_PAIRS = 15
 
 
 def collect(run: ReportRun) -> dict[str, Any]:
-    """Return T, its confident estimate, M from the held-out predictions of round 1, and the most confused pairs."""
+    """Return T, its confident estimate, M from the held-out predictions of round 1, and the most confused pairs.
+
+    Those of `flagged` are given and suggested classes; those of the others start at the true class.
+    """
     samples, confident = run.samples, ((run.incv or {}).get("noise") or {}).get("transition")
     small = samples.classes <= MATRIX_CLASSES
-    given_pairs = predicted_pairs = held_out_pairs = transition = predicted_matrix = prior = None
+    given_pairs = predicted_pairs = transition = predicted_matrix = prior = None
     predicted = run.first_predictions()
     if samples.known is not None:
         true, given = samples.known
         prior = measure.class_prior(true, samples.classes)
         transition = _rounded(measure.confusion(true, given, samples.classes)) if small else None
-        given_pairs = _count_pairs(true, given, samples.classes)
+        given_pairs = _count_pairs(measure.confusion_counts(true, given, samples.classes))
         if predicted is not None:
             seen = predicted[samples.measurable]
             predicted_matrix = _rounded(measure.confusion(true, seen, samples.classes)) if small else None
-            predicted_pairs = _count_pairs(true, seen, samples.classes)
-    if predicted is not None:
-        held_out_pairs = _count_pairs(samples.given[samples.inside], predicted[samples.inside], samples.classes)
+            predicted_pairs = _count_pairs(measure.confusion_counts(true, seen, samples.classes))
+    flagged_pairs = None
+    if run.selection is not None:
+        labels = np.bincount(samples.given[samples.inside], minlength=samples.classes)
+        flagged_pairs = _count_pairs(run.flagged_pairs, labels)
     estimated = None if run.joint is None else _estimated_pairs(run.joint, int(samples.inside.sum()))
     confusion = {
         "prior": prior,
         "transition": transition,
         "confident": _rounded(np.array(confident, dtype=np.float64)) if small and confident else None,
         "predicted": predicted_matrix,
-        "pairs": {"given": given_pairs, "predicted": predicted_pairs, "held_out": held_out_pairs},
+        "pairs": {"given": given_pairs, "predicted": predicted_pairs, "flagged": flagged_pairs},
         "estimated_pairs": estimated,
         "excerpt": None if small or run.joint is None else _excerpt(run.joint, estimated or []),
     }
@@ -60,10 +65,12 @@ def _worst_pairs(matrix: NDArray) -> list[tuple[int, int]]:
     return [(i, j) for i, j in pairs if i != j]
 
 
-def _count_pairs(rows: measure.Labels, columns: measure.Labels, classes: int) -> list[dict[str, Any]]:
-    """Return the most frequent off-diagonal pairs (from, to), each with its count and share of the class `from`."""
-    counts = measure.confusion_counts(rows, columns, classes)
-    totals = counts.sum(axis=1)
+def _count_pairs(counts: NDArray[np.int64], totals: NDArray[np.int64] | None = None) -> list[dict[str, Any]]:
+    """Return the most frequent off-diagonal pairs (from, to), each with its count and share of the class `from`.
+
+    totals: labels of each class; by default all that are counted.
+    """
+    totals = counts.sum(axis=1) if totals is None else totals
     return [
         {"from": i, "to": j, "count": int(counts[i, j]), "share": counts[i, j] / totals[i]}
         for i, j in _worst_pairs(counts)
@@ -98,8 +105,9 @@ def _excerpt(joint: NDArray[np.float64], pairs: list[dict[str, Any]]) -> dict[st
     return {"classes": classes, "matrix": _rounded(matrix)}
 
 
-def render(report: Report, run: ReportRun) -> Mapping[str, Any]:
-    return {"plots": _draw(report) if states_noise(report) else {}, "tables": _pair_tables(report)}
+def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
+    plots, tables = _draw(report) if states_noise(report) else {}, _pair_tables(report)
+    return {"plots": plots, "tables": tables} if plots or tables or report["selection"] is None else None
 
 
 def _draw(report: Report) -> dict[str, Markup]:
@@ -145,23 +153,22 @@ def _draw_matrix(
 
 
 def _pair_tables(report: Report) -> list[Table]:
-    """Return the most confused classes: estimated, and by the true labels if they are known."""
-    confusion, names = report["confusion"], ClassNames(report)
-    pairs = confusion["pairs"]
-    estimated = confusion["estimated_pairs"] if states_noise(report) else None
-    kinds = [
-        ("Worst confusions of the labels, estimated", "true class", "labelled", estimated),
-        ("Most frequent wrong labels, by the true labels", "true class", "labelled", pairs["given"]),
-        ("Most confused classes in held-out predictions", "true class", "predicted", pairs["predicted"]),
-    ]
-    if pairs["predicted"] is None:
-        title = "Labels contradicted most often by held-out predictions"
-        kinds.append((title, "given label", "predicted", pairs["held_out"]))
+    """Return the classes that are most confused by the true labels, if they are known."""
+    pairs, names = report["confusion"]["pairs"], ClassNames(report)
+    kinds = (
+        ("Most frequent wrong labels, by the true labels", "labelled", pairs["given"]),
+        ("Most confused classes in held-out predictions", "predicted", pairs["predicted"]),
+    )
     tables = []
-    for title, origin, target, found in kinds:
+    for title, target, found in kinds:
         if found is None:
             continue
-        columns = [Column(origin, words=True), Column(target, words=True), Column("samples"), Column("of the class")]
+        columns = [
+            Column("true class", words=True),
+            Column(target, words=True),
+            Column("samples"),
+            Column("of the class"),
+        ]
         rows = [
             [names.cell(each["from"]), names.cell(each["to"]), count(each["count"]), percentage(each["share"])]
             for each in found[:10]

@@ -25,8 +25,11 @@ def collect(run: ReportRun) -> dict[str, Any]:
     return {"curves": {"rounds": rounds, "methods": methods}}
 
 
-def render(report: Report, run: ReportRun) -> Mapping[str, Any]:
-    return {"groups": curve_panels(report), "evaluated": has_evaluations(report)}
+def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
+    groups = curve_panels(report)
+    if not groups and report["calibrated"] and not report["config"].get("methods"):
+        return None  # a judge by features trains no network
+    return {"groups": groups, "evaluated": has_evaluations(report)}
 
 
 def curve_panels(report: Report) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.report.labels_review import CHECKS, find_conflicts
+from trainer.report.findings import CHECKS, TITLES
 from trainer.report.pictures import thumbnails
 from trainer.report.run import ReportRun
 from trainer.report.section import Report, Section
@@ -16,22 +16,21 @@ from trainer.report.sections.gallery import describe_samples
 MOST = 12
 """Groups of duplicates, and images of each kind, in report.json and on the page."""
 _EACH = 4
-_WORDS = {"odd_aspect": "odd shape"}
 
 
 def collect(run: ReportRun) -> dict[str, Any]:
     facts, table = run.mapping(run.directory.examination_facts), run.mapping(run.directory.examination)
     selection = run.selection
-    if facts is None or table is None or selection is None:
+    if facts is None or table is None or selection is None or run.findings is None:
         return {"examination": None}
     ids, own = table["sample_id"].to_numpy(), table["group"].to_numpy()
-    given = run.samples.given[ids].astype(np.int64)
-    probability = selection.given_probability[ids]
-    conflicts = find_conflicts(own, given, probability)
+    given, conflicts = run.samples.given[ids], run.findings.contradicted[ids]
     sizes = np.bincount(own, minlength=len(own))
     contradicted = np.bincount(own, weights=conflicts, minlength=len(own)) > 0
     groups = np.flatnonzero(sizes > 1)
-    groups = groups[np.lexsort((groups, -sizes[groups], ~contradicted[groups]))]
+    worst = np.zeros(len(own))  # of the groups with different labels, the most suspicious label
+    np.maximum.at(worst, own[conflicts], np.nan_to_num(selection.loss[ids[conflicts]]))
+    groups = groups[np.lexsort((groups, -sizes[groups], -worst[groups], ~contradicted[groups]))]
 
     def describe(rows: NDArray[np.int64]) -> list[dict[str, Any]]:
         return describe_samples(run, selection, ids[rows])
@@ -44,11 +43,11 @@ def collect(run: ReportRun) -> dict[str, Any]:
             "repeated": int((sizes[groups] - 1).sum()),
             "conflicting_groups": int(contradicted[groups].sum()),
             "conflicting": int(conflicts.sum()),
-            "shown_groups": [describe(np.flatnonzero(own == group)[:_EACH]) for group in groups[:MOST]],
+            "shown_groups": [describe(_choose_members(own == group, given)) for group in groups[:MOST]],
             "kinds": [
                 {
                     "name": name,
-                    "title": _WORDS.get(name, name.replace("_", " ")),
+                    "title": TITLES[name],
                     "count": int(found.sum()),
                     "why": facts["off_topic"]["why"] if name == "off_topic" else facts["checks"][name]["why"],
                     "shown": describe(np.flatnonzero(found)[np.argsort(-scores[found])][:MOST]),
@@ -61,13 +60,21 @@ def collect(run: ReportRun) -> dict[str, Any]:
     }
 
 
+def _choose_members(group: NDArray[np.bool_], given: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the first rows of a group of duplicates: one of each label, then others."""
+    rows = np.flatnonzero(group)
+    _, first = np.unique(given[rows], return_index=True)
+    return np.concatenate([rows[np.sort(first)], np.delete(rows, first)])[:_EACH]
+
+
 def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
     found = report["examination"]
     if found is None or not (found["groups"] or found["kinds"]):
         return None
-    shown = [one for group in found["shown_groups"] for one in group]
+    groups = found["shown_groups"][found["conflicting_groups"] :]  # the others are at the top of the page
+    shown = [one for group in groups for one in group]
     shown += [one for kind in found["kinds"] for one in kind["shown"]]
-    return {"found": found, "thumbnails": thumbnails(shown, run.image_of)}
+    return {"found": found, "groups": groups, "thumbnails": thumbnails(shown, run.image_of)}
 
 
 SECTION = Section("examination", "Duplicates and bad pictures", collect, render, Path(__file__).with_suffix(".html"))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from trainer.incv.selection_index import SelectionIndex, State
+from trainer.report.findings import TITLES
 from trainer.report.labels_review import STATE_NAMES
 from trainer.report.pictures import Picture, encode_pictures, thumbnails
 from trainer.report.run import Missing, ReportRun
@@ -23,6 +25,7 @@ from trainer.report.text import short_names
 MOST = 240  # maximum in report.json; the gallery shows more, and labels_review.csv lists all
 OPEN = 24  # on the page where scripts are off
 MOST_FLAGGED, MOST_KEPT = 2400, 1000
+MOST_FOUND = 100  # of each finding besides wrong labels, such as blank images
 PICTURE_CHARACTERS = 10_500_000  # base64; keeps the page below 15 MB
 MOST_EARLIER = 20_000  # earlier decisions that the page can repeat in its corrections.csv
 
@@ -95,13 +98,35 @@ def _embed(gallery: dict[str, Any]) -> Markup:
     return Markup(f'<script type="application/json" id="gallery-data">{text}</script>')
 
 
-def _choose_samples(run: ReportRun, selection: SelectionIndex) -> Ids:
-    """Return the sample_ids of the gallery: flagged ones, most suspicious first, then kept ones of every class."""
-    kept, given = selection.ids_by_suspicion(), run.samples.given
-    shown = (selection.state == State.SELECTED) & np.isfinite(selection.loss)
-    kept = kept[shown[kept]]
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """The samples of the gallery."""
+
+    ids: Ids
+    """Flagged ones, then kept ones of every class and others with a finding; most suspicious first in both parts."""
+    flagged: int
+    """How many of `ids` are flagged."""
+    totals: dict[str, int]
+    """How many samples of the run are flagged, and kept."""
+    found: dict[str, Ids]
+    """All images of the run with each finding."""
+
+
+def _choose_samples(run: ReportRun, selection: SelectionIndex) -> _Choice:
+    by_suspicion, given = selection.ids_by_suspicion(), run.samples.given
+    rank = np.empty(len(by_suspicion), np.int64)
+    rank[by_suspicion] = np.arange(len(by_suspicion))
+    found = {}
+    if run.findings is not None:
+        found = {name: ids for name in TITLES if len(ids := run.findings.images_of(name, rank))}
+    kept = (selection.state == State.SELECTED) & np.isfinite(selection.loss)
+    kept[run.flagged] = False
+    spread = by_suspicion[kept[by_suspicion]]
     flagged = take_first(run.flagged, given[run.flagged], MOST_FLAGGED)
-    return np.concatenate([flagged, take_spread(kept, given[kept], MOST_KEPT)])
+    others = [take_spread(spread, given[spread], MOST_KEPT), *(ids[:MOST_FOUND] for ids in found.values())]
+    rest = np.setdiff1d(np.concatenate(others), flagged)
+    ids = np.concatenate([flagged, rest[np.argsort(rank[rest])]])
+    return _Choice(ids, len(flagged), {"flagged": len(run.flagged), "kept": len(spread)}, found)
 
 
 def take_first(ids: Ids, labels: NDArray[np.integer], most: int) -> Ids:
@@ -138,8 +163,11 @@ def rank_within_class(labels: NDArray[np.integer]) -> Ids:
 
 def _build(run: ReportRun, selection: SelectionIndex) -> dict[str, Any]:
     """Return the data of the gallery for the page's script, ready for JSON; columns have one entry per sample."""
-    ids, samples, sources = _choose_samples(run, selection), run.samples, run.sources
-    listed = ids.tolist()
+    choice, samples, sources = _choose_samples(run, selection), run.samples, run.sources
+    ids, listed = choice.ids, choice.ids.tolist()
+    row_of = {number: row for row, number in enumerate(listed)}
+    place = np.zeros(len(selection.state), np.int64)
+    place[run.flagged] = np.arange(1, len(run.flagged) + 1)
     pictures: dict[int, Picture] = {}
     if run.image_of is not None:
         pictures = encode_pictures(listed, run.image_of, PICTURE_CHARACTERS)
@@ -154,6 +182,20 @@ def _build(run: ReportRun, selection: SelectionIndex) -> dict[str, Any]:
         "root": run.key_root,
         "earlier": earlier,
         "earlier_left_out": more,
+        "calibrated": run.is_calibrated,
+        "flagged": choice.flagged,
+        "totals": choice.totals,
+        "found": [
+            {
+                "name": name,
+                "title": TITLES[name],
+                "total": len(found),
+                "rows": [row_of[number] for number in found.tolist() if number in row_of],
+            }
+            for name, found in choice.found.items()
+        ],
+        "group": None if run.findings is None else run.findings.groups[ids].tolist(),
+        "rank": place[ids[: choice.flagged]].tolist(),
         "id": listed,
         "state": selection.state[ids].tolist(),
         "given": samples.given[ids].tolist(),

@@ -8,7 +8,6 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from trainer.incv.measure import confusion_counts
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.report.plots import Bar, bar_chart, for_widths, percent
 from trainer.report.run import ReportRun
@@ -35,12 +34,10 @@ def collect(run: ReportRun) -> dict[str, Any]:
 def describe_labels(run: ReportRun, selection: SelectionIndex) -> list[dict[str, Any]]:
     """Return for each given label: counts, the estimated and true share of wrong labels, and the usual suggestion."""
     samples, joint = run.samples, run.joint
-    flagged = run.flagged[samples.inside[run.flagged]]
     rows = _describe(samples.given, samples.classes, run, selection)
-    suggestions = confusion_counts(samples.given[flagged], selection.predicted[flagged], samples.classes)
     for label, row in enumerate(rows):
-        usual = int(suggestions[label].argmax())
-        number = int(suggestions[label, usual])
+        usual = int(run.flagged_pairs[label].argmax())
+        number = int(run.flagged_pairs[label, usual])
         row |= {"suggested": usual if number else None, "suggested_count": number}
         held = 0.0 if joint is None else float(joint[label].sum())
         row["estimated_wrong"] = None if joint is None or not held else 1 - float(joint[label, label]) / held

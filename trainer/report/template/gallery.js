@@ -5,6 +5,7 @@ function visible(text) {
 }
 
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
+const counted = (number) => number.toLocaleString("en");
 const KEPT = "selected";
 const COLUMNS = [["flagged", "Flagged", 36], ["kept", "Kept", 18]];
 
@@ -14,6 +15,8 @@ class Gallery {
     this.data = data;
     this.decisions = new Decisions(data.store);
     this.pixelated = new Set(data.pixelated);
+    this.found = new Map(data.found.map((each) => [each.name, { ...each, places: new Map(each.rows.map((row, place) => [row, place])) }]));
+    this.keptRows = data.id.filter((_, row) => row >= data.flagged && this.stateOf(row) === KEPT).length;
     this.current = null;
     this.shown = { flagged: [], kept: [] };
     this.filters = this.makeFilters();
@@ -25,6 +28,7 @@ class Gallery {
     host.replaceChildren(this.filters.box, this.count, make("div", { className: "columns" }, ...parts), this.saving);
     host.append(this.viewer.dialog);
     host.addEventListener("keydown", (event) => this.onKey(event));
+    this.followLinks();
     this.refresh();
   }
 
@@ -36,13 +40,47 @@ class Gallery {
     return this.data.states[this.data.state[row]];
   }
 
+  isFlagged(row) {
+    return row < this.data.flagged;
+  }
+
+  /** Returns what was found besides a wrong label; of a conflicting duplicate, only that. */
+  findingsOf(row) {
+    const names = [...this.found.keys()].filter((name) => this.found.get(name).places.has(row));
+    return names.filter((name) => name !== "duplicate" || !names.includes("conflict")).map((name) => this.found.get(name).title);
+  }
+
+  /** Returns how suspicious a sample is: in per cent only where the probabilities are calibrated. */
+  doubtOf(row) {
+    const { data } = this;
+    if (data.calibrated) {
+      const sure = this.suggests(row) ? data.suggested_probability[row] : data.given_probability[row];
+      return sure === null ? "" : `${percent(sure)} sure`;
+    }
+    if (this.isFlagged(row)) return this.rankOf(row);
+    return data.loss[row] === null ? "" : `loss ${data.loss[row].toFixed(1)}`;
+  }
+
+  rankOf(row) {
+    return `rank ${counted(this.data.rank[row])} of ${counted(this.data.totals.flagged)}`;
+  }
+
+  suggests(row) {
+    return this.data.suggested[row] >= 0 && this.data.suggested[row] !== this.data.given[row];
+  }
+
   makeFilters() {
     const { data } = this;
     const states = [...new Set(data.state)].map((state) => data.states[state]);
-    const shows = [["", "Flagged and kept"], ["flagged", "Flagged"], ...states.map((name) => [name, name.replace("_", " ")])];
+    const capital = (text) => text[0].toUpperCase() + text.slice(1).replace("_", " ");
+    const shows = [
+      ["", "Flagged and kept"], ["flagged", "Flagged"],
+      ...data.found.map(({ name, title, total }) => [name, `${capital(title)} (${counted(total)})`]),
+      ...states.map((name) => [name, capital(name)]),
+    ];
     const filters = {
-      state: select("Show", shows),
-      label: make("input", { type: "search", placeholder: "Class", list: "classes", "aria-label": "Class" }),
+      show: select("Show", shows),
+      label: make("input", { type: "search", placeholder: "Class, or A → B", list: "classes", "aria-label": "Class" }),
       source: select("Source", [["", "All sources"], ...data.sources.map((name, place) => [place, visible(name)])]),
       decided: select("Decisions", [["", "Decided or not"], ["no", "Not decided"], ["yes", "Decided"]]),
       key: make("input", { type: "search", placeholder: "Part of the key", "aria-label": "Part of the key" }),
@@ -73,9 +111,28 @@ class Gallery {
     return make("div", { className: "saving", hidden: !this.data.key }, this.saveButton, this.saveNote);
   }
 
-  /** Returns the classes that the filter asks for: the one of that name, or all whose names have the text in them. */
-  wantedClasses() {
-    const text = this.filters.label.value.trim().toLowerCase();
+  /** Sets all filters: what to show, and a pair of classes if there is one. */
+  showOnly({ show, given, suggested }) {
+    const pair = given === undefined ? "" : `${this.name(given)} → ${this.name(suggested)}`;
+    const values = { show, label: pair, source: "", decided: "", key: "", order: "loss" };
+    for (const [name, value] of Object.entries(values)) this.filters[name].value = value;
+    this.refresh();
+  }
+
+  /** Lets the links of other sections set the filters, and their pictures open a sample. */
+  followLinks() {
+    for (const link of document.querySelectorAll("a[data-show]")) {
+      link.addEventListener("click", () => this.showOnly(link.dataset));
+    }
+    for (const link of document.querySelectorAll("a[data-sample]")) {
+      const row = this.data.id.indexOf(Number(link.dataset.sample));
+      if (row < 0) continue;
+      link.addEventListener("click", (event) => { event.preventDefault(); this.viewer.open(row); });
+    }
+  }
+
+  /** Returns the classes with this name, or all whose names have the text in them; null without a text. */
+  classesNamed(text) {
     if (!text) return null;
     const names = this.data.short.map((name) => visible(name).toLowerCase());
     const whole = names.indexOf(text);
@@ -84,11 +141,29 @@ class Gallery {
     return new Set(names.flatMap((name, label) => (found(name, label) ? [label] : [])));
   }
 
-  isWanted(row, classes) {
+  /** Returns whether a sample is of the wanted class, given or suggested, or of the pair `given → suggested`. */
+  makeClassFilter() {
+    const { given, suggested, short } = this.data;
+    const text = this.filters.label.value.trim().toLowerCase();
+    const sides = text.split(/→|->/).map((side) => side.trim());
+    if (sides.length === 2 && !short.some((name) => visible(name).toLowerCase() === text)) {
+      const [from, to] = sides.map((side) => this.classesNamed(side));
+      return (row) => (!from || from.has(given[row])) && (!to || to.has(suggested[row]));
+    }
+    const classes = this.classesNamed(text);
+    return (row) => !classes || classes.has(given[row]) || classes.has(suggested[row]);
+  }
+
+  isShown(row) {
+    const show = this.filters.show.value;
+    if (show === "") return this.isFlagged(row) || this.stateOf(row) === KEPT;
+    if (show === "flagged") return this.isFlagged(row);
+    return this.found.get(show)?.places.has(row) ?? this.stateOf(row) === show;
+  }
+
+  isWanted(row, isOfClass) {
     const { data, filters } = this;
-    const state = this.stateOf(row);
-    if (filters.state.value === "flagged" ? state === KEPT : filters.state.value && filters.state.value !== state) return false;
-    if (classes && !classes.has(data.given[row]) && !classes.has(data.suggested[row])) return false;
+    if (!this.isShown(row) || !isOfClass(row)) return false;
     if (filters.source.value !== "" && data.source[row] !== Number(filters.source.value)) return false;
     const isDecided = this.decisions.get(data.id[row]) !== undefined;
     if (filters.decided.value && (filters.decided.value === "yes") !== isDecided) return false;
@@ -98,28 +173,44 @@ class Gallery {
   /** Applies the filters and shows the first samples of each column. */
   refresh() {
     const { data } = this;
-    const classes = this.wantedClasses();
-    const rows = data.id.map((_, row) => row).filter((row) => this.isWanted(row, classes));
+    const show = this.filters.show.value;
+    const finding = this.found.get(show);
+    const isOfClass = this.makeClassFilter();
+    const rows = data.id.map((_, row) => row).filter((row) => this.isWanted(row, isOfClass));
     const key = {
-      loss: (row) => -data.loss[row],
+      loss: (row) => (finding ? finding.places.get(row) : row),
       sure: (row) => -(data.suggested_probability[row] ?? -1),
       class: (row) => data.given[row],
     }[this.filters.order.value];
     rows.sort((a, b) => key(a) - key(b) || a - b);
+    const isRight = (row) => show === KEPT || (show === "" && !this.isFlagged(row));
     const { flagged, kept } = this.columns;
-    flagged.rows = rows.filter((row) => this.stateOf(row) !== KEPT);
-    kept.rows = rows.filter((row) => this.stateOf(row) === KEPT);
+    flagged.rows = rows.filter((row) => !isRight(row));
+    kept.rows = rows.filter(isRight);
+    const isPlain = ["", "flagged", KEPT].includes(show);
+    flagged.title = isPlain ? "Flagged" : this.filters.show.selectedOptions[0].text.replace(/ \([\d,]+\)$/, "");
     for (const column of [flagged, kept]) {
       column.grid.replaceChildren();
-      column.heading.textContent = `${column.title}: ${column.rows.length.toLocaleString("en")}`;
+      column.heading.textContent = `${column.title}: ${counted(column.rows.length)}`;
       this.fill(column, column.step);
     }
-    flagged.box.hidden = this.filters.state.value === KEPT;
-    kept.box.hidden = ![KEPT, ""].includes(this.filters.state.value);
-    this.count.textContent = `${rows.length.toLocaleString("en")} of ${data.id.length.toLocaleString("en")} samples. `
+    flagged.box.hidden = show === KEPT;
+    kept.box.hidden = ![KEPT, ""].includes(show);
+    this.count.textContent = `${counted(rows.length)} of ${counted(data.id.length)} samples. ${this.wordsOnRest(show)}`
       + "Click a picture for details. Keys: arrows move, R right, S as suggested, W wrong, O other class, U undo, Enter details.";
     this.setCurrent(null);
     this.tellSaving();
+  }
+
+  /** Says how many samples of a kind the page has, if not all. */
+  wordsOnRest(show) {
+    const { flagged, totals } = this.data;
+    const finding = this.found.get(show);
+    const kinds = finding ? [[finding.rows.length, finding.total, `“${finding.title}”`]] : [];
+    if (["", "flagged"].includes(show)) kinds.push([flagged, totals.flagged, "flagged"]);
+    if (["", KEPT].includes(show)) kinds.push([this.keptRows, totals.kept, "kept"]);
+    const cut = kinds.filter(([here, all]) => here < all).map(([here, all, kind]) => `${counted(here)} of ${counted(all)} ${kind}`);
+    return cut.length ? `This page has ${cut.join(" and ")} samples; labels_review.csv lists all. ` : "";
   }
 
   fill(column, most) {
@@ -127,7 +218,7 @@ class Gallery {
     const until = most > column.step ? from + 4 * column.step : most;
     column.grid.append(...column.rows.slice(from, until).map((row) => this.makeCard(row)));
     column.more.hidden = column.grid.children.length >= column.rows.length;
-    column.more.textContent = `Show more (${(column.rows.length - column.grid.children.length).toLocaleString("en")})`;
+    column.more.textContent = `Show more (${counted(column.rows.length - column.grid.children.length)})`;
   }
 
   makePicture(row) {
@@ -141,20 +232,23 @@ class Gallery {
 
   makeCard(row) {
     const { data } = this;
-    const suggests = data.suggested[row] >= 0 && data.suggested[row] !== data.given[row];
     const look = make("button", { type: "button", className: "look", onclick: () => this.viewer.open(row) }, this.makePicture(row));
     look.setAttribute("aria-label", `Details of sample ${data.id[row]}`);
-    const labels = this.name(data.given[row]) + (suggests ? ` → ${this.name(data.suggested[row])}` : "");
-    const sure = suggests ? data.suggested_probability[row] : data.given_probability[row];
+    const labels = this.name(data.given[row]) + (this.suggests(row) ? ` → ${this.name(data.suggested[row])}` : "");
     const card = make(
-      "article", { className: "card suspect", tabIndex: -1, "data-row": row }, look,
+      "article", { className: "card suspect", tabIndex: -1, "data-row": row }, look, ...this.makeBadges(row),
       make("div", { className: "labels" }, labels), ...this.makeTruth(row),
-      make("small", {}, `${percent(sure)} sure · loss ${data.loss[row].toFixed(1)}`),
+      make("small", {}, this.doubtOf(row)),
     );
     if (data.key) card.append(this.makeButtons(row));
     card.addEventListener("focusin", () => this.setCurrent(card));
     this.tellDecision(card);
     return card;
+  }
+
+  makeBadges(row) {
+    const titles = this.findingsOf(row);
+    return titles.length ? [make("div", { className: "badges" }, ...titles.map((title) => make("span", {}, title)))] : [];
   }
 
   makeTruth(row) {
@@ -174,7 +268,7 @@ class Gallery {
       return element;
     };
     const buttons = [button("✓", `The label is right: ${this.name(given[row])}`, given[row])];
-    if (suggested[row] >= 0 && suggested[row] !== given[row]) {
+    if (this.suggests(row)) {
       buttons.push(button("→", `It is ${this.name(suggested[row])}`, suggested[row]));
     }
     buttons.push(button("✗", "The label is wrong, and no class is right: leave the image out", LEFT_OUT));
@@ -210,9 +304,9 @@ class Gallery {
     const { earlier, earlier_left_out: more } = this.data;
     const count = this.decisions.labels.size;
     this.saveButton.disabled = !count;
-    const words = [`${count.toLocaleString("en")} ${count === 1 ? "decision" : "decisions"}`];
-    if (earlier.length) words.push(`and ${earlier.length.toLocaleString("en")} of earlier corrections`);
-    if (more) words.push(`; ${more.toLocaleString("en")} more earlier ones are only in labels_review.csv: add its rows with checked = true`);
+    const words = [`${counted(count)} ${count === 1 ? "decision" : "decisions"}`];
+    if (earlier.length) words.push(`and ${counted(earlier.length)} of earlier corrections`);
+    if (more) words.push(`; ${counted(more)} more earlier ones are only in labels_review.csv: add its rows with checked = true`);
     if (!this.decisions.isKept) words.push("; this browser does not keep them: download them before you leave");
     this.saveNote.textContent = `${words.join(" ")}. Run again with labels.corrections=corrections.csv.`.replaceAll(" ;", ";");
   }

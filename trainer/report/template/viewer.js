@@ -29,13 +29,18 @@ class Viewer {
     const row = this.row;
     const whole = (label) => (label >= 0 ? visible(data.names[label] ?? label) : "–");
     const key = data.key?.[row];
+    const suggests = this.gallery.suggests(row);
+    const sure = (share) => (data.calibrated ? percent(share) : null);
     const facts = [
       ["given label", whole(data.given[row])],
-      ["probability of it", percent(data.given_probability[row])],
-      ["suggested label", whole(data.suggested[row])],
-      ["probability of it", percent(data.suggested_probability[row])],
+      ["probability of it", sure(data.given_probability[row])],
+      ["suggested label", suggests ? whole(data.suggested[row]) : null],
+      ["probability of it", suggests ? sure(data.suggested_probability[row]) : null],
       ["true class", data.true ? whole(data.true[row]) : null],
-      ["loss", data.loss[row].toFixed(3)],
+      ["loss", data.loss[row]?.toFixed(3) ?? "–"],
+      ["flagged", this.gallery.isFlagged(row) ? this.gallery.rankOf(row) : "no"],
+      ["found", this.gallery.findingsOf(row).join(", ") || null],
+      ["same image as", this.duplicatesOf(row) || null],
       ["state", this.gallery.stateOf(row).replace("_", " ")],
       ["source", data.source ? visible(data.sources[data.source[row]] ?? "–") : null],
       ["sample id", data.id[row]],
@@ -44,6 +49,15 @@ class Viewer {
     ];
     const known = facts.filter(([, value]) => value !== null);
     return make("dl", {}, ...known.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
+  }
+
+  /** Returns the keys and labels of the duplicates that the page has. */
+  duplicatesOf(row) {
+    const { data } = this.gallery;
+    if (!(data.group?.[row] >= 0)) return "";
+    const others = data.id.flatMap((id, other) => (other !== row && data.group[other] === data.group[row] ? [other] : []));
+    const words = others.map((other) => `${visible(data.key?.[other] ?? data.id[other])} (${this.gallery.name(data.given[other])})`);
+    return words.join(", ");
   }
 
   makeChoice() {
