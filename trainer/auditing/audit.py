@@ -18,12 +18,13 @@ from trainer.auditing.network import choose_network
 from trainer.auditing.result import AuditResult
 from trainer.auditing.settings import Start, choose_recipe
 from trainer.config.recipe_file import apply_override
-from trainer.config.schema import ExecutionConfig, Recipe
+from trainer.config.schema import NO_NETWORK, ExecutionConfig, Recipe
 from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.estimate.table import describe_time, estimate_cpu_seconds
 from trainer.records.run_directory import RunDirectory
+from trainer.run.given_arrays import given_checksum
 from trainer.run.preflight import check_without_data
 from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
@@ -35,11 +36,18 @@ _SMALLER = (160, 128, 96)
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
+_NO_NETWORK_SIZE = 128
+"""Side of the images of which thumbnails are made if no network is run."""
+_FILES = {"embeddings": "features_file", "predictions": "predictions_file"}
+"""The key of the section `incv` that each option sets."""
 OPTIONS = {
     "root": None,
     "data.train.root": None,
     "model.weights": "--weights",
     "model.name": "--model",
+    "incv.features_file": "--embeddings",
+    "incv.predictions_file": "--predictions",
+    "data.eval.test.root": "--against",
     **_SOURCE_KEYS,
 }
 """What sets a recipe key in an audit. The root is FOLDER, which errors name by its path."""
@@ -55,6 +63,12 @@ class AuditOptions:
     weights: Path | None = None
     model: str | None = None
     run_dir: Path | None = None
+    embeddings: Path | None = None
+    """A file of features, so that no network is run."""
+    predictions: Path | None = None
+    """A file of held-out probabilities, which judge the labels."""
+    against: Path | None = None
+    """Another folder, such as a test set, in which images of this one are looked for."""
     download: bool = True
     """Whether pretrained weights may be downloaded."""
     train: bool = False
@@ -124,6 +138,8 @@ def prepare_audit(options: AuditOptions) -> Recipe:
             "with `incv run` on many"
         )
     _check_overrides(options.overrides)
+    options = _with_recorded_files(options)
+    _check_files(options)
     found = find_images(options.folder, options.source)
     samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
@@ -133,12 +149,13 @@ def prepare_audit(options: AuditOptions) -> Recipe:
         sized = start if size is None else replace(start, image=start.image | {"size": size})
         content = choose_recipe(found.data, samples, sized, device, os.cpu_count() or 1, options.train)
         content["execution"]["features"] = os.path.abspath(RunDirectory(options.run).features)
+        content["incv"] |= _file_keys(options)
         for override in options.overrides:
             apply_override(content, override)
         return content
 
     content = choose(None)
-    if device == "cpu" and start.may_shrink and "judge" in content["incv"]:
+    if device == "cpu" and start.may_shrink and "judge" in content["incv"] and start.model != NO_NETWORK:
         content = choose(_size_in_time(choose, content["image"]["size"], samples, classes))
     recipe = check_recipe(content, "the recipe of the audit", options.overrides)
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
@@ -148,7 +165,7 @@ def prepare_audit(options: AuditOptions) -> Recipe:
             "only one image in %s: its label cannot be judged, and the folder may be no class", list_some(single)
         )
     _log.info("audit: %s", describe_choice(start, samples, classes, recipe))
-    if not start.has_weights:
+    if not start.has_weights and start.model != NO_NETWORK:
         _log.warning(
             "no pretrained weights: %s. Training from scratch needs thousands of images; with fewer, expect a poor "
             "list. Name a file with --weights FILE, if you have one",
@@ -163,13 +180,46 @@ def prepare_audit(options: AuditOptions) -> Recipe:
 def _choose_start(options: AuditOptions, device: str) -> Start:
     """Return the network that the options name, that with which the audit began, or the one to begin with."""
     model, weights = options.model, options.weights
+    without_network = Start(NO_NETWORK, image={"size": _NO_NETWORK_SIZE})
+    if options.embeddings is not None or (options.predictions is not None and model is None and weights is None):
+        return without_network
     recorded = _read_recorded(RunDirectory(options.run), "model") if model is None and weights is None else {}
     if "name" in recorded:
         _log.info("audit: resumes with the network of %s", options.run)
         model, weights = recorded["name"], _path(recorded.get("weights"))
         if weights is None and not recorded.get("pretrained"):
             return Start(recorded["name"], why_no_weights="this audit began without any")
-    return choose_network(model, weights, device, options.download)
+    start = choose_network(model, weights, device, options.download)
+    return without_network if options.predictions is not None and not start.has_weights else start
+
+
+def _with_recorded_files(options: AuditOptions) -> AuditOptions:
+    """Return the options with the files with which the audit began, unless other ones or a network are named."""
+    named = (options.embeddings, options.predictions, options.weights, options.model)
+    if any(each is not None for each in named):
+        return options
+    recorded = _read_recorded(RunDirectory(options.run), "incv")
+    files = {name: recorded.get(key) for name, key in _FILES.items()}
+    if any(files.values()):
+        _log.info("audit: resumes with %s", ", ".join(str(path) for path in files.values() if path))
+    return replace(options, embeddings=_path(files["embeddings"]), predictions=_path(files["predictions"]))
+
+
+def _check_files(options: AuditOptions) -> None:
+    """Raise InputError for files that cannot be read, or that exclude other options."""
+    if options.embeddings is not None and (options.weights is not None or options.model is not None):
+        raise ConfigError("--embeddings takes the place of a network: leave out --weights and --model")
+    if options.train and (options.embeddings is not None or options.predictions is not None):
+        raise ConfigError("--train trains networks, which --embeddings and --predictions replace: leave it out")
+    for name, key in _FILES.items():
+        if (path := getattr(options, name)) is not None:
+            given_checksum(f"incv.{key}", path)
+
+
+def _file_keys(options: AuditOptions) -> dict[str, str]:
+    """Return the keys of the section `incv` that name the files of the user."""
+    named = {key: getattr(options, name) for name, key in _FILES.items()}
+    return {key: os.path.abspath(path) for key, path in named.items() if path is not None}
 
 
 def _choose_size(start: Start, options: AuditOptions) -> Start:
@@ -214,6 +264,8 @@ def _require_outside(folder: Path, run: Path, shards: Path) -> None:
 
 def _announce_time(recipe: Recipe, samples: int, classes: int) -> None:
     """On a CPU, say how long the audit will take; a network that cannot be built is left to the checks of the run."""
+    if recipe.model.is_none:
+        return
     with suppress(InputError):
         if select_device(recipe.execution).type == "cpu":
             seconds = estimate_cpu_seconds(recipe, samples, classes)
@@ -247,6 +299,10 @@ def describe_choice(start: Start, samples: int, classes: int, recipe: Recipe) ->
     assert recipe.incv is not None
     origin = f"from {start.weights}" if start.weights else "pretrained" if start.pretrained else "from scratch"
     what = f"{samples:,} images, {classes:,} classes; {start.model} {origin} at {recipe.image.size} pixels"
+    if recipe.incv.has_files:
+        files = [path for path in (recipe.incv.features_file, recipe.incv.predictions_file) if path]
+        network = "" if recipe.model.is_none else f"; {start.model} {origin}"
+        return f"{samples:,} images, {classes:,} classes{network}; {' and '.join(files)}"
     if recipe.incv.judge == "features":
         return f"{what}; one pass for its features, {recipe.incv.folds} folds of a logistic regression"
     trained = ", only its classifier is trained" if recipe.model.trainable == "classifier" else ""

@@ -1,5 +1,6 @@
 """Wrong labels from plain arrays: labels, and probabilities that were held out, from any model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -18,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 _MOST_TRIED = 50_000
 """Samples that calibration and flips are measured on."""
 _SMALLEST = 1e-12
+_FEW = 100
+"""Samples below which held-out predictions may agree with every label by chance."""
 _SUM_TOLERANCE = 1e-2
 
 
@@ -112,16 +115,34 @@ def _check(labels: Any, probabilities: Any) -> tuple[npt.NDArray[np.int64], Floa
         )
     if not np.issubdtype(given.dtype, np.integer) or given.min() < 0 or given.max() >= p.shape[1]:
         raise DataError(f"labels must be integers from 0 to {p.shape[1] - 1}, the columns of the probabilities")
-    if not np.isfinite(p).all() or p.min() < 0:
-        raise DataError("some probabilities are negative, NaN or infinite: leave out samples without a prediction")
+    return given.astype(np.int64), require_probabilities(given, p)
+
+
+def require_probabilities(
+    given: npt.NDArray[np.integer[Any]], p: Floats, name_of: Callable[[int], str] = lambda row: f"sample {row}"
+) -> Floats:
+    """Return probabilities scaled to the sum 1; raise DataError if they are none, or were not held out.
+
+    Args:
+        given: the given labels, [samples].
+        p: float64 [samples, classes].
+        name_of: returns the name of a row, for the error.
+    """
+    if len(bad := np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))):
+        raise DataError(
+            f"the probabilities of {name_of(int(bad[0]))} are negative, NaN or infinite: leave out samples without a "
+            "prediction, and apply a softmax to logits"
+        )
     sums = p.sum(axis=1)
     if np.abs(sums - 1).max() > _SUM_TOLERANCE:
         worst = int(np.abs(sums - 1).argmax())
-        raise DataError(f"the probabilities of sample {worst} sum to {sums[worst]:.3g}, not 1: apply a softmax first")
-    p = p / sums[:, None]
-    if len(given) >= 100 and (p.argmax(axis=1) == given).all():
         raise DataError(
-            "the probabilities agree with every label, so they are not held out: the model was trained on what it "
-            "predicts. Predict each sample by a model that has not seen it (cross-validation)"
+            f"the probabilities of {name_of(worst)} sum to {sums[worst]:.3g}, not 1: apply a softmax first"
         )
-    return given.astype(np.int64), p
+    p = p / sums[:, None]
+    if len(given) >= _FEW and (p.argmax(axis=1) == given).all():
+        raise DataError(
+            "the probabilities agree with every label (agreement 1.0), so they are not held out: the model was "
+            "trained on what it predicts. Predict each sample by a model that has not seen it (cross-validation)"
+        )
+    return p

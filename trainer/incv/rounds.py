@@ -181,7 +181,9 @@ class Incv:
         examined, run = self._examined, self._run
         labels = self._data.labels[examined.ids]
         seed = derive_stream(self._recipe.seed, "incv.split")
-        folds = stratified_group_folds(labels, examined.groups, self._config.folds, seed)
+        folds = np.zeros(len(labels), np.int64)
+        if examined.probabilities is None:
+            folds = stratified_group_folds(labels, examined.groups, self._config.folds, seed)
         samples = JudgedSamples(examined, labels, folds, ~np.isin(examined.ids, self._held_out))
         verdict = judge_samples(samples, self._data.classes, self._ctx.world, self._config.agree_top_k)
         if self._ctx.world.is_rank0:

@@ -216,6 +216,8 @@ def open_splits(
     require_two_classes("data.train", train.class_names)
     sets = dict(zip(recipe.data.eval, indices.values(), strict=True))
     for name, index in sets.items():
+        if recipe.incv is not None and name == recipe.incv.against and not recipe.methods:
+            continue
         require_same_classes(name, train.class_names, index.class_names)
     return train, sets
 

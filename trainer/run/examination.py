@@ -20,15 +20,17 @@ from torch.nn import functional as F
 
 from shards.durable import read_parquet, write_array, write_json, write_parquet
 from shards.errors import DataError
+from trainer.config.schema import Recipe
 from trainer.examine.duplicates import checksum_groups, connect_groups, find_near_duplicates, group_pairs
 from trainer.examine.image_checks import check_images
 from trainer.examine.neighbours import nearest
-from trainer.examine.off_topic import find_off_topic
+from trainer.examine.off_topic import OffTopic, find_off_topic
 from trainer.incv.feature_judge import NEIGHBOURS, Examined, rank_share
 from trainer.loading.sample_order import Ids
 from trainer.methods.networks import build_network, to_device
-from trainer.passes.feature_store import FeatureStore, content_keys
+from trainer.passes.feature_store import FeatureStore, Keys, content_keys
 from trainer.passes.table import SampleTable, gather_table
+from trainer.run.given_arrays import read_features, read_predictions
 
 if TYPE_CHECKING:
     from trainer.run.stages import StageRunner
@@ -36,6 +38,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SIDE = 32
 """Of the grey thumbnails that are kept behind the features."""
+_NETWORK, _THUMBNAILS, _NOTHING = slice(None, -SIDE * SIDE), slice(-SIDE * SIDE, None), slice(0, 0)
+"""The columns of the store."""
+
+
+class NoNetwork(nn.Module):
+    """Gives no features, at no cost."""
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return images.new_zeros(len(images), 1)
+
+    def forward_head(self, maps: Tensor, pre_logits: bool = False) -> Tensor:
+        return maps[:, :0] if pre_logits else maps
 
 
 class WithThumbnails(nn.Module):
@@ -59,9 +73,11 @@ class WithThumbnails(nn.Module):
 def examine(stages: "StageRunner", name: str) -> None:
     """Run the stage on all ranks."""
     world, run = stages.ctx.world, stages.run
-    labels = stages.data.labels
-    store, keys = open_store(stages), content_keys(stages.data.train, labels.ids)
-    network = build_network(stages.recipe, stages.data.train.num_classes, stages.recipe.seed, stages.data.weights)
+    index, labels = stages.data.train, stages.data.labels
+    store, keys = open_store(stages), content_keys(index, labels.ids)
+    network: nn.Module = NoNetwork()
+    if runs_network(stages.recipe):
+        network = build_network(stages.recipe, index.num_classes, stages.recipe.seed, stages.data.weights)
     image = stages.recipe.image
     module = to_device(WithThumbnails(network, image.mean, image.std), world.device)
 
@@ -70,7 +86,8 @@ def examine(stages: "StageRunner", name: str) -> None:
 
     missing = store.fill(keys, labels.ids, run_pass)
     _log.info("features: %s of %s images were computed before", f"{len(keys) - missing:,}", f"{len(keys):,}")
-    features, found = store.read(keys, slice(None, -SIDE * SIDE))
+    _, found = store.read(keys, _NOTHING)
+    features = _read_features(stages, store, labels.ids, keys)
     found &= torch.isfinite(features).all(dim=1).numpy()  # beyond the range of float16
     ids = labels.ids[found]
     if not len(ids):
@@ -80,7 +97,7 @@ def examine(stages: "StageRunner", name: str) -> None:
     neighbours = _find_neighbours(stages, features)
     stages.ctx.heartbeat.update("features: examining", 0, 0)
     if world.is_rank0:
-        thumbnails, _ = store.read(keys[found], slice(-SIDE * SIDE, None))
+        thumbnails, _ = store.read(keys[found], _THUMBNAILS)
         table, facts = _examine_images(stages, ids, keys[found], features, thumbnails, neighbours)
         write_array(run.neighbours, neighbours)
         write_json(run.examination_facts, facts | {"images": len(labels.ids), "computed": missing})
@@ -88,13 +105,20 @@ def examine(stages: "StageRunner", name: str) -> None:
     world.barrier()
 
 
+def runs_network(recipe: Recipe) -> bool:
+    """Whether the stage runs the initial weights over the images; otherwise it makes thumbnails alone."""
+    assert recipe.incv is not None
+    return recipe.incv.features_file is None and recipe.model.has_initial_weights
+
+
 def open_store(stages: "StageRunner") -> FeatureStore:
     """Return the features of the run's network and input."""
     recipe, weights = stages.recipe, stages.data.weights
-    assert weights is not None
-    keys = {
-        "weights": weights.checksum,
-        "model": [recipe.model.name, recipe.model.options],
+    keys: dict[str, Any] = {}
+    if runs_network(recipe):
+        assert weights is not None
+        keys = {"weights": weights.checksum, "model": [recipe.model.name, recipe.model.options]}
+    keys |= {
         "image": [recipe.image.size, recipe.image.resize, recipe.image.pad, recipe.image.mean, recipe.image.std],
         "precision": recipe.precision,
         "thumbnail": SIDE,
@@ -104,17 +128,32 @@ def open_store(stages: "StageRunner") -> FeatureStore:
     return FeatureStore(folder / digest[:16], stages.ctx.world)
 
 
+def _read_features(stages: "StageRunner", store: FeatureStore, ids: Ids, keys: Keys) -> Tensor:
+    """Return the features of samples by which they are compared: of the file, the network or, without both, the
+    thumbnails: [ids, features]."""
+    assert stages.recipe.incv is not None
+    if (file := stages.recipe.incv.features_file) is not None:
+        return torch.from_numpy(read_features(Path(file), stages.data.train, ids))
+    return store.read(keys, _NETWORK if runs_network(stages.recipe) else _THUMBNAILS)[0]
+
+
 def load_examined(stages: "StageRunner") -> Examined:
-    """Return what the stage has found, on every rank."""
+    """Return what the stage has found, and the predictions that the recipe names, on every rank."""
+    incv, index = stages.recipe.incv, stages.data.train
+    assert incv is not None
     table = read_parquet(stages.run.examination, "examination", ["sample_id", "group"])
     ids, groups = (table[name].to_numpy().copy() for name in ("sample_id", "group"))  # writable, as torch wants it
-    store = open_store(stages)
-    features, found = store.read(content_keys(stages.data.train, ids), slice(None, -SIDE * SIDE))
+    neighbours = np.load(stages.run.neighbours, allow_pickle=False)
+    if incv.predictions_file is not None:
+        given = read_predictions(Path(incv.predictions_file), index, ids, stages.labels_by_id()[ids])
+        return Examined(ids, torch.empty(len(ids), 0), neighbours, groups, given)
+    store, keys = open_store(stages), content_keys(index, ids)
+    _, found = store.read(keys, _NOTHING)
     if not found.all():
         raise DataError(
             f"{store.folder} lacks features of {int((~found).sum()):,} images: compute them with `--redo features`"
         )
-    return Examined(ids, features, np.load(stages.run.neighbours, allow_pickle=False), groups)
+    return Examined(ids, _read_features(stages, store, ids, keys), neighbours, groups)
 
 
 def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.int32]:
@@ -126,6 +165,16 @@ def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.
     own = torch.arange(share.start, share.stop, device=world.device)
     table = gather_table(world, own, {"near": near.int()}, np.arange(count), "the neighbours")
     return table["near"].cpu().numpy()
+
+
+def _find_off_topic(stages: "StageRunner", features: Tensor, labels: npt.NDArray[np.int64]) -> OffTopic:
+    """Find images far from every class; none without features, since thumbnails do not show what an image is."""
+    recipe = stages.recipe
+    assert recipe.incv is not None
+    if recipe.incv.features_file is not None or runs_network(recipe):
+        return find_off_topic(features, labels)
+    unknown = np.full(len(labels), np.nan, np.float32)
+    return OffTopic(unknown, None, np.zeros(len(labels), np.bool_), "not looked for: it needs features")
 
 
 def centre(features: Tensor) -> Tensor:
@@ -149,7 +198,7 @@ def _examine_images(
     near = torch.from_numpy(neighbours).to(device).long()
     pairs = find_near_duplicates(centre(features.to(device)), grey.expand(-1, 3, -1, -1).to(device), near)
     groups = connect_groups(len(ids), np.concatenate([group_pairs(equal), pairs.pairs]))
-    off_topic = find_off_topic(features.to(device), labels)
+    off_topic = _find_off_topic(stages, features.to(device), labels)
     checks = check_images(grey.expand(-1, 3, -1, -1).numpy(), index.width[ids], index.height[ids])
     columns: dict[str, Any] = {
         "sample_id": ids,
