@@ -129,6 +129,10 @@ def test_predictions_judge(digits, pictures, probabilities, incv):
     assert not any(table["off_topic"].to_pylist())
     held = np.load("runs/audit-digits/probabilities.npy")
     assert held.argmax(axis=1).tolist() == probabilities.argmax(axis=1).tolist()
+    written = pq.read_table("runs/audit-digits/probabilities.parquet")
+    assert written.column_names == ["key", "digit 0", "digit 1", "digit 2"]
+    assert written["key"].to_pylist() == list(pictures)
+    assert np.array_equal(np.stack([written[name] for name in written.column_names[1:]], axis=1), held)
     report = json.loads(Path("runs/audit-digits/report.json").read_text())
     assert report["noise"]["combined"] == pytest.approx(0.125, abs=0.05)
     names = {f"digit {label}": probabilities[:, label] for label in (2, 0, 1)}  # in any order

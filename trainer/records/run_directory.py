@@ -42,6 +42,7 @@ class RunDirectory:
         self.examination_facts = root / "examination.json"
         self.neighbours = root / "neighbours.npy"
         self.probabilities = root / "probabilities.npy"
+        self.probabilities_table = root / "probabilities.parquet"
         self.judge_facts = root / "judge.json"
         self.rounds = root / "rounds"
         self.methods = root / "methods"

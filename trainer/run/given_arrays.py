@@ -18,11 +18,11 @@ from shards.regular_file import find_kind, read_regular
 from shards.sample_index import SampleIndex
 from trainer.config.schema import Recipe
 from trainer.incv.arrays import require_probabilities
+from trainer.incv.probability_table import KEY, class_columns
 from trainer.loading.sample_order import Ids
 from trainer.records.stored_labels import Labels
 
 FEATURES, PREDICTIONS = "incv.features_file", "incv.predictions_file"
-KEY = "key"
 _MAGIC = b"\x93NUMPY"
 _SUFFIXES = (".npy", ".parquet")
 _ROWS = 2**16
@@ -213,13 +213,6 @@ def _read_parquet(path: Path, names: Sequence[str]) -> tuple[npt.NDArray[Any], l
         raise DataError(f"its column {list_some(holes)} has empty cells; fill them, or leave these rows out")
     arrays = [table[name].to_numpy() for name in others]
     return (np.stack(arrays, axis=1) if arrays else np.zeros((len(keys), 0))), keys
-
-
-def class_columns(names: Sequence[str]) -> list[str]:
-    """Return the name of the column of each class in a table with a column `key`: that of the class, as a rule."""
-    taken = {KEY, *names}
-    return [name if name != KEY else next(f"{'_' * n}{KEY}" for n in range(1, 99) if f"{'_' * n}{KEY}" not in taken)
-            for name in names]  # fmt: skip
 
 
 def _read_lists(column: Any, name: str) -> npt.NDArray[Any]:

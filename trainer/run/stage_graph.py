@@ -185,7 +185,7 @@ STAGES: list[Stage | Callable[[], Sequence[Stage]]] = [
         reads=lambda recipe: (*_NETWORK_KEYS, "incv"),
         outputs=lambda run: (
             *(run.rounds, run.selection, run.incv, run.judge_facts, run.probabilities),
-            *(run.labels_review_csv, run.labels_review_parquet),
+            *(run.probabilities_table, run.labels_review_csv, run.labels_review_parquet),
         ),
         required_outputs=lambda run: (run.selection, run.incv),
         numerics=lambda: INCV_NUMERICS,
