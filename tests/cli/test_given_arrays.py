@@ -158,6 +158,71 @@ def test_predictions_judge_and_embeddings_find_duplicates(digits, features, prob
     assert np.load(path.probabilities)[at].argmax() == probabilities[source].argmax()
 
 
+@pytest.fixture
+def tests_folder(digits) -> Path:
+    """One class of other digits, with an equal file and a resized copy of training images."""
+    from sklearn.datasets import load_digits
+
+    data, folder = load_digits(), Path("tests/all")
+    folder.mkdir(parents=True)
+    for row in np.flatnonzero(data.target == 7)[:30]:
+        Image.fromarray((data.images[row] * 15.9).astype(np.uint8)).resize((32, 32)).save(folder / f"{row}.png")
+    (folder / "equal.png").write_bytes((digits / "digit 0" / "0-01.png").read_bytes())
+    with Image.open(digits / "digit 1" / "1-02.png") as image:
+        image.resize((48, 48)).save(folder / "resized.png")
+    return folder.parent
+
+
+def test_images_of_a_test_set_are_found(tests_folder, features, incv):
+    np.save("features.npy", features)
+    answer = audit(incv, "--embeddings", "features.npy", "--against", tests_folder)
+    assert answer.code == 0, answer.err
+    table = review("audit-digits").to_pydict()
+    leaks = {key: leak for key, leak in zip(table["key"], table["leak"], strict=True) if leak}
+    assert leaks["digit 0/0-01.png"] == "all/equal.png"
+    assert leaks["digit 1/1-02.png"] == "all/resized.png"
+    assert len(leaks) <= 4
+    facts = json.loads(Path("runs/audit-digits/examination.json").read_text())["leaks"]
+    assert (facts["found"], facts["equal"], facts["images"]) == (len(leaks), 1, 32)
+    assert "Also in test" in Path("runs/audit-digits/report.html").read_text()
+    assert "leak" in Path("runs/audit-digits/labels_review.csv").read_text().splitlines()[0]
+    resumed = audit(incv)  # without --against
+    assert resumed.code == 0
+    assert "incv: already done" in resumed.err
+    (tests_folder / "all" / "equal.png").unlink()
+    changed = audit(incv, "--redo", "pack")
+    assert changed.code == 0, changed.err
+    assert json.loads(Path("runs/audit-digits/examination.json").read_text())["leaks"]["equal"] == 0
+
+
+def test_leaks_are_found_by_the_features_of_a_network(tests_folder, incv):
+    save_file(create_model("digits_cnn", 10, 0).state_dict(), "digits.safetensors")
+    options = ["--weights", "digits.safetensors", "--model", "digits_cnn", "image.size=16", "--against", tests_folder]
+    answer = audit(incv, *options)
+    assert answer.code == 0, answer.err
+    table = review("audit-digits").to_pydict()
+    assert "all/equal.png" in table["leak"]
+    assert "all/resized.png" in table["leak"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder.mkdir(), "contains no images"),
+        (lambda folder: folder.mkdir() or Image.new("RGB", (8, 8)).save(folder / "a.png"), "1 images, but no folder"),
+        (lambda folder: folder.symlink_to("digits"), "is the audited folder itself"),
+        (lambda folder: None, "there is no folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_searched_is_refused(make, words, digits, features, incv):
+    np.save("features.npy", features)
+    make(Path("other"))
+    answer = audit(incv, "--embeddings", "features.npy", "--against", "other")
+    assert answer.code in (2, 3)
+    assert words in answer.err
+    assert not Path("runs").exists()
+
+
 def spoil(array: np.ndarray, row: int, value: float) -> np.ndarray:
     array = array.copy()
     array[row, 0] = value

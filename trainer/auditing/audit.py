@@ -13,7 +13,7 @@ import yaml
 
 from shards.errors import CommandStopped, ConfigError, InputError, list_some, renamed_fields
 from shards.sources import SourceOptions
-from trainer.auditing.folder import NO_OPTIONS, describe_classes, find_images
+from trainer.auditing.folder import NO_OPTIONS, describe_classes, find_images, find_other_images
 from trainer.auditing.network import choose_network
 from trainer.auditing.result import AuditResult
 from trainer.auditing.settings import Start, choose_recipe
@@ -36,6 +36,8 @@ _SMALLER = (160, 128, 96)
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
+AGAINST = "test"
+"""Name of the evaluation set of --against."""
 _NO_NETWORK_SIZE = 128
 """Side of the images of which thumbnails are made if no network is run."""
 _FILES = {"embeddings": "features_file", "predictions": "predictions_file"}
@@ -141,6 +143,7 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     options = _with_recorded_files(options)
     _check_files(options)
     found = find_images(options.folder, options.source)
+    against = None if options.against is None else find_other_images(options.against, options.folder, options.source)
     samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
     start = _choose_size(_choose_start(options, device), options)
@@ -150,6 +153,9 @@ def prepare_audit(options: AuditOptions) -> Recipe:
         content = choose_recipe(found.data, samples, sized, device, os.cpu_count() or 1, options.train)
         content["execution"]["features"] = os.path.abspath(RunDirectory(options.run).features)
         content["incv"] |= _file_keys(options)
+        if against is not None:
+            content["data"]["eval"] = {AGAINST: against | {"resize": content["data"]["train"]["resize"]}}
+            content["incv"]["against"] = AGAINST
         for override in options.overrides:
             apply_override(content, override)
         return content
@@ -158,7 +164,8 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     if device == "cpu" and start.may_shrink and "judge" in content["incv"] and start.model != NO_NETWORK:
         content = choose(_size_in_time(choose, content["image"]["size"], samples, classes))
     recipe = check_recipe(content, "the recipe of the audit", options.overrides)
-    _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
+    for folder in filter(None, (options.folder, options.against)):
+        _require_outside(folder, options.run, *(Path(split.shards) for split in recipe.data.splits().values()))
     _log.info("audit: classes: %s", describe_classes(found.counts))
     if single := [name for name, count in found.counts.items() if count == 1]:
         _log.warning(
@@ -195,6 +202,9 @@ def _choose_start(options: AuditOptions, device: str) -> Start:
 
 def _with_recorded_files(options: AuditOptions) -> AuditOptions:
     """Return the options with the files with which the audit began, unless other ones or a network are named."""
+    if options.against is None:
+        root = _read_recorded(RunDirectory(options.run), "data").get("eval", {}).get(AGAINST, {}).get("root")
+        options = replace(options, against=_path(root))
     named = (options.embeddings, options.predictions, options.weights, options.model)
     if any(each is not None for each in named):
         return options
@@ -209,8 +219,8 @@ def _check_files(options: AuditOptions) -> None:
     """Raise InputError for files that cannot be read, or that exclude other options."""
     if options.embeddings is not None and (options.weights is not None or options.model is not None):
         raise ConfigError("--embeddings takes the place of a network: leave out --weights and --model")
-    if options.train and (options.embeddings is not None or options.predictions is not None):
-        raise ConfigError("--train trains networks, which --embeddings and --predictions replace: leave it out")
+    if options.train and any((options.embeddings, options.predictions, options.against)):
+        raise ConfigError("--embeddings, --predictions and --against need features instead of --train: leave it out")
     for name, key in _FILES.items():
         if (path := getattr(options, name)) is not None:
             given_checksum(f"incv.{key}", path)
@@ -251,10 +261,10 @@ def _read_recorded(run: RunDirectory, name: str) -> dict[str, Any]:
     return {}
 
 
-def _require_outside(folder: Path, run: Path, shards: Path) -> None:
+def _require_outside(folder: Path, *outputs: Path) -> None:
     """Raise ConfigError if the audit would write into the folder, where the next audit would take it for a class."""
     root = folder.resolve()
-    inside = [str(place) for place in (run, shards) if place.resolve().is_relative_to(root)]
+    inside = [str(place) for place in outputs if place.resolve().is_relative_to(root)]
     if inside:
         raise ConfigError(
             f"the audit would write {' and '.join(inside)} into {folder}, among the images: choose another --run-dir "

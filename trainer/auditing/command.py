@@ -51,6 +51,12 @@ def add_command(
         metavar="FILE",
         help="held-out probabilities of all classes, .npy or .parquet, which then judge the labels",
     )
+    audit.add_argument(
+        "--against",
+        type=path_argument,
+        metavar="FOLDER",
+        help="also find images that are in this folder too, such as a test set",
+    )
     audit.add_argument("--run-dir", type=path_argument, help="where to write; default: runs/audit-<name of FOLDER>")
     audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
     audit.add_argument(
@@ -73,6 +79,7 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], N
         model=parsed.model,
         embeddings=parsed.embeddings,
         predictions=parsed.predictions,
+        against=parsed.against,
         run_dir=parsed.run_dir,
         download=not parsed.no_download,
         train=parsed.train,

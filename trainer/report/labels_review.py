@@ -104,11 +104,16 @@ def describe_examined(
     checks[ids] = words
     off_topic = np.zeros(count, np.bool_)
     off_topic[ids] = table["off_topic"].to_numpy()
+    leaks = np.full(count, None, object)
+    if "leak" in table.column_names:
+        leaks[ids] = table["leak"].to_numpy(zero_copy_only=False)
+    leak = {"leak": pa.array(leaks, pa.string())} if "leak" in table.column_names else {}
     return {
         "duplicates": pa.array(groups, pa.int64(), mask=groups < 0),
         "conflicting_duplicate": pa.array(conflicts),
         "off_topic": pa.array(off_topic),
         "image_check": pa.array(checks, pa.string()),
+        **leak,
     }, conflicts
 
 

@@ -32,7 +32,7 @@ _COLUMNS = {
     "examination.parquet": ("sample_id", "group", "off_topic", *CHECKS),
 }
 """The columns that the report reads."""
-_CHECKED = "checked"  # optional in labels.parquet
+_CHECKED, LEAK = "checked", "leak"  # optional, in labels.parquet and examination.parquet
 
 _NEEDED = {
     "config.resolved.yaml": "the recipe's keys and methods are unknown",
@@ -299,7 +299,7 @@ def _read_table(path: Path) -> pa.Table | Missing:
         present = pq.read_schema(path).names
         if lacking := [name for name in needed if name not in present]:
             return Missing(f"cannot be read (it lacks the column {lacking[0]})")
-        wanted = [name for name in dict.fromkeys((*needed, _CHECKED)) if name in present]
+        wanted = [name for name in dict.fromkeys((*needed, _CHECKED, LEAK)) if name in present]
         return read_parquet(path, "table of this run", wanted)
     except (InputError, OSError, ValueError, KeyError, pa.ArrowException):
         return Missing("cannot be read (not a table of this version)")

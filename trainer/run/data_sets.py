@@ -148,7 +148,8 @@ def source_of(key: str, config: DataConfig) -> Source:
         root = Path(config.root) if config.root else None
         options = SourceOptions(**{option.name: getattr(config, option.name) for option in fields(SourceOptions)})
         source = open_source(config.source, root, config.split, config.subset, config.classes, options)
-    require_two_classes(key, source.class_names)
+    if key == "data.train":  # an evaluation set has the same classes, or is only searched for training images
+        require_two_classes(key, source.class_names)
     return source
 
 

@@ -8,6 +8,8 @@ neighbours.npy        int32 [rows, k]: the rows of the most similar samples
 import hashlib
 import json
 import logging
+from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,12 @@ from torch.nn import functional as F
 from shards.durable import read_parquet, write_array, write_json, write_parquet
 from shards.errors import DataError
 from trainer.config.schema import Recipe
-from trainer.examine.duplicates import checksum_groups, connect_groups, find_near_duplicates, group_pairs
+from trainer.examine.duplicates import checksum_groups, connect_groups, find_leaks, find_near_duplicates, group_pairs
 from trainer.examine.image_checks import check_images
 from trainer.examine.neighbours import nearest
 from trainer.examine.off_topic import OffTopic, find_off_topic
 from trainer.incv.feature_judge import NEIGHBOURS, Examined, rank_share
+from trainer.loading.image_set import limit_ids
 from trainer.loading.sample_order import Ids
 from trainer.methods.networks import build_network, to_device
 from trainer.passes.feature_store import FeatureStore, Keys, content_keys
@@ -85,6 +88,7 @@ def examine(stages: "StageRunner", name: str) -> None:
         return stages.passes(name).run(module, ids, (), doing="features", features_to=path)
 
     missing = store.fill(keys, labels.ids, run_pass)
+    others = _fill_others(stages, name, store, module)
     _log.info("features: %s of %s images were computed before", f"{len(keys) - missing:,}", f"{len(keys):,}")
     _, found = store.read(keys, _NOTHING)
     features = _read_features(stages, store, labels.ids, keys)
@@ -99,10 +103,33 @@ def examine(stages: "StageRunner", name: str) -> None:
     if world.is_rank0:
         thumbnails, _ = store.read(keys[found], _THUMBNAILS)
         table, facts = _examine_images(stages, ids, keys[found], features, thumbnails, neighbours)
+        if others is not None:
+            leaks, counted = _find_leaks(stages, store, others, keys[found], features, thumbnails, neighbours)
+            table, facts = table.append_column("leak", leaks), facts | {"leaks": counted}
         write_array(run.neighbours, neighbours)
         write_json(run.examination_facts, facts | {"images": len(labels.ids), "computed": missing})
         write_parquet(run.examination, table)
     world.barrier()
+
+
+def _fill_others(stages: "StageRunner", name: str, store: FeatureStore, module: nn.Module) -> tuple[Ids, Keys] | None:
+    """Compute what the store lacks of the set `incv.against`; return its samples. None if there is no such set."""
+    recipe = stages.recipe
+    assert recipe.incv is not None
+    if (against := recipe.incv.against) is None:
+        return None
+    index = stages.data.eval[against]
+    ids = limit_ids(index, recipe.data.eval[against].limit)
+    keys = content_keys(index, ids)
+    with ExitStack() as opened:
+        open_set = cache(lambda: opened.enter_context(closing(stages.evaluation_set(against))))
+
+        def run_pass(part: Ids, path: Path) -> SampleTable:
+            passes = stages.passes(name, against, open_set())
+            return passes.run(module, part, (), doing=f"features of {against}", features_to=path)
+
+        store.fill(keys, ids, run_pass)
+    return ids, keys
 
 
 def runs_network(recipe: Recipe) -> bool:
@@ -177,6 +204,60 @@ def _find_off_topic(stages: "StageRunner", features: Tensor, labels: npt.NDArray
     return OffTopic(unknown, None, np.zeros(len(labels), np.bool_), "not looked for: it needs features")
 
 
+def _find_leaks(
+    stages: "StageRunner",
+    store: FeatureStore,
+    others: tuple[Ids, Keys],
+    keys: Keys,
+    features: Tensor,
+    thumbnails: Tensor,
+    neighbours: npt.NDArray[np.int32],
+) -> tuple[pa.Array, dict[str, Any]]:
+    """Return the key of the most similar image of the other set in which each image is found, and counts."""
+    assert stages.recipe.incv is not None
+    against, device = stages.recipe.incv.against, stages.ctx.world.device
+    assert against is not None
+    by_network = runs_network(stages.recipe)  # a file has no features of the other set
+    own = features if by_network else thumbnails
+    other, readable = store.read(others[1], _NETWORK if by_network else _THUMBNAILS)
+    readable &= torch.isfinite(other).all(dim=1).numpy()
+    other_ids, other_keys = others[0][readable], others[1][readable]
+    if not len(other_ids):
+        raise DataError(f"no image of {against} has finite features", field=f"data.eval.{against}.root")
+    other = other[torch.from_numpy(readable)]
+    mean = own.mean(dim=0, dtype=torch.float32)
+    pairs = find_leaks(
+        (own.float() - mean).to(device),
+        _grey(thumbnails).expand(-1, 3, -1, -1).to(device),
+        (other.float() - mean).to(device),
+        _grey(store.read(other_keys, _THUMBNAILS)[0]).expand(-1, 3, -1, -1).to(device),
+        torch.from_numpy(neighbours).to(device).long(),
+    )
+    found = np.full(len(keys), -1)
+    ascending = np.argsort(pairs.correlations, kind="stable")
+    found[pairs.pairs[ascending, 0]] = pairs.pairs[ascending, 1]  # the last, which is the most similar, stays
+    unique, first = np.unique(other_keys, return_index=True)
+    places = np.searchsorted(unique, keys).clip(max=len(unique) - 1)
+    equal = unique[places] == keys
+    found[equal] = first[places[equal]]
+    names = pa.array(stages.data.eval[against].keys(other_ids), pa.string())
+    leaks = names.take(pa.array(found, pa.int64(), mask=found < 0))
+    _log.info("features: %s images are also in %s", f"{int((found >= 0).sum()):,}", against)
+    return leaks, {
+        "set": against,
+        "images": len(other_ids),
+        "found": int((found >= 0).sum()),
+        "equal": int(equal.sum()),
+        "threshold": pairs.threshold,
+        "why": pairs.why,
+    }
+
+
+def _grey(thumbnails: Tensor) -> Tensor:
+    """Return thumbnails of the store as grey pictures: uint8 [n, 1, h, w]."""
+    return (thumbnails.float() * 255).round().clamp(0, 255).to(torch.uint8).view(-1, 1, SIDE, SIDE)
+
+
 def centre(features: Tensor) -> Tensor:
     """Subtract the mean of the features: float32 [rows, features]."""
     return features.float() - features.mean(dim=0, dtype=torch.float32)
@@ -193,7 +274,7 @@ def _examine_images(
     """Look for duplicates, off-topic images and bad pictures."""
     index, device = stages.data.train, stages.ctx.world.device
     labels = stages.labels_by_id()[ids]
-    grey = (thumbnails.float() * 255).round().clamp(0, 255).to(torch.uint8).view(-1, 1, SIDE, SIDE)
+    grey = _grey(thumbnails)
     equal = checksum_groups(keys)
     near = torch.from_numpy(neighbours).to(device).long()
     pairs = find_near_duplicates(centre(features.to(device)), grey.expand(-1, 3, -1, -1).to(device), near)

@@ -1,6 +1,6 @@
 """The section on what is wrong besides labels: duplicates, off-topic images and bad pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainer.report.labels_review import CHECKS, find_conflicts
 from trainer.report.pictures import thumbnails
-from trainer.report.run import ReportRun
+from trainer.report.run import LEAK, ReportRun
 from trainer.report.section import Report, Section
 from trainer.report.sections.gallery import describe_samples
 
@@ -57,16 +57,27 @@ def collect(run: ReportRun) -> dict[str, Any]:
                 if found.any()
             ],
             "why": facts["near_duplicates"]["why"],
+            "leaks": _describe_leaks(facts, table, describe),
         }
     }
 
 
+def _describe_leaks(
+    facts: Mapping[str, Any], table: Any, describe: Callable[[NDArray[np.int64]], list[dict[str, Any]]]
+) -> dict[str, Any] | None:
+    """Return the counts of images that are also in `incv.against`, and some of them; None if none were looked for."""
+    if "leaks" not in facts or LEAK not in table.column_names:
+        return None
+    return facts["leaks"] | {"shown": describe(np.flatnonzero(table[LEAK].is_valid())[:MOST])}
+
+
 def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
     found = report["examination"]
-    if found is None or not (found["groups"] or found["kinds"]):
+    if found is None or not (found["groups"] or found["kinds"] or found.get("leaks")):
         return None
     shown = [one for group in found["shown_groups"] for one in group]
     shown += [one for kind in found["kinds"] for one in kind["shown"]]
+    shown += (found.get("leaks") or {"shown": []})["shown"]
     return {"found": found, "thumbnails": thumbnails(shown, run.image_of)}
 
 
