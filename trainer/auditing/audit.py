@@ -14,6 +14,7 @@ import yaml
 from shards.errors import CommandStopped, ConfigError, InputError, list_some, renamed_fields
 from shards.sources import SourceOptions
 from trainer.auditing.folder import NO_OPTIONS, describe_classes, find_images, find_other_images
+from trainer.auditing.given_data import is_folder, read_given, write_embeddings, write_given, write_predictions
 from trainer.auditing.network import choose_network
 from trainer.auditing.result import AuditResult
 from trainer.auditing.settings import Start, choose_recipe
@@ -23,6 +24,7 @@ from trainer.distributed.launch import detect_launch
 from trainer.distributed.process_group import select_device
 from trainer.distributed.stop import EXIT_STOPPED
 from trainer.estimate.table import describe_time, estimate_cpu_seconds
+from trainer.records.logs import show_progress
 from trainer.records.run_directory import RunDirectory
 from trainer.run.given_arrays import given_checksum
 from trainer.run.preflight import check_without_data
@@ -91,7 +93,7 @@ def run_audit(options: AuditOptions) -> int:
 
 
 def audit(
-    folder: str | os.PathLike[str],
+    data: Any,
     *,
     csv: str | os.PathLike[str] | None = None,
     path_column: str | None = None,
@@ -100,29 +102,75 @@ def audit(
     allow_outside: bool = False,
     weights: str | os.PathLike[str] | None = None,
     model: str | None = None,
+    embeddings: Any = None,
+    predictions: Any = None,
+    against: str | os.PathLike[str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
     train: bool = False,
+    redo: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    progress: bool = True,
 ) -> AuditResult:
-    """Audit the labels of an image folder; returns the list of all samples, most suspicious first, and the verdict.
+    """Audit the labels of images; return the list of all samples, most suspicious first, and the verdict.
 
-    The run directory (default: runs/audit-FOLDER) also gets the report; an audit that was stopped resumes when called
-    again. Raises InputError for unusable images or options, and CommandStopped if the run is stopped by a signal.
+    An audit that was stopped resumes when it is called again.
+
+    Args:
+        data: a folder; a Hugging Face Dataset with a column of images and one of labels; or a pair (images, labels),
+            where images are uint8 [n, height, width, 3] or a list of such arrays or PIL images, and labels are whole
+            numbers or texts. Data in memory are written once, as files in the run directory.
+        csv: of a folder, a file with the paths and labels of its images.
+        path_column: of the CSV file or the Dataset, the column of the images, if it is not recognised.
+        label_column: likewise, the column of the labels.
+        partial: ignore images of the folder that the CSV file does not list.
+        allow_outside: accept paths and links that leave the folder.
+        weights: file of pretrained weights; default: timm's, from the hub or its cache.
+        model: name of a timm network; default: chosen for this machine.
+        embeddings: features of the images, so that no network is run: an array [images, features], or a .npy or
+            .parquet file. Rows are in the order of the data (of a folder: classes, then paths), unless a .parquet
+            file has a column `key`.
+        predictions: held-out probabilities, which then judge the labels: an array [images, classes], or such a file.
+            Columns are in the order of the classes, or of a .parquet file named by them.
+        against: another folder, such as a test set; images that are in both are listed.
+        run_dir: where to write; default: runs/audit-FOLDER, or for data in memory runs/audit-HASH.
+        download: whether pretrained weights may be downloaded.
+        train: train a network in each fold, which takes hours, instead of using features.
+        redo: stages to run again, such as `features` after the embeddings have changed.
+        overrides: recipe keys, such as `image.size=224`.
+        progress: print what the command prints on stderr; False: nothing.
+
+    Raises:
+        InputError: the images or options cannot be used.
+        CommandStopped: a signal stopped the run.
     """
-    options = AuditOptions(
-        Path(folder),
-        source=SourceOptions(
-            os.fspath(csv) if csv is not None else None, path_column, label_column, partial, allow_outside
-        ),
-        weights=_path(weights),
-        model=model,
-        run_dir=_path(run_dir),
-        download=download,
-        train=train,
-        overrides=overrides,
-    )
-    code = run_audit(options)
+    with show_progress(progress), renamed_fields(OPTIONS):
+        options = AuditOptions(
+            Path(),
+            weights=_path(weights),
+            model=model,
+            against=_path(against),
+            run_dir=_path(run_dir),
+            download=download,
+            train=train,
+            redo=redo,
+            overrides=overrides,
+        )
+        given = None
+        if is_folder(data):
+            listed = os.fspath(csv) if csv is not None else None
+            source = SourceOptions(listed, path_column, label_column, partial, allow_outside)
+            options = replace(options, folder=Path(data), source=source)
+        else:
+            given = read_given(data, path_column, label_column)
+            run, folder, labels = write_given(given, options.run_dir)
+            options = replace(options, folder=folder, source=SourceOptions(str(labels)), run_dir=run)
+        if embeddings is not None and not is_folder(embeddings):
+            embeddings = write_embeddings(embeddings, options.run)
+        if predictions is not None and not is_folder(predictions):
+            predictions = write_predictions(predictions, options.run, given)
+        options = replace(options, embeddings=_path(embeddings), predictions=_path(predictions))
+        code = run_audit(options)
     if code == EXIT_STOPPED:
         raise CommandStopped(f"the audit in {options.run} was stopped; call it again to resume")
     return AuditResult.read(options.run)

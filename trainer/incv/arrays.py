@@ -1,4 +1,4 @@
-"""Wrong labels from plain arrays: labels, and probabilities that were held out, from any model."""
+"""Wrong labels from plain arrays: labels, and held-out probabilities or features from any model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,15 @@ import numpy.typing as npt
 import torch
 
 from shards.errors import DataError
+from trainer.distributed.world import SINGLE_PROCESS
+from trainer.examine.duplicates import checksum_groups
+from trainer.examine.folds import stratified_group_folds
+from trainer.examine.neighbours import nearest
 from trainer.incv.confident import are_doubted, confident_joint
-from trainer.incv.feature_judge import uniform_flips
+from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples, uniform_flips
 from trainer.incv.logistic import fit_temperature
 from trainer.incv.noise_estimates import combine_estimates
+from trainer.loading.sample_order import derive_stream
 
 Floats = npt.NDArray[np.float64]
 _MOST_TRIED = 50_000
@@ -54,17 +59,23 @@ class LabelIssues:
         )
 
 
-def find_label_issues(labels: Any, probabilities: Any) -> LabelIssues:
+def find_label_issues(labels: Any, probabilities: Any = None, *, features: Any = None) -> LabelIssues:
     """Find labels that held-out predictions contradict.
 
     Args:
         labels: the given labels, integers from 0, [samples].
         probabilities: of each class, [samples, classes], from a model that was not trained on the sample, such as by
             cross-validation.
+        features: of each sample, [samples, features], from any network. They are judged as `incv.audit` does it, by a
+            logistic regression in five folds and a vote of the nearest neighbours. Give these or probabilities.
 
     Raises:
         DataError: the arrays do not fit each other, are no probabilities, or were not held out.
     """
+    if (probabilities is None) == (features is None):
+        raise DataError("give either probabilities, or features=")
+    if features is not None:
+        probabilities = _judge_features(labels, features)
     given, p = _check(labels, probabilities)
     log_p = np.log(np.maximum(p, _SMALLEST))
     of_given = log_p[np.arange(len(given)), given]
@@ -74,6 +85,36 @@ def find_label_issues(labels: Any, probabilities: Any) -> LabelIssues:
     calibrated = _calibrate(given, log_p)
     is_issue = are_doubted(calibrated[np.arange(len(given)), given], calibrated.max(axis=1))
     return LabelIssues(is_issue, suspicion, p.argmax(axis=1), _estimate(given, calibrated))
+
+
+def _judge_features(labels: Any, features: Any) -> npt.NDArray[np.float32]:
+    """Return held-out probabilities, calibrated: [samples, classes]. Equal rows count as duplicates."""
+    given, rows = np.asarray(labels), np.asarray(features)
+    if rows.ndim != 2 or given.shape != rows.shape[:1] or not rows.size:
+        raise DataError(f"features must have one row per label: [{given.size}, features], not {list(rows.shape)}")
+    if not np.issubdtype(given.dtype, np.integer) or given.min() < 0 or given.max() >= len(given):
+        raise DataError("labels must be integers from 0, the numbers of the classes")
+    if rows.dtype.kind not in "fiu":
+        raise DataError(f"features are of the type {rows.dtype}: give numbers, such as float32")
+    rows = np.ascontiguousarray(rows if rows.dtype == np.float16 else rows.astype(np.float32))
+    if len(bad := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
+        raise DataError(f"the features of sample {bad[0]} hold NaN or infinity: leave such samples out")
+    if (rows == rows[0]).all():
+        raise DataError("the features of all samples are equal, so they say nothing about the labels")
+    classes = int(given.max()) + 1
+    if classes < 2:
+        raise DataError("all labels are of one class: at least two are needed")
+    tensor = torch.from_numpy(rows)
+    centred = tensor.float() - tensor.mean(dim=0, dtype=torch.float32)
+    groups = checksum_groups(np.array([hash(row.tobytes()) for row in rows], np.int64))
+    folds = stratified_group_folds(given.astype(np.int64), groups, FOLDS, derive_stream(0, "incv.split"))
+    ids = np.arange(len(given))
+    examined = Examined(ids, tensor, nearest(centred, NEIGHBOURS)[0].int().numpy(), groups)
+    samples = JudgedSamples(examined, given.astype(np.int64), folds, np.ones(len(given), np.bool_))
+    found = judge_samples(samples, classes, SINGLE_PROCESS).probabilities
+    if found is None:
+        raise DataError(f"{len(given):,} samples of {classes:,} classes are too many to keep their probabilities")
+    return found
 
 
 def estimate_noise(labels: Any, probabilities: Any) -> float:
