@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.schema import Trainable
+from trainer.config.schema import NO_NETWORK, Trainable
 
 FOLDS = 5
 """Of an audit by features."""
@@ -91,7 +91,7 @@ def choose_recipe(
         "remove_ratio": 0.0,
         "optimizer": choose_optimizer(epochs, schedule.learning_rate),
     }
-    if start.has_weights and not train:
+    if (start.has_weights or start.model == NO_NETWORK) and not train:
         folds = min(FOLDS, samples)
         incv = {"judge": "features", "rounds": 1, "folds": folds, "noise_estimate": "combined", "remove_ratio": 0.0}
     image = {"size": _SCRATCH_SIZE[device]} | start.image

@@ -58,6 +58,8 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
     if options.takes_incv_over and not recipe.methods:
         return "no estimate: INCV is taken over, and no method is trained"
+    if recipe.model.is_none:
+        return "no estimate: no network is run, which leaves minutes"
     trained = count_trained(recipe, train.samples)
     recipe = resolve_batch(recipe, trained)
     try:
