@@ -3,7 +3,7 @@
 import logging
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import yaml
 
 from shards.errors import CommandStopped, ConfigError, InputError, list_some, renamed_fields
 from shards.sources import SourceOptions
+from trainer.auditing.duration import Duration
 from trainer.auditing.folder import NO_OPTIONS, describe_classes, find_images
 from trainer.auditing.network import choose_network
 from trainer.auditing.result import AuditResult
@@ -29,9 +30,6 @@ from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)
-_FEW_MINUTES = 4 * 60
-_SMALLER = (160, 128, 96)
-"""Sizes of images for which an audit by features is tried, if the network's own takes too long."""
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
@@ -55,8 +53,8 @@ class AuditOptions:
     weights: Path | None = None
     model: str | None = None
     run_dir: Path | None = None
-    download: bool = True
-    """Whether pretrained weights may be downloaded."""
+    download: bool | None = True
+    """Whether pretrained weights may be downloaded; None: with consent, on a terminal."""
     train: bool = False
     """Whether networks are trained in spite of pretrained weights, whose features would do in minutes."""
     redo: Sequence[str] = ()
@@ -127,20 +125,19 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     found = find_images(options.folder, options.source)
     samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
-    start = _choose_size(_choose_start(options, device), options)
 
-    def choose(size: int | None) -> dict[str, Any]:
-        sized = start if size is None else replace(start, image=start.image | {"size": size})
-        content = choose_recipe(found.data, samples, sized, device, os.cpu_count() or 1, options.train)
+    def choose(start: Start) -> dict[str, Any]:
+        content = choose_recipe(found.data, samples, start, device, os.cpu_count() or 1, options.train)
         content["execution"]["features"] = os.path.abspath(RunDirectory(options.run).features)
         for override in options.overrides:
             apply_override(content, override)
         return content
 
-    content = choose(None)
-    if device == "cpu" and start.may_shrink and "judge" in content["incv"]:
-        content = choose(_size_in_time(choose, content["image"]["size"], samples, classes))
-    recipe = check_recipe(content, "the recipe of the audit", options.overrides)
+    def measure(start: Start) -> float:
+        return estimate_cpu_seconds(check_recipe(choose(start), "the recipe of the audit"), samples, classes)
+
+    start = _choose_start(options, Duration(device, samples, measure))
+    recipe = check_recipe(choose(start), "the recipe of the audit", options.overrides)
     _require_outside(options.folder, options.run, Path(recipe.data.train.shards))
     _log.info("audit: classes: %s", describe_classes(found.counts))
     if single := [name for name, count in found.counts.items() if count == 1]:
@@ -151,7 +148,7 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     if not start.has_weights:
         _log.warning(
             "no pretrained weights: %s. Training from scratch needs thousands of images; with fewer, expect a poor "
-            "list. Name a file with --weights FILE, if you have one",
+            "list. Or name a file: --weights FILE --model NAME",
             start.why_no_weights,
         )
     if not RunDirectory(options.run).manifest.exists():
@@ -160,36 +157,29 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     return recipe
 
 
-def _choose_start(options: AuditOptions, device: str) -> Start:
+def _choose_start(options: AuditOptions, in_time: Duration) -> Start:
     """Return the network that the options name, that with which the audit began, or the one to begin with."""
     model, weights = options.model, options.weights
-    recorded = _read_recorded(RunDirectory(options.run), "model") if model is None and weights is None else {}
-    if "name" in recorded:
-        _log.info("audit: resumes with the network of %s", options.run)
-        model, weights = recorded["name"], _path(recorded.get("weights"))
-        if weights is None and not recorded.get("pretrained"):
-            return Start(recorded["name"], why_no_weights="this audit began without any")
-    return choose_network(model, weights, device, options.download)
+    run, size = RunDirectory(options.run), _read_size(options)
+    recorded = _read_recorded(run, "model") if model is None and weights is None else {}
+    if "name" not in recorded:
+        return choose_network(model, weights, size, in_time, options.download)
+    _log.info("audit: resumes with the network of %s", options.run)
+    model, weights = recorded["name"], _path(recorded.get("weights"))
+    if weights is None and not recorded.get("pretrained"):
+        image = {} if size is None else {"size": size}
+        return Start(recorded["name"], image=image, why_no_weights="this audit began without any")
+    start = choose_network(model, weights, size, in_time, options.download)
+    return replace(start, options=recorded.get("options") or {})
 
 
-def _choose_size(start: Start, options: AuditOptions) -> Start:
-    """Take the size from `image.size=PIXELS`, which sets what images are resized to as well, or from the start of
-    this audit."""
+def _read_size(options: AuditOptions) -> int | None:
+    """Return the size that `image.size=PIXELS` gives, or with which this audit began; None if there is neither."""
     given = [value for key, _, value in (each.partition("=") for each in options.overrides) if key == "image.size"]
-    size = int(given[-1]) if given and given[-1].isdecimal() else None
-    if size is None:
-        size = _read_recorded(RunDirectory(options.run), "image").get("size")
-    return start if not size else replace(start, image=start.image | {"size": size}, may_shrink=False)
-
-
-def _size_in_time(choose: Callable[[int], dict[str, Any]], native: int, samples: int, classes: int) -> int:
-    """Return the largest size for which the pass takes few minutes on this CPU; the native one if none does."""
-    for size in (native, *(each for each in _SMALLER if each < native)):
-        with suppress(InputError):  # such as a network for one size only
-            recipe = check_recipe(choose(size), "the recipe of the audit")
-            if estimate_cpu_seconds(recipe, samples, classes) <= _FEW_MINUTES:
-                return size
-    return native
+    if given and given[-1].isdecimal():
+        return int(given[-1])
+    size: int | None = _read_recorded(RunDirectory(options.run), "image").get("size")
+    return size
 
 
 def _read_recorded(run: RunDirectory, name: str) -> dict[str, Any]:

@@ -40,7 +40,11 @@ def add_command(
         help="train a network in each fold, which takes hours; default: use the features of pretrained weights",
     )
     audit.add_argument("--run-dir", type=path_argument, help="where to write; default: runs/audit-<name of FOLDER>")
-    audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
+    audit.add_argument(
+        "--download",
+        action=argparse.BooleanOptionalAction,
+        help="whether pretrained weights may be downloaded; default: ask if there is a terminal, else yes",
+    )
     audit.add_argument(
         "--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage; repeatable"
     )
@@ -60,7 +64,7 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], N
         weights=parsed.weights,
         model=parsed.model,
         run_dir=parsed.run_dir,
-        download=not parsed.no_download,
+        download=parsed.download,
         train=parsed.train,
         redo=parsed.redo,
         overrides=parsed.overrides,
