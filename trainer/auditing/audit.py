@@ -3,7 +3,7 @@
 import logging
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import yaml
 
 from shards.errors import CommandStopped, ConfigError, InputError, list_some, renamed_fields
 from shards.sources import SourceOptions
+from trainer.auditing.duration import Duration
 from trainer.auditing.folder import NO_OPTIONS, describe_classes, find_images, find_other_images
 from trainer.auditing.given_data import is_folder, read_given, write_embeddings, write_given, write_predictions
 from trainer.auditing.network import choose_network
@@ -32,9 +33,6 @@ from trainer.run.recipe import check_recipe
 from trainer.run.runner import run_recipe
 
 _log = logging.getLogger(__name__)
-_FEW_MINUTES = 4 * 60
-_SMALLER = (160, 128, 96)
-"""Sizes of images for which an audit by features is tried, if the network's own takes too long."""
 _LONG = 30 * 60  # seconds after which an audit on a CPU also says how to shorten it
 _SOURCE_KEYS = {f"data.train.{each.name}": f"--{each.name.replace('_', '-')}" for each in fields(SourceOptions)}
 _IMAGE_KEYS = ("data.train.source", "data.train.root", "data.train.split", *_SOURCE_KEYS)
@@ -73,8 +71,8 @@ class AuditOptions:
     """A file of held-out probabilities, which judge the labels."""
     against: Path | None = None
     """Another folder, such as a test set, in which images of this one are looked for."""
-    download: bool = True
-    """Whether pretrained weights may be downloaded."""
+    download: bool | None = True
+    """Whether pretrained weights may be downloaded; None: with consent, on a terminal."""
     train: bool = False
     """Whether networks are trained in spite of pretrained weights, whose features would do in minutes."""
     redo: Sequence[str] = ()
@@ -194,11 +192,9 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     against = None if options.against is None else find_other_images(options.against, options.folder, options.source)
     samples, classes = found.samples, found.classes
     device = select_device(ExecutionConfig()).type
-    start = _choose_size(_choose_start(options, device), options)
 
-    def choose(size: int | None) -> dict[str, Any]:
-        sized = start if size is None else replace(start, image=start.image | {"size": size})
-        content = choose_recipe(found.data, samples, sized, device, os.cpu_count() or 1, options.train)
+    def choose(start: Start) -> dict[str, Any]:
+        content = choose_recipe(found.data, samples, start, device, os.cpu_count() or 1, options.train)
         content["execution"]["features"] = os.path.abspath(RunDirectory(options.run).features)
         content["incv"] |= _file_keys(options)
         if against is not None:
@@ -208,10 +204,11 @@ def prepare_audit(options: AuditOptions) -> Recipe:
             apply_override(content, override)
         return content
 
-    content = choose(None)
-    if device == "cpu" and start.may_shrink and "judge" in content["incv"] and start.model != NO_NETWORK:
-        content = choose(_size_in_time(choose, content["image"]["size"], samples, classes))
-    recipe = check_recipe(content, "the recipe of the audit", options.overrides)
+    def measure(start: Start) -> float:
+        return estimate_cpu_seconds(check_recipe(choose(start), "the recipe of the audit"), samples, classes)
+
+    start = _choose_start(options, Duration(device, samples, measure))
+    recipe = check_recipe(choose(start), "the recipe of the audit", options.overrides)
     for folder in filter(None, (options.folder, options.against)):
         _require_outside(folder, options.run, *(Path(split.shards) for split in recipe.data.splits().values()))
     _log.info("audit: classes: %s", describe_classes(found.counts))
@@ -223,7 +220,7 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     if not start.has_weights and start.model != NO_NETWORK:
         _log.warning(
             "no pretrained weights: %s. Training from scratch needs thousands of images; with fewer, expect a poor "
-            "list. Name a file with --weights FILE, if you have one",
+            "list. Or name a file: --weights FILE --model NAME",
             start.why_no_weights,
         )
     if not RunDirectory(options.run).manifest.exists():
@@ -232,20 +229,29 @@ def prepare_audit(options: AuditOptions) -> Recipe:
     return recipe
 
 
-def _choose_start(options: AuditOptions, device: str) -> Start:
+def _choose_start(options: AuditOptions, in_time: Duration) -> Start:
     """Return the network that the options name, that with which the audit began, or the one to begin with."""
     model, weights = options.model, options.weights
     without_network = Start(NO_NETWORK, image={"size": _NO_NETWORK_SIZE})
     if options.embeddings is not None or (options.predictions is not None and model is None and weights is None):
         return without_network
-    recorded = _read_recorded(RunDirectory(options.run), "model") if model is None and weights is None else {}
-    if "name" in recorded:
-        _log.info("audit: resumes with the network of %s", options.run)
-        model, weights = recorded["name"], _path(recorded.get("weights"))
-        if weights is None and not recorded.get("pretrained"):
-            return Start(recorded["name"], why_no_weights="this audit began without any")
-    start = choose_network(model, weights, device, options.download)
+    start = _choose_network(options, in_time)
     return without_network if options.predictions is not None and not start.has_weights else start
+
+
+def _choose_network(options: AuditOptions, in_time: Duration) -> Start:
+    model, weights = options.model, options.weights
+    run, size = RunDirectory(options.run), _read_size(options)
+    recorded = _read_recorded(run, "model") if model is None and weights is None else {}
+    if "name" not in recorded:
+        return choose_network(model, weights, size, in_time, options.download)
+    _log.info("audit: resumes with the network of %s", options.run)
+    model, weights = recorded["name"], _path(recorded.get("weights"))
+    if weights is None and not recorded.get("pretrained"):
+        image = {} if size is None else {"size": size}
+        return Start(recorded["name"], image=image, why_no_weights="this audit began without any")
+    start = choose_network(model, weights, size, in_time, options.download)
+    return replace(start, options=recorded.get("options") or {})
 
 
 def _with_recorded_files(options: AuditOptions) -> AuditOptions:
@@ -280,24 +286,13 @@ def _file_keys(options: AuditOptions) -> dict[str, str]:
     return {key: os.path.abspath(path) for key, path in named.items() if path is not None}
 
 
-def _choose_size(start: Start, options: AuditOptions) -> Start:
-    """Take the size from `image.size=PIXELS`, which sets what images are resized to as well, or from the start of
-    this audit."""
+def _read_size(options: AuditOptions) -> int | None:
+    """Return the size that `image.size=PIXELS` gives, or with which this audit began; None if there is neither."""
     given = [value for key, _, value in (each.partition("=") for each in options.overrides) if key == "image.size"]
-    size = int(given[-1]) if given and given[-1].isdecimal() else None
-    if size is None:
-        size = _read_recorded(RunDirectory(options.run), "image").get("size")
-    return start if not size else replace(start, image=start.image | {"size": size}, may_shrink=False)
-
-
-def _size_in_time(choose: Callable[[int], dict[str, Any]], native: int, samples: int, classes: int) -> int:
-    """Return the largest size for which the pass takes few minutes on this CPU; the native one if none does."""
-    for size in (native, *(each for each in _SMALLER if each < native)):
-        with suppress(InputError):  # such as a network for one size only
-            recipe = check_recipe(choose(size), "the recipe of the audit")
-            if estimate_cpu_seconds(recipe, samples, classes) <= _FEW_MINUTES:
-                return size
-    return native
+    if given and given[-1].isdecimal():
+        return int(given[-1])
+    size: int | None = _read_recorded(RunDirectory(options.run), "image").get("size")
+    return size
 
 
 def _read_recorded(run: RunDirectory, name: str) -> dict[str, Any]:

@@ -58,7 +58,11 @@ def add_command(
         help="also find images that are in this folder too, such as a test set",
     )
     audit.add_argument("--run-dir", type=path_argument, help="where to write; default: runs/audit-<name of FOLDER>")
-    audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
+    audit.add_argument(
+        "--download",
+        action=argparse.BooleanOptionalAction,
+        help="whether pretrained weights may be downloaded; default: ask if there is a terminal, else yes",
+    )
     audit.add_argument(
         "--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage; repeatable"
     )
@@ -81,7 +85,7 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], N
         predictions=parsed.predictions,
         against=parsed.against,
         run_dir=parsed.run_dir,
-        download=not parsed.no_download,
+        download=parsed.download,
         train=parsed.train,
         redo=parsed.redo,
         overrides=parsed.overrides,

@@ -196,6 +196,9 @@ def estimate_cpu_seconds(recipe: Recipe, samples: int, classes: int) -> float:
     samples = min(samples, recipe.data.train.limit or samples)
     recipe = resolve_batch(recipe, samples)
     model = recipe.model
+    if recipe.incv is not None and recipe.incv.judge == "features" and not recipe.methods:
+        model = model.model_copy(update={"trainable": "classifier"})  # nothing is trained: measure the forward alone
+        recipe = recipe.model_copy(update={"model": model})
     cost = count_network(model.name, classes, recipe.image.size, model.options, model.trainable)
     probed = _probe_cpu(recipe, classes, cost)
     return sum(phase.seconds for phase in CostModel(recipe, cost, samples, classes, probed=probed).cost_run(1))

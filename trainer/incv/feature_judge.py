@@ -260,8 +260,23 @@ def _agree(world: World, value: float) -> float:
     return float(world.all_reduce_mean([torch.tensor(value, dtype=torch.float64, device=world.device)])[0])
 
 
+@dataclass(frozen=True)
+class Flips:
+    """How given labels follow from scores."""
+
+    factor: float
+    """Of the scores, that makes them the logarithms of calibrated probabilities of the labels before the flips."""
+    share: float
+    """Of labels that are flipped to another class at random."""
+
+
 def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of labels that are flipped to another class at random, as the held-out scores show it.
+    """Return the share of labels that are flipped to another class at random, by `fit_flips`."""
+    return fit_flips(scores, labels).share
+
+
+def fit_flips(scores: torch.Tensor, labels: torch.Tensor) -> Flips:
+    """Fit how many labels are flipped to another class at random, as the held-out scores show it.
 
     The given label is that of a prediction softmax(s * scores) with probability 1 - e, and any other class with
     probability e; s and e are those that make the given labels likeliest. Labels that people confuse are explained by
@@ -272,7 +287,7 @@ def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
         labels: the given ones, int64 [rows].
     """
     if not len(labels):
-        return 0.0
+        return Flips(1.0, 0.0)
     classes = scores.shape[1]
     wide = scores.double()
     free = torch.tensor([0.0, -2.0], dtype=torch.float64, device=scores.device, requires_grad=True)
@@ -287,8 +302,8 @@ def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
         return loss
 
     optimizer.step(measure)
-    share = float(free[1].detach().sigmoid())
-    return share if math.isfinite(share) else 0.0
+    factor, share = float(free[0].detach().clamp(-4, 4).exp()), float(free[1].detach().sigmoid())
+    return Flips(factor, share) if math.isfinite(factor) and math.isfinite(share) else Flips(1.0, 0.0)
 
 
 def without_features(ids: Ids) -> Predictions:

@@ -45,6 +45,7 @@ class RunDirectory:
         self.probabilities = root / "probabilities.npy"
         self.probabilities_table = root / "probabilities.parquet"
         self.judge_facts = root / "judge.json"
+        self.classifier = root / "classifier"
         self.rounds = root / "rounds"
         self.methods = root / "methods"
         self.old = root / "old"
@@ -163,7 +164,7 @@ class RunDirectory:
 
     def _require_own_files(self) -> None:
         """Raise ConfigError if the run would follow a link out of its directory, or write to a device or FIFO."""
-        folders = (self.logs, self.rounds, self.methods, self.features, self.given, self.old)
+        folders = (self.logs, self.rounds, self.methods, self.features, self.given, self.classifier, self.old)
         files = {path for path in vars(self).values() if isinstance(path, Path)} - {self.root, *folders}
         found = [(path, find_kind(path)) for path in sorted(files)]
         for folder in folders:

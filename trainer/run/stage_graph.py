@@ -192,6 +192,16 @@ STAGES: list[Stage | Callable[[], Sequence[Stage]]] = [
         describe=_describe_incv,
         estimate="trainer.estimate.cost:CostModel.cost_incv",
     ),
+    Stage(
+        name="classifier",
+        run="trainer.run.feature_classifier:fit_classifier",
+        inputs=lambda recipe: ("incv",),
+        applies=lambda recipe: _judges_features(recipe) and recipe.model.has_initial_weights,
+        outputs=lambda run: (run.classifier,),
+        required_outputs=lambda run: (run.classifier,),
+        describe=lambda recipe, sizes: "a logistic regression on the selected samples, for `incv predict`",
+        on_rank0=True,
+    ),
     lambda: [_method_stage(name) for name in method_names()],
     Stage(
         name="evaluate",
