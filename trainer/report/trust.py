@@ -26,10 +26,14 @@ SPREAD = 0.1
 FOLD_GAP = 0.15
 USABLE_BY_FEATURES = 0.42
 """Skill of a judge by features that is usable."""
-UNEXPLAINED, FAR_UNEXPLAINED = 0.11, 0.28
+UNEXPLAINED, FAR_UNEXPLAINED = 0.11, 0.2
 """By how much the estimate may exceed the random flips."""
 FLIPPED = 0.85
-"""Probability of the most suspicious labels to be random flips."""
+"""Probability of the most suspicious labels to be random flips; below the half of it, nearly none are."""
+NOTHING_LEARNED = 0.9
+"""Part of the random labels' noise, 1 - 1/classes, from which on the predictions have learned nothing."""
+FEW_AGREE = 0.18
+"""Agreement of a judge by features, scaled as the skill, below which a little knowledge looks like much noise."""
 FEW_STEPS = 100
 FITTED = 0.9  # training accuracy above which a fold has fitted its labels, right or wrong
 UNFITTED = 0.05  # a fold that fits its labels this much worse than the held-out ones was still learning
@@ -90,7 +94,8 @@ class Signals:
     def is_at_chance(self) -> bool:
         """Whether the agreement is no better than the most frequent label's, within two standard errors."""
         error = math.sqrt(self.chance * (1 - self.chance) / max(self.samples, 1))
-        return self.agreement <= self.chance + 2 * error
+        random = self.flips is not None and self.flips >= NOTHING_LEARNED * (1.0 - 1.0 / self.classes)
+        return random or self.agreement <= self.chance + 2 * error
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,8 @@ def _explained_by_flips(signals: Signals, flips: float) -> list[Reason]:
     advice = (
         "Look at the pairs of classes that are contradicted most often, and at both labels before you change one."
     )
-    if more >= FAR_UNEXPLAINED:
+    listed = 1.0 if signals.listed_flipped is None else signals.listed_flipped
+    if more >= FAR_UNEXPLAINED and listed < FLIPPED / 2:
         text = (
             f"{_percent(more)} of the labels are contradicted between classes that the features confuse (below "
             f"{_percent(FAR_UNEXPLAINED)} in usable results): most of them may be difficult images."
@@ -255,9 +261,16 @@ def _explained_by_flips(signals: Signals, flips: float) -> list[Reason]:
             "between classes that the features confuse, by wrong labels or by difficult images."
         )
         reasons.append(Reason("with care", text, advice))
-    if signals.listed_flipped is not None and signals.listed_flipped < FLIPPED:
+    guessing = 1.0 / signals.classes
+    if (signals.agreement - guessing) / (1.0 - guessing) < FEW_AGREE:
         text = (
-            f"Of the most suspicious labels, {_percent(signals.listed_flipped)} are wrong beyond doubt. The others "
+            f"Only {_percent(signals.agreement)} of the labels agree with the predictions: that they are flipped, or "
+            "that the features say little, cannot be told apart."
+        )
+        reasons.append(Reason("with care", text, _learn_more(signals)))
+    if listed < FLIPPED:
+        text = (
+            f"Of the most suspicious labels, {_percent(listed)} are wrong beyond doubt. The others "
             "may be difficult images, or there are few wrong labels."
         )
         reasons.append(Reason("with care", text, advice))
