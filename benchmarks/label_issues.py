@@ -4,12 +4,14 @@
 
 CIFAR: the folder of CIFAR-10's binary version; LABELS: that of the human labels (aggre.txt, random1.txt, ..., a label
 in each line); WEIGHTS: tf_efficientnet_lite0 in safetensors. Each draw is 3,000 images at 128 px, whose features both
-get. Ours is the judge of `incv audit`. cleanlab (2.9; pip install cleanlab) gets the held-out probabilities of
-scikit-learn's logistic regression with its defaults, and is taken at its best score and at its best filter.
+get; one set has 200 crops besides, half of them under a random label, and 60 images of noise. Ours is the judge of
+`incv audit`. cleanlab (2.9; pip install cleanlab) gets the held-out probabilities of scikit-learn's logistic
+regression with its defaults, and is taken at its best score and at its best filter.
 """
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +27,70 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from sklearn.model_selection import cross_val_predict
 
+from tests.support.shapes import OTHER_SHAPES, SHAPES, draw_shape
 from trainer.config.schema import IncvConfig
 from trainer.distributed.world import SINGLE_PROCESS
+from trainer.examine.duplicates import connect_groups, find_near_duplicates
 from trainer.examine.folds import stratified_group_folds
 from trainer.examine.neighbours import nearest
 from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples
 from trainer.incv.noise_estimates import NoiseEstimates, estimate_noise
 from trainer.incv.predictions import Predictions
 from trainer.incv.suspicion import are_doubted
+from trainer.report.findings import find_conflicts
 
-DRAWN, SIDE, CLASSES = 3000, 128, 10
+DRAWN, SIDE, THUMBNAIL, CLASSES = 3000, 128, 32, 10
+COPIES, STRAYS = 200, 60
+SIMILAR_SET = "similar class 0.4"
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 FILTERS = ("prune_by_class", "prune_by_noise_rate", "both", "confident_learning", "predicted_neq_given")
 SIMILAR = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}  # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog
 Arrays = np.ndarray[Any, Any]
 
 
-def read_features(cifar: Path, weights: Path, rows: Arrays) -> tuple[Arrays, Arrays]:
-    """Return features, float16 [rows, features], and true labels of training images."""
+def read_cifar(cifar: Path, rows: Arrays) -> tuple[list[Arrays], Arrays]:
+    """Return training images, uint8 [32, 32, 3] each, and their true labels."""
     raw = np.concatenate([np.fromfile(path, np.uint8) for path in sorted(cifar.glob("data_batch_*.bin"))])
     raw = raw.reshape(-1, 3073)[rows]
-    network: Any = timm.create_model("tf_efficientnet_lite0").eval()
-    network.load_state_dict(load_file(weights))
-    features = []
+    return list(raw[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), raw[:, 0].astype(np.int64)
+
+
+def compute_features(network: Any, images: Sequence[Arrays]) -> tuple[Arrays, Arrays]:
+    """Return features, float16 [rows, features], and thumbnails, uint8 [rows, 3, THUMBNAIL, THUMBNAIL]."""
+    features, thumbnails = [], []
     with torch.inference_mode():
-        for part in np.array_split(raw[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), -(-len(raw) // 100)):
-            large = [
-                np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in part
-            ]
-            images = torch.from_numpy(np.stack(large)).permute(0, 3, 1, 2).float() / 127.5 - 1
-            features.append(network.forward_head(network.forward_features(images), pre_logits=True).half().numpy())
-    return np.concatenate(features), raw[:, 0].astype(np.int64)
+        for first in range(0, len(images), 100):
+            part = [Image.fromarray(image) for image in images[first : first + 100]]
+            large = np.stack([np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in part])
+            batch = torch.from_numpy(large).permute(0, 3, 1, 2).float() / 127.5 - 1
+            features.append(network.forward_head(network.forward_features(batch), pre_logits=True).half().numpy())
+            small = [np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)) for image in part]
+            thumbnails.append(np.stack(small).transpose(0, 3, 1, 2))
+    return np.concatenate(features), np.concatenate(thumbnails)
+
+
+def add_strays(network: Any, images: list[Arrays], given: Arrays, true: Arrays, seed: int) -> tuple[Arrays, ...]:
+    """Return the features, thumbnails, given and true labels of COPIES near-duplicates and of STRAYS of noise.
+
+    Half of the copies get a random label. The true label of noise is -1.
+    """
+    random = np.random.default_rng(seed)
+    rows = random.permutation(len(images))[:COPIES]
+    copies = []
+    for row in rows:
+        left, top = random.integers(0, 5, 2)
+        copies.append(images[row][top : top + 28, left : left + 28])
+    noise = list(random.integers(0, 256, (STRAYS, 32, 32, 3)).astype(np.uint8))
+    said = np.where(random.random(COPIES) < 0.5, given[rows], random.integers(0, CLASSES, COPIES))
+    said = np.concatenate([said, random.integers(0, CLASSES, STRAYS)])
+    return *compute_features(network, copies + noise), said, np.concatenate([true[rows], np.full(STRAYS, -1)])
+
+
+def draw_shapes(count: int) -> tuple[list[Arrays], Arrays]:
+    random = np.random.default_rng(3)
+    kinds = (*SHAPES, *OTHER_SHAPES)[:8]
+    true = np.arange(count) % len(kinds)
+    return [np.asarray(draw_shape(kinds[label], random).convert("RGB")) for label in true], true
 
 
 def make_labels(labels: Path, rows: Arrays, true: Arrays) -> dict[str, Arrays]:
@@ -68,19 +103,28 @@ def make_labels(labels: Path, rows: Arrays, true: Arrays) -> dict[str, Arrays]:
     sets["symmetric 0.4"] = np.where(flips, shifted, true)
     sets["symmetric 0.2"] = np.where(flips & (random.random(len(true)) < 0.5), shifted, true)
     similar = np.array([SIMILAR.get(label, label) for label in range(CLASSES)])
-    sets["similar class 0.4"] = np.where(flips, similar[true], true)
+    sets[SIMILAR_SET] = np.where(flips, similar[true], true)
     return sets
 
 
-def judge_by_features(features: Arrays, given: Arrays, classes: int = CLASSES) -> tuple[Predictions, float, Arrays]:
+def judge_by_features(
+    features: Arrays, given: Arrays, classes: int = CLASSES, groups: Arrays | None = None
+) -> tuple[Predictions, float, Arrays]:
     """Return the held-out predictions, the share of random flips, and the fold of each image."""
-    whole = torch.from_numpy(features)
+    whole, ids = torch.from_numpy(features), np.arange(len(given))
     near, _ = nearest(whole.float() - whole.float().mean(dim=0), min(NEIGHBOURS, len(given) - 1))
-    groups = np.arange(len(given))
-    examined = Examined(groups, whole, near.int().numpy(), groups)
+    groups = ids if groups is None else groups
+    examined = Examined(ids, whole, near.int().numpy(), groups)
     folds = stratified_group_folds(given, groups, FOLDS, seed=0)
     verdict = judge_samples(JudgedSamples(examined, given, folds, np.ones(len(given), bool)), classes, SINGLE_PROCESS)
     return verdict.predictions, verdict.facts["uniform_flips"], folds
+
+
+def find_groups(features: Arrays, thumbnails: Arrays) -> Arrays:
+    whole = torch.from_numpy(features).float()
+    centred = whole - whole.mean(dim=0)
+    pairs = find_near_duplicates(centred, torch.from_numpy(thumbnails), nearest(centred, NEIGHBOURS)[0])
+    return connect_groups(len(features), pairs.pairs)
 
 
 def estimate_shares(found: Predictions, given: Arrays, classes: int, flips: float) -> tuple[NoiseEstimates, float]:
@@ -94,11 +138,16 @@ def measure(wrong: Arrays, score: Arrays) -> tuple[float, float]:
     return float(roc_auc_score(wrong, score)), float(average_precision_score(wrong, score))
 
 
-def compare(features: Arrays, given: Arrays, true: Arrays) -> dict[str, Any]:
-    """Return the figures of one set."""
-    wrong, began = given != true, time.perf_counter()
-    found, flips, _ = judge_by_features(features, given)
-    ours, took = estimate_shares(found, given, CLASSES, flips)[1], time.perf_counter() - began
+def compare(features: Arrays, given: Arrays, true: Arrays, thumbnails: Arrays | None = None) -> dict[str, Any]:
+    """Return the figures of one set. thumbnails: if duplicates are to be looked for, as an audit does."""
+    wrong, classes, began = given != true, int(given.max()) + 1, time.perf_counter()
+    groups = None if thumbnails is None else find_groups(features, thumbnails)
+    found, flips, _ = judge_by_features(features, given, classes, groups)
+    score, flagged = found.loss, are_doubted(found.loss, found.agrees)
+    if groups is not None:  # first in the list of an audit
+        conflicts = find_conflicts(groups, given, found.given_probability)
+        score, flagged = score + 1000.0 * conflicts, flagged | conflicts
+    noise, took = estimate_shares(found, given, classes, flips)[1], time.perf_counter() - began
     began = time.perf_counter()
     held_out = cross_val_predict(
         LogisticRegression(), features.astype(np.float32), given, cv=FOLDS, method="predict_proba"
@@ -106,16 +155,43 @@ def compare(features: Arrays, given: Arrays, true: Arrays) -> dict[str, Any]:
     theirs = [measure(wrong, 1 - get_label_quality_scores(given, held_out, method=score)) for score in SCORES]
     filtered = [f1_score(wrong, find_label_issues(given, held_out, filter_by=name, n_jobs=1)) for name in FILTERS]
     seconds = time.perf_counter() - began
-    auroc, precision = measure(wrong, found.loss)
-    first = np.argsort(-found.loss, kind="stable")[:24]
+    auroc, precision = measure(wrong, score)
+    first = np.argsort(-score, kind="stable")[:24]
     return {
         "auroc": (auroc, max(one for one, _ in theirs)),
         "ap": (precision, max(one for _, one in theirs)),
-        "f1": (float(f1_score(wrong, are_doubted(found.loss, found.agrees))), float(max(filtered))),
-        "noise": (ours, float(wrong.mean())),
+        "f1": (float(f1_score(wrong, flagged)), float(max(filtered))),
+        "noise": (noise, float(wrong.mean())),
         "first24": (float(wrong[first].mean()), float(wrong.mean())),
         "seconds": (took, seconds),
     }
+
+
+Set = tuple[Arrays, Arrays, Arrays, Arrays | None]
+"""Features, given and true labels, and the thumbnails if duplicates are to be looked for."""
+
+
+def make_sets(network: Any, cifar: Path, labels: Path, draws: int) -> dict[str, list[Set]]:
+    """Return the sets by name, each with its draws."""
+    rows = np.random.default_rng(0).permutation(50_000)[: DRAWN * draws]
+    parts = [slice(first, first + DRAWN) for first in range(0, len(rows), DRAWN)]
+    images, true = read_cifar(cifar, rows)
+    features, thumbnails = compute_features(network, images)
+    sets: dict[str, list[Set]] = {}
+    for name, given in make_labels(labels, rows, true).items():
+        sets[name] = [(features[part], given[part], true[part], None) for part in parts]
+        if name == SIMILAR_SET:
+            mixed = sets[name + ", duplicates, off-topic"] = []
+            for part in parts:
+                more = add_strays(network, images[part], given[part], true[part], part.start)
+                whole = (features[part], thumbnails[part], given[part], true[part])
+                joined = [np.concatenate(pair) for pair in zip(whole, more, strict=True)]
+                mixed.append((joined[0], joined[2], joined[3], joined[1]))
+    shapes, kinds = draw_shapes(DRAWN * draws)
+    drawn, random = compute_features(network, shapes)[0], np.random.default_rng(7)
+    given = np.where(random.random(len(kinds)) < 0.2, (kinds + random.integers(1, 8, len(kinds))) % 8, kinds)
+    sets["shapes, symmetric 0.2"] = [(drawn[part], given[part], kinds[part], None) for part in parts]
+    return sets
 
 
 def main() -> None:
@@ -126,13 +202,12 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--append", action="store_true", help="keep the lines in results/label_issues.jsonl")
     given = parser.parse_args()
-    rows = np.random.default_rng(0).permutation(50_000)[: DRAWN * given.draws]
-    features, true = read_features(given.cifar, given.weights, rows)
+    network: Any = timm.create_model("tf_efficientnet_lite0").eval()
+    network.load_state_dict(load_file(given.weights))
     lines = []
-    for name, labels in make_labels(given.labels, rows, true).items():
-        parts = [slice(first, first + DRAWN) for first in range(0, len(rows), DRAWN)]
-        each = [compare(features[part], labels[part], true[part]) for part in parts]
-        note = f"{name}; {DRAWN:,} images of CIFAR-10 at {SIDE} px, tf_efficientnet_lite0"
+    for name, drawn in make_sets(network, given.cifar, given.labels, given.draws).items():
+        each = [compare(*one) for one in drawn]
+        note = f"{name}; {len(drawn[0][1]):,} images at {SIDE} px, tf_efficientnet_lite0"
         for figure in each[0]:
             ours, theirs = ([one[figure][side] for one in each] for side in (0, 1))
             against = "the truth" if figure in ("noise", "first24") else "cleanlab"
