@@ -30,7 +30,8 @@ from trainer.distributed.world import SINGLE_PROCESS
 from trainer.examine.folds import stratified_group_folds
 from trainer.examine.neighbours import nearest
 from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples
-from trainer.incv.noise_estimates import estimate_noise
+from trainer.incv.noise_estimates import NoiseEstimates, estimate_noise
+from trainer.incv.predictions import Predictions
 from trainer.incv.suspicion import are_doubted
 
 DRAWN, SIDE, CLASSES = 3000, 128, 10
@@ -71,19 +72,22 @@ def make_labels(labels: Path, rows: Arrays, true: Arrays) -> dict[str, Arrays]:
     return sets
 
 
-def judge_by_features(features: Arrays, given: Arrays) -> dict[str, Any]:
-    began = time.perf_counter()
+def judge_by_features(features: Arrays, given: Arrays, classes: int = CLASSES) -> tuple[Predictions, float, Arrays]:
+    """Return the held-out predictions, the share of random flips, and the fold of each image."""
     whole = torch.from_numpy(features)
-    near, _ = nearest(whole.float() - whole.float().mean(dim=0), NEIGHBOURS)
+    near, _ = nearest(whole.float() - whole.float().mean(dim=0), min(NEIGHBOURS, len(given) - 1))
     groups = np.arange(len(given))
     examined = Examined(groups, whole, near.int().numpy(), groups)
     folds = stratified_group_folds(given, groups, FOLDS, seed=0)
-    verdict = judge_samples(JudgedSamples(examined, given, folds, np.ones(len(given), bool)), CLASSES, SINGLE_PROCESS)
-    found = verdict.predictions
+    verdict = judge_samples(JudgedSamples(examined, given, folds, np.ones(len(given), bool)), classes, SINGLE_PROCESS)
+    return verdict.predictions, verdict.facts["uniform_flips"], folds
+
+
+def estimate_shares(found: Predictions, given: Arrays, classes: int, flips: float) -> tuple[NoiseEstimates, float]:
+    """Return the noise estimates, and the one that an audit states."""
     config = IncvConfig(judge="features", rounds=1, folds=FOLDS, noise_estimate="combined")
-    noise = estimate_noise(found, given, CLASSES, config, verdict.facts["uniform_flips"]).of_rule(config)
-    flagged = are_doubted(found.loss, found.agrees)
-    return {"score": found.loss, "flagged": flagged, "noise": noise, "seconds": time.perf_counter() - began}
+    estimates = estimate_noise(found, given, classes, config, flips)
+    return estimates, estimates.of_rule(config)
 
 
 def measure(wrong: Arrays, score: Arrays) -> tuple[float, float]:
@@ -92,7 +96,9 @@ def measure(wrong: Arrays, score: Arrays) -> tuple[float, float]:
 
 def compare(features: Arrays, given: Arrays, true: Arrays) -> dict[str, Any]:
     """Return the figures of one set."""
-    wrong, ours = given != true, judge_by_features(features, given)
+    wrong, began = given != true, time.perf_counter()
+    found, flips, _ = judge_by_features(features, given)
+    ours, took = estimate_shares(found, given, CLASSES, flips)[1], time.perf_counter() - began
     began = time.perf_counter()
     held_out = cross_val_predict(
         LogisticRegression(), features.astype(np.float32), given, cv=FOLDS, method="predict_proba"
@@ -100,15 +106,15 @@ def compare(features: Arrays, given: Arrays, true: Arrays) -> dict[str, Any]:
     theirs = [measure(wrong, 1 - get_label_quality_scores(given, held_out, method=score)) for score in SCORES]
     filtered = [f1_score(wrong, find_label_issues(given, held_out, filter_by=name, n_jobs=1)) for name in FILTERS]
     seconds = time.perf_counter() - began
-    auroc, precision = measure(wrong, ours["score"])
-    first = np.argsort(-ours["score"], kind="stable")[:24]
+    auroc, precision = measure(wrong, found.loss)
+    first = np.argsort(-found.loss, kind="stable")[:24]
     return {
         "auroc": (auroc, max(one for one, _ in theirs)),
         "ap": (precision, max(one for _, one in theirs)),
-        "f1": (float(f1_score(wrong, ours["flagged"])), float(max(filtered))),
-        "noise": (ours["noise"], float(wrong.mean())),
+        "f1": (float(f1_score(wrong, are_doubted(found.loss, found.agrees))), float(max(filtered))),
+        "noise": (ours, float(wrong.mean())),
         "first24": (float(wrong[first].mean()), float(wrong.mean())),
-        "seconds": (ours["seconds"], seconds),
+        "seconds": (took, seconds),
     }
 
 

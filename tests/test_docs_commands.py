@@ -28,6 +28,8 @@ RUN_BY = {  # commands -> what runs them
     r"pip install -c constraints.txt -e .*": "tests/test_dockerfile.py",
     r"\. \.venv/bin/activate": "tests/test_dockerfile.py",
     r"incv audit photos --weights \S+ --model \S+": "tests/cli/test_audit_command.py",
+    r"incv audit photos --(embeddings|predictions|against) \S+": "tests/cli/test_given_arrays.py",
+    r"incv predict \S+ --run runs/audit-photos -o \S+": "tests/cli/test_predict_with_audit.py",
     r"incv run -c demo": "docs/tour.md",
     r"incv run -c runs/audit-photos/config\.resolved\.yaml labels\.corrections=.*": "README.md",
 }

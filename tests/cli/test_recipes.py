@@ -113,7 +113,7 @@ LEFT_TO_DEFAULTS = (  # keys that say "nothing special" where they are not writt
         "image.fill",
         "model.options",
         "model.trainable",
-        "incv.judge",
+        *("incv.judge", "incv.features_file", "incv.predictions_file", "incv.against"),
     ),
     *("labels.ratio", "labels.matrix", "labels.seed", "labels.source_is_true", "order.window"),
     "*.optimizer.schedule",

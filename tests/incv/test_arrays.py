@@ -69,6 +69,57 @@ def test_arrays_that_cannot_be_used_are_refused(change, message):
         incv.find_label_issues(*change(given, p))
 
 
+def embed(rows: int = 600, classes: int = 4, wrong: float = 0.15):
+    """Return given labels, true labels and features that tell the true ones."""
+    random = np.random.default_rng(0)
+    true = random.integers(classes, size=rows)
+    features = random.normal(size=(classes, 12))[true] + 0.6 * random.normal(size=(rows, 12))
+    given = np.where(random.random(rows) < wrong, (true + random.integers(1, classes, rows)) % classes, true)
+    return given, true, features
+
+
+def test_features_alone_are_judged():
+    given, true, features = embed()
+    found = incv.find_label_issues(given, features=features)
+    assert roc_auc_score(given != true, found.suspicion) > 0.95
+    assert found.noise == pytest.approx((given != true).mean(), abs=0.05)
+
+
+def test_equal_features_do_not_confirm_each_other():
+    given, true, features = embed(wrong=0.0)
+    copied = int(np.flatnonzero(true == 0)[0])
+    features = np.concatenate([features, np.repeat(features[copied : copied + 1], 9, axis=0)])
+    given = np.concatenate([given, np.full(9, 1)])
+    given[copied] = 1
+    found = incv.find_label_issues(given, features=features)
+    assert found.is_issue[[copied, *range(600, 609)]].all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y, f: (y[:-1], f), "one row per label"),
+        (lambda y, f: (y, np.ones_like(f)), "equal"),
+        (lambda y, f: (y, np.where(f == f.max(), np.inf, f)), "NaN or infinity"),
+        (lambda y, f: (y * 0, f), "one class"),
+        (lambda y, f: (y.astype(float), f), "integers"),
+        (lambda y, f: (y, f.astype(str)), "type"),
+    ],
+)
+def test_features_that_cannot_be_used_are_refused(change, message):
+    given, _, features = embed(100)
+    labels, rows = change(given, features)
+    with pytest.raises(DataError, match=message):
+        incv.find_label_issues(labels, features=rows)
+
+
+def test_either_probabilities_or_features_are_needed():
+    given, _, p = simulate(200)
+    for arguments in ({}, {"probabilities": p, "features": p}):
+        with pytest.raises(DataError, match="either"):
+            incv.find_label_issues(given, **arguments)
+
+
 def test_an_unknown_name_is_named():
     with pytest.raises(AttributeError, match="find_label_issues"):
         incv.find_issues  # noqa: B018

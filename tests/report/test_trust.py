@@ -27,9 +27,26 @@ ORDER = ("do not use", "with care", "trusted")
 _ratio = st.floats(0, 1)
 
 
-def recorded(which: str | None = None) -> list[dict]:
-    """The recorded audits of a set; None: of all."""
-    lines = (REPOSITORY / "benchmarks/results/audits.jsonl").read_text().splitlines()
+BY_FEATURES = Signals(
+    samples=3000,
+    classes=10,
+    chance=0.11,
+    agreement=0.78,
+    agreement_each=(0.77, 0.79),
+    estimate=0.11,
+    other_estimate=0.2,
+    repeated=None,
+    repeated_listed=None,
+    train_accuracy=None,
+    steps=None,
+    flips=0.03,
+    listed_flipped=0.97,
+)
+
+
+def recorded(which: str | None = None, family: str = "audits") -> list[dict]:
+    """The recorded audits of a set; None: of all. family: `audits` or `feature_audits`."""
+    lines = (REPOSITORY / f"benchmarks/results/{family}.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if which in (line["set"], None)]
 
 
@@ -38,7 +55,10 @@ def read_signals(line: dict) -> Signals:
     return Signals(**{key: tuple(value) if key in listed else value for key, value in line["signals"].items()})
 
 
-@pytest.mark.parametrize("line", recorded("check"), ids=lambda line: line["case"])
+CHECKED = [*recorded("check"), *recorded("check", "feature_audits")]
+
+
+@pytest.mark.parametrize("line", CHECKED, ids=lambda line: line["case"])
 def test_the_level_fits_the_measured_quality(line):
     """None of these audits was used to choose the thresholds."""
     level = judge(read_signals(line)).level
@@ -52,6 +72,20 @@ def test_all_levels_occur_in_the_check():
     levels = [judge(read_signals(line)).level for line in recorded("check")]
     assert len(levels) >= 20
     assert {level: levels.count(level) >= 5 for level in ORDER} == dict.fromkeys(ORDER, True)
+
+
+def test_lists_that_are_no_better_than_chance_are_not_to_be_used():
+    """By features, where the first 24 are wrong less than twice as often as all, and 24 are wrong at least."""
+    audits = recorded("check", "feature_audits")
+    poor = [
+        line
+        for line in audits
+        if line["listed"] < 2 * line["wrong"] and line["wrong"] * line["signals"]["samples"] >= 24
+    ]
+    levels = [judge(read_signals(line)).level for line in poor if line["listed"] < 0.9]
+    assert len(levels) >= 10
+    assert "trusted" not in levels
+    assert levels.count("with care") <= len(levels) // 5
 
 
 def test_a_good_run_is_trusted():
@@ -85,6 +119,34 @@ def test_reasons(change, level, words):
     trust = judge(replace(GOOD, **change))
     assert trust.level == level
     assert words in trust.reasons[0].text
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({}, "trusted", "97 % are wrong beyond doubt, 8.8 times the share of all labels"),
+        ({"estimate": 0.03, "other_estimate": 0.3}, "trusted", "32.3 times"),
+        ({"agreement": 0.11}, "do not use", "no better than always predicting"),
+        ({"agreement": 0.3, "flips": 0.88}, "do not use", "nothing that helps has been learned"),
+        ({"agreement": 0.2, "flips": 0.75, "estimate": 0.75}, "with care", "Only 20 % of the labels agree"),
+        ({"agreement": 0.4}, "do not use", "know too little"),
+        ({"agreement": 0.6}, "with care", "only in part"),
+        ({"estimate": 0.16}, "with care", "another 13 % are contradicted between classes"),
+        ({"estimate": 0.26, "listed_flipped": 0.1}, "do not use", "most of them may be difficult images"),
+        ({"listed_flipped": 0.3}, "with care", "30 % are wrong beyond doubt"),
+        ({"checked": 3}, "with care", "3 labels were checked by hand"),
+    ],
+)
+def test_reasons_by_features(change, level, words):
+    trust = judge(replace(BY_FEATURES, **change))
+    assert trust.level == level
+    assert any(words in reason.text for reason in trust.reasons)
+    assert (trust.lift is None) == (change.get("listed_flipped", 1) < 0.85)
+
+
+def test_by_features_the_range_starts_at_the_random_flips():
+    assert judge(BY_FEATURES).noise_range is None
+    assert judge(replace(BY_FEATURES, estimate=0.18)).noise_range == (0.03, 0.18)
 
 
 def test_estimates_that_are_far_apart_are_a_range():

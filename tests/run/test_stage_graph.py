@@ -57,6 +57,7 @@ def is_execution(key: str) -> bool:
         key.startswith("execution.")
         or key.endswith((".shards", ".root", ".csv", ".path_column", ".label_column", ".partial", ".allow_outside"))
         or key in ("labels.file", "labels.corrections", "batch.micro", "data.max_unreadable", "data.max_rejected")
+        or key in ("incv.features_file", "incv.predictions_file")
         or key in ("model.pretrained", "model.weights")
     )
 

@@ -39,8 +39,30 @@ def add_command(
         action="store_true",
         help="train a network in each fold, which takes hours; default: use the features of pretrained weights",
     )
+    audit.add_argument(
+        "--embeddings",
+        type=path_argument,
+        metavar="FILE",
+        help="features of the images, .npy or .parquet, instead of running a network",
+    )
+    audit.add_argument(
+        "--predictions",
+        type=path_argument,
+        metavar="FILE",
+        help="held-out probabilities of all classes, .npy or .parquet, which then judge the labels",
+    )
+    audit.add_argument(
+        "--against",
+        type=path_argument,
+        metavar="FOLDER",
+        help="also find images that are in this folder too, such as a test set",
+    )
     audit.add_argument("--run-dir", type=path_argument, help="where to write; default: runs/audit-<name of FOLDER>")
-    audit.add_argument("--no-download", action="store_true", help="use only weights that are already on this machine")
+    audit.add_argument(
+        "--download",
+        action=argparse.BooleanOptionalAction,
+        help="whether pretrained weights may be downloaded; default: ask if there is a terminal, else yes",
+    )
     audit.add_argument(
         "--redo", action="append", default=[], metavar="STAGE", help="rerun a finished stage; repeatable"
     )
@@ -59,8 +81,11 @@ def _audit(parsed: argparse.Namespace, tell: Callable[[Path, int, None, Path], N
         source=read_source_options(parsed),
         weights=parsed.weights,
         model=parsed.model,
+        embeddings=parsed.embeddings,
+        predictions=parsed.predictions,
+        against=parsed.against,
         run_dir=parsed.run_dir,
-        download=not parsed.no_download,
+        download=parsed.download,
         train=parsed.train,
         redo=parsed.redo,
         overrides=parsed.overrides,

@@ -77,6 +77,25 @@ def find_images(folder: Path, options: SourceOptions = NO_OPTIONS) -> FoundImage
     return FoundImages(layout | {"root": str(root)} | options.given(), counts)
 
 
+def find_other_images(folder: Path, audited: Path, options: SourceOptions = NO_OPTIONS) -> dict[str, Any]:
+    """Return the section `data.eval.NAME` of a folder in which the audited images are looked for.
+
+    Labels do not matter: one class is enough, and classes may differ.
+    """
+    _require_folder(folder)
+    root = folder.resolve()
+    if root == audited.resolve():
+        raise ConfigError(f"--against {folder} is the audited folder itself: name another one, such as a test set")
+    layout = find_layout(root, False)
+    place = folder / layout["split"]
+    if layout["source"] == "image_folder" and not (here := _list(place)).folders:
+        what = f"{len(here.images):,} images, but no folder of images" if here.images else "no images"
+        raise DataError(f"{place} contains {what}: put them into one, such as {place / 'all'}/")
+    options = SourceOptions(allow_outside=options.allow_outside and layout["source"] != "webdataset")
+    open_source(layout["source"], root, layout["split"], options=options)
+    return layout | {"root": str(root)} | options.given()
+
+
 def describe_classes(counts: Mapping[str, int]) -> str:
     """Return the classes with their numbers of images, largest first; of many, the largest and the smallest."""
     ordered = [f"{name} ({counts[name]:,})" for name in sorted(counts, key=lambda name: -counts[name])]

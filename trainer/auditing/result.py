@@ -24,6 +24,8 @@ class AuditResult:
     """Estimated share of wrong labels; None if the verdict does not allow to state one."""
     run: Path
     """The run directory, with `report.html`."""
+    probabilities: pa.Table | None = None
+    """Held-out probabilities, calibrated: a column `key`, and one for each class; None if the run has none."""
 
     @classmethod
     def read(cls, root: Path) -> "AuditResult":
@@ -32,7 +34,9 @@ class AuditResult:
         report: dict[str, Any] = read_json(directory.report_json)
         trust = report.get("trust") or {"level": "do not use", "claims_noise": False}
         stated = report["noise"].get("stated") if trust["claims_noise"] else None
-        return cls(table, trust["level"], report["noise"][stated] if stated else None, root)
+        kept = directory.probabilities_table
+        probabilities = read_parquet(kept, "table of probabilities") if kept.exists() else None
+        return cls(table, trust["level"], report["noise"][stated] if stated else None, root, probabilities)
 
     @property
     def issues(self) -> pa.Table:

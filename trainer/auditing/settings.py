@@ -1,10 +1,10 @@
 """Chooses the recipe of an audit from the data set, the initial weights and the device: pure functions."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer.config.schema import Trainable
+from trainer.config.schema import NO_NETWORK, Trainable
 
 FOLDS = 5
 """Of an audit by features."""
@@ -28,15 +28,20 @@ class Start:
     """Whether timm's weights of `model` are used."""
     image: dict[str, Any] = field(default_factory=dict)
     """The image keys (size, mean, std) that the weights expect; empty without weights."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the architecture."""
+    sizes: tuple[int, ...] = ()
+    """Sizes of images to choose from, largest first; the first is that of `image`."""
     why_no_weights: str = ""
     """Why the network starts from random weights, in a few words; empty with weights."""
-
-    may_shrink: bool = True
-    """Whether a smaller size may be chosen to save time."""
 
     @property
     def has_weights(self) -> bool:
         return self.pretrained or self.weights is not None
+
+    def at_size(self, size: int) -> "Start":
+        """Return the same network on images of another size."""
+        return replace(self, image=self.image | {"size": size})
 
 
 @dataclass(frozen=True)
@@ -91,12 +96,14 @@ def choose_recipe(
         "remove_ratio": 0.0,
         "optimizer": choose_optimizer(epochs, schedule.learning_rate),
     }
-    if start.has_weights and not train:
+    if (start.has_weights or start.model == NO_NETWORK) and not train:
         folds = min(FOLDS, samples)
         incv = {"judge": "features", "rounds": 1, "folds": folds, "noise_estimate": "combined", "remove_ratio": 0.0}
     image = {"size": _SCRATCH_SIZE[device]} | start.image
     resize = math.ceil(image["size"] * _MARGIN)
     model: dict[str, Any] = {"name": start.model}
+    if start.options:
+        model["options"] = dict(start.options)
     if incv.get("judge") is None:
         model["trainable"] = schedule.trainable
     if start.pretrained:

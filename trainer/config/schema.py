@@ -80,13 +80,18 @@ class ImageConfig(Section):
 
 
 Trainable = Literal["all", "classifier"]
+NO_NETWORK = "none"
+"""`model.name` of a recipe that runs no network."""
 
 
 class ModelConfig(Section):
     """The network; all folds and methods train it."""
 
     name: str
-    """Any timm model, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110 or digits_cnn."""
+    """Any timm model, or a built-in network: cifar_resnet20, cifar_resnet32, cifar_resnet110 or digits_cnn.
+
+    none: no network, if `incv.features_file` or `incv.predictions_file` takes its place and no method is trained.
+    """
     options: dict[str, Any] = Field(default_factory=dict)
     """Additional arguments for timm.create_model."""
     pretrained: bool = execution(False)
@@ -113,8 +118,17 @@ class ModelConfig(Section):
         """Whether networks start from given weights and not from random ones."""
         return self.pretrained or self.weights is not None
 
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no network."""
+        return self.name == NO_NETWORK
+
     @model_validator(mode="after")
     def _check_consistency(self) -> "ModelConfig":
+        if self.is_none and self.has_initial_weights:
+            raise ValueError(
+                "`model.name: none` has no weights: name their network, or remove model.weights and model.pretrained"
+            )
         if self.pretrained and self.weights is not None:
             raise ValueError(
                 "model.pretrained and model.weights exclude each other: set model.pretrained to false to use the "
@@ -209,6 +223,24 @@ class IncvConfig(LabelTrainingConfig):
     features: run the initial weights over all images once, and fit a logistic regression in each fold, multiplied by
     a vote of the nearest neighbours. It takes minutes where the training of networks takes hours, for one round.
     """
+    features_file: PathText | None = execution(None)
+    """`judge: features`: features from elsewhere, so that no network is run over the images.
+
+    .npy: numbers [images, features], rows in the order of the data set (index.parquet beside its shards). .parquet: a
+    column `key`, and one column of lists or columns of numbers. The checksum of the file counts as a result key; its
+    path does not.
+    """
+    predictions_file: PathText | None = execution(None)
+    """`judge: features`: held-out probabilities of all classes from elsewhere, in place of the logistic regression.
+
+    .npy: [images, classes], rows as above, columns in the order of the class names. .parquet: a column `key`, and a
+    column named by each class. The checksum of the file counts as a result key; its path does not.
+    """
+    against: str | None = None
+    """`judge: features`: the evaluation set in which images of the training set are looked for, such as `test`.
+
+    If no method is evaluated on it, its classes may differ.
+    """
     epochs: Annotated[int, Field(ge=0)] = 0
     """Passes over the training samples in each fold; not used with `judge: features`."""
     rounds: Positive = 4
@@ -246,6 +278,9 @@ class IncvConfig(LabelTrainingConfig):
                 raise ValueError("epochs is needed: the passes that the network of a fold makes over its samples")
             if self.noise_estimate == "combined":
                 raise ValueError("`noise_estimate: combined` needs `judge: features`: set noise_estimate to another")
+            for name in ("features_file", "predictions_file", "against"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} needs `judge: features`: set judge, or set {name} to null")
         elif self.rounds != 1 or self.halves != 2:
             raise ValueError("`judge: features` is for one round in which each fold is judged: set rounds to 1")
         return self
@@ -259,9 +294,14 @@ class IncvConfig(LabelTrainingConfig):
         return self
 
     @property
+    def has_files(self) -> bool:
+        """Whether features or predictions come from a file."""
+        return self.features_file is not None or self.predictions_file is not None
+
+    @property
     def trained_folds(self) -> int:
-        """Number of networks that a round trains."""
-        return 1 if self.halves == 1 else self.folds
+        """Number of networks, or classifiers, that a round trains; 1 if their predictions come from a file."""
+        return 1 if self.halves == 1 or self.predictions_file is not None else self.folds
 
     def largest_fold(self, samples: int) -> int:
         """Number of samples that the largest fold trains on, of those that are split among the folds."""
@@ -340,10 +380,21 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_judge(self) -> "Recipe":
-        if self.incv is not None and self.incv.judge == "features" and not self.model.has_initial_weights:
+        has_files = self.incv is not None and self.incv.has_files
+        by_features = self.incv is not None and self.incv.judge == "features"
+        if by_features and not has_files and not self.model.has_initial_weights:
             raise ValueError(
-                "`incv.judge: features` needs the features of trained weights: set model.pretrained or "
-                "model.weights, or set incv.judge to networks and incv.epochs"
+                "`incv.judge: features` needs the features of trained weights: set model.pretrained, "
+                "model.weights or incv.features_file, or set incv.judge to networks and incv.epochs"
+            )
+        if self.model.is_none and (self.methods or not has_files):
+            raise ValueError(
+                "`model.name: none` is for runs without a network: set incv.features_file or incv.predictions_file "
+                "and `methods: []`, or name a network"
+            )
+        if self.incv is not None and self.incv.against not in (None, *self.data.eval):
+            raise ValueError(
+                f"incv.against is {self.incv.against}, which is no evaluation set: add data.eval.{self.incv.against}"
             )
         return self
 

@@ -58,6 +58,8 @@ def estimate_text(recipe: Recipe, splits: Mapping[str, SplitSize | None], option
         return "no estimate: the number of training samples is unknown until they are packed; add --samples N"
     if options.takes_incv_over and not recipe.methods:
         return "no estimate: INCV is taken over, and no method is trained"
+    if recipe.model.is_none:
+        return "no estimate: no network is run, which leaves minutes"
     trained = count_trained(recipe, train.samples)
     recipe = resolve_batch(recipe, trained)
     try:
@@ -194,6 +196,9 @@ def estimate_cpu_seconds(recipe: Recipe, samples: int, classes: int) -> float:
     samples = min(samples, recipe.data.train.limit or samples)
     recipe = resolve_batch(recipe, samples)
     model = recipe.model
+    if recipe.incv is not None and recipe.incv.judge == "features" and not recipe.methods:
+        model = model.model_copy(update={"trainable": "classifier"})  # nothing is trained: measure the forward alone
+        recipe = recipe.model_copy(update={"model": model})
     cost = count_network(model.name, classes, recipe.image.size, model.options, model.trainable)
     probed = _probe_cpu(recipe, classes, cost)
     return sum(phase.seconds for phase in CostModel(recipe, cost, samples, classes, probed=probed).cost_run(1))

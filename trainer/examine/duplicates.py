@@ -98,13 +98,17 @@ def find_near_duplicates(
 
 
 def find_leaks(
-    features: torch.Tensor, thumbnails: torch.Tensor, other_features: torch.Tensor, other_thumbnails: torch.Tensor
+    features: torch.Tensor,
+    thumbnails: torch.Tensor,
+    other_features: torch.Tensor,
+    other_thumbnails: torch.Tensor,
+    neighbours: torch.Tensor | None = None,
 ) -> ImagePairs:
     """Find images of one set in another, such as training images among test images: pairs (id, id in the other set).
 
-    See `find_near_duplicates`.
+    See `find_near_duplicates`. neighbours: within the one set.
     """
-    return _find(features, thumbnails, (other_features, other_thumbnails))
+    return _find(features, thumbnails, (other_features, other_thumbnails), neighbours)
 
 
 def _find(

@@ -20,7 +20,8 @@ class OffTopic:
 
     scores: npt.NDArray[np.float32]
     """float32 [n], 1 - the cosine similarity to the nearest class"""
-    threshold: float
+    threshold: float | None
+    """None if it was not looked for."""
     found: npt.NDArray[np.bool_]
     """bool [n]"""
     why: str

@@ -1,5 +1,6 @@
-"""Wrong labels from plain arrays: labels, and probabilities that were held out, from any model."""
+"""Wrong labels from plain arrays: labels, and held-out probabilities or features from any model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,16 +11,22 @@ import torch
 
 from shards.errors import DataError
 from trainer.distributed.world import SINGLE_PROCESS
+from trainer.examine.duplicates import checksum_groups
+from trainer.examine.folds import stratified_group_folds
+from trainer.examine.neighbours import nearest
 from trainer.incv.confident import confident_joint
-from trainer.incv.feature_judge import uniform_flips
+from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples, uniform_flips
 from trainer.incv.logistic import fit_temperature
 from trainer.incv.noise_estimates import combine_estimates
 from trainer.incv.suspicion import LIMIT, measure_suspicion, usual_probabilities
+from trainer.loading.sample_order import derive_stream
 
 Floats = npt.NDArray[np.float64]
 _MOST_TRIED = 50_000
 """Samples that calibration and flips are measured on."""
 _SMALLEST = 1e-12
+_FEW = 100
+"""Samples below which held-out predictions may agree with every label by chance."""
 _SUM_TOLERANCE = 1e-2
 
 
@@ -54,22 +61,58 @@ class LabelIssues:
         )
 
 
-def find_label_issues(labels: Any, probabilities: Any) -> LabelIssues:
+def find_label_issues(labels: Any, probabilities: Any = None, *, features: Any = None) -> LabelIssues:
     """Find labels that held-out predictions contradict.
 
     Args:
         labels: the given labels, integers from 0, [samples].
         probabilities: of each class, [samples, classes], from a model that was not trained on the sample, such as by
             cross-validation.
+        features: of each sample, [samples, features], from any network. They are judged as `incv.audit` does it, by a
+            logistic regression in five folds and a vote of the nearest neighbours. Give these or probabilities.
 
     Raises:
         DataError: the arrays do not fit each other, are no probabilities, or were not held out.
     """
+    if (probabilities is None) == (features is None):
+        raise DataError("give either probabilities, or features=")
+    if features is not None:
+        probabilities = _judge_features(labels, features)
     given, p = _check(labels, probabilities)
     log_p = _calibrate(given, np.log(np.maximum(p, _SMALLEST)))
     suspicion, predicted = _measure(given, log_p), p.argmax(axis=1)
     is_issue = (suspicion > LIMIT) & (predicted != given)
     return LabelIssues(is_issue, suspicion, predicted, _estimate(given, log_p, is_issue))
+
+
+def _judge_features(labels: Any, features: Any) -> npt.NDArray[np.float32]:
+    """Return held-out probabilities, calibrated: [samples, classes]. Equal rows count as duplicates."""
+    given, rows = np.asarray(labels), np.asarray(features)
+    if rows.ndim != 2 or given.shape != rows.shape[:1] or not rows.size:
+        raise DataError(f"features must have one row per label: [{given.size}, features], not {list(rows.shape)}")
+    if not np.issubdtype(given.dtype, np.integer) or given.min() < 0 or given.max() >= len(given):
+        raise DataError("labels must be integers from 0, the numbers of the classes")
+    if rows.dtype.kind not in "fiu":
+        raise DataError(f"features are of the type {rows.dtype}: give numbers, such as float32")
+    rows = np.ascontiguousarray(rows if rows.dtype == np.float16 else rows.astype(np.float32))
+    if len(bad := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
+        raise DataError(f"the features of sample {bad[0]} hold NaN or infinity: leave such samples out")
+    if (rows == rows[0]).all():
+        raise DataError("the features of all samples are equal, so they say nothing about the labels")
+    classes = int(given.max()) + 1
+    if classes < 2:
+        raise DataError("all labels are of one class: at least two are needed")
+    tensor = torch.from_numpy(rows)
+    centred = tensor.float() - tensor.mean(dim=0, dtype=torch.float32)
+    groups = checksum_groups(np.array([hash(row.tobytes()) for row in rows], np.int64))
+    folds = stratified_group_folds(given.astype(np.int64), groups, FOLDS, derive_stream(0, "incv.split"))
+    ids = np.arange(len(given))
+    examined = Examined(ids, tensor, nearest(centred, NEIGHBOURS)[0].int().numpy(), groups)
+    samples = JudgedSamples(examined, given.astype(np.int64), folds, np.ones(len(given), np.bool_))
+    found = judge_samples(samples, classes, SINGLE_PROCESS).probabilities
+    if found is None:
+        raise DataError(f"{len(given):,} samples of {classes:,} classes are too many to keep their probabilities")
+    return found
 
 
 def estimate_noise(labels: Any, probabilities: Any) -> float:
@@ -115,16 +158,34 @@ def _check(labels: Any, probabilities: Any) -> tuple[npt.NDArray[np.int64], Floa
         )
     if not np.issubdtype(given.dtype, np.integer) or given.min() < 0 or given.max() >= p.shape[1]:
         raise DataError(f"labels must be integers from 0 to {p.shape[1] - 1}, the columns of the probabilities")
-    if not np.isfinite(p).all() or p.min() < 0:
-        raise DataError("some probabilities are negative, NaN or infinite: leave out samples without a prediction")
+    return given.astype(np.int64), require_probabilities(given, p)
+
+
+def require_probabilities(
+    given: npt.NDArray[np.integer[Any]], p: Floats, name_of: Callable[[int], str] = lambda row: f"sample {row}"
+) -> Floats:
+    """Return probabilities scaled to the sum 1; raise DataError if they are none, or were not held out.
+
+    Args:
+        given: the given labels, [samples].
+        p: float64 [samples, classes].
+        name_of: returns the name of a row, for the error.
+    """
+    if len(bad := np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))):
+        raise DataError(
+            f"the probabilities of {name_of(int(bad[0]))} are negative, NaN or infinite: leave out samples without a "
+            "prediction, and apply a softmax to logits"
+        )
     sums = p.sum(axis=1)
     if np.abs(sums - 1).max() > _SUM_TOLERANCE:
         worst = int(np.abs(sums - 1).argmax())
-        raise DataError(f"the probabilities of sample {worst} sum to {sums[worst]:.3g}, not 1: apply a softmax first")
-    p = p / sums[:, None]
-    if len(given) >= 100 and (p.argmax(axis=1) == given).all():
         raise DataError(
-            "the probabilities agree with every label, so they are not held out: the model was trained on what it "
-            "predicts. Predict each sample by a model that has not seen it (cross-validation)"
+            f"the probabilities of {name_of(worst)} sum to {sums[worst]:.3g}, not 1: apply a softmax first"
         )
-    return given.astype(np.int64), p
+    p = p / sums[:, None]
+    if len(given) >= _FEW and (p.argmax(axis=1) == given).all():
+        raise DataError(
+            "the probabilities agree with every label (agreement 1.0), so they are not held out: the model was "
+            "trained on what it predicts. Predict each sample by a model that has not seen it (cross-validation)"
+        )
+    return p

@@ -5,7 +5,7 @@ The network that gives the features stays as it is, so one pass over the images 
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ _CHUNK_NUMBERS = 2**25
 _MOST_KEPT = 10**8
 """Probabilities of all samples and classes up to which they are kept."""
 _PASSES = 50
+_SMALLEST = 1e-12
+"""Probability below which given predictions are all alike."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +43,13 @@ class Examined:
     ids: Ids
     """Ascending."""
     features: torch.Tensor
-    """float16 [samples, features], on the CPU."""
+    """float16 or float32 [samples, features], on the CPU."""
     neighbours: npt.NDArray[np.int32]
     """int32 [samples, k]: rows of the most similar other samples."""
     groups: npt.NDArray[np.int64]
     """Duplicates have the same number."""
+    probabilities: npt.NDArray[np.float32] | None = None
+    """Held-out probabilities from elsewhere, which judge in place of the features: [samples, classes]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +84,39 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
 
     `given_probability` and the like are calibrated to the given labels. `loss` is the label's suspicion as a loss.
     """
-    device, number = world.device, int(samples.folds.max()) + 1
-    count = len(samples.ids)
+    count, device = len(samples.ids), world.device
     share = rank_share(count, world)
+    tried = _sample_rows(samples.ids[share], _LARGEST_TRIAL, count).to(device)
+    scorer: _Scorer
+    if samples.examined.probabilities is None:
+        scorer, facts = _fit_regression(samples, share, classes, world, tried)
+    else:
+        scorer, facts = _GivenScorer(samples, share, samples.examined.probabilities, device), {}
+    scores, taught = scorer.scores(tried), scorer.labels[tried]
+    facts |= {
+        "temperature": _agree(world, fit_temperature(scores, taught)),
+        "uniform_flips": _agree(world, uniform_flips(scores, taught)),
+    }
+    factor = facts["temperature"]
+    calibration = _Calibration(factor, usual_probabilities((scores * factor).log_softmax(dim=1), taught, world))
+    kept = count * classes <= _MOST_KEPT
+    predictions, probabilities = _predict(scorer, samples, share, calibration, top_k, kept)
+    if world.rank_group is None:
+        gathered = merge_predictions(predictions, samples.ids)
+    else:
+        gathered = gather_predictions(world, predictions, samples.ids)
+    if not kept:
+        return Verdict(gathered, None, facts)
+    own = torch.from_numpy(samples.ids[share]).to(device)
+    table = gather_table(world, own, {"probabilities": probabilities}, samples.ids, "the probabilities")
+    return Verdict(gathered, table["probabilities"].cpu().numpy(), facts)
+
+
+def _fit_regression(
+    samples: JudgedSamples, share: slice, classes: int, world: World, tried: torch.Tensor
+) -> tuple["_FeatureScorer", dict[str, Any]]:
+    """Fit the regressions of all folds; return them with facts about the fit. tried: rows to calibrate on."""
+    device, number, count = world.device, int(samples.folds.max()) + 1, len(samples.ids)
     rows = samples.examined.features[share].to(device)
     total = world.all_reduce(rows.sum(dim=0, dtype=torch.float64))
     fit = Fit(
@@ -94,31 +128,13 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
     folds = torch.from_numpy(samples.folds[share]).to(device)
     counts = torch.from_numpy(samples.trained[share]).to(device).float()
     validated = _validate(fit, folds, counts, number, samples.ids[share], count)
-    scorer = _Scorer(fit, validated, folds, samples, share)
-    tried = _sample_rows(samples.ids[share], _LARGEST_TRIAL, count).to(device)
-    taught = fit.labels[tried]
-    scorer.temperature = _agree(world, fit_temperature(scorer.held_out(tried), taught))
-    scores = scorer.scores(tried)
-    facts = {
+    scorer = _FeatureScorer(fit, validated, folds, samples, share)
+    scorer.temperature = _agree(world, fit_temperature(scorer.held_out(tried), fit.labels[tried]))
+    return scorer, {
         "penalty": validated.penalty,
         "agreement_of_regression": validated.agreement,
         "converged": all(one.converged for one in validated.classifiers),
-        "temperature": _agree(world, fit_temperature(scores, taught)),
-        "uniform_flips": _agree(world, uniform_flips(scores, taught)),
     }
-    scorer.factor = facts["temperature"]
-    scorer.usual = usual_probabilities((scores * scorer.factor).log_softmax(dim=1), taught, world)
-    kept = count * classes <= _MOST_KEPT
-    predictions, probabilities = _predict(scorer, top_k, kept)
-    if world.rank_group is None:
-        gathered = merge_predictions(predictions, samples.ids)
-    else:
-        gathered = gather_predictions(world, predictions, samples.ids)
-    if not kept:
-        return Verdict(gathered, None, facts)
-    own = torch.from_numpy(samples.ids[share]).to(device)
-    table = gather_table(world, own, {"probabilities": probabilities}, samples.ids, "the probabilities")
-    return Verdict(gathered, table["probabilities"].cpu().numpy(), facts)
 
 
 def rank_share(count: int, world: World) -> slice:
@@ -149,19 +165,41 @@ def _validate(fit: Fit, folds: torch.Tensor, counts: torch.Tensor, number: int, 
     return Validated(chosen.penalty, chosen.agreement, each)
 
 
-class _Scorer:
-    """Computes the logarithm of both predictions' product, for some of this rank's rows at a time."""
+class _Scorer(Protocol):
+    """Gives the scores of some of this rank's rows at a time."""
+
+    labels: torch.Tensor
+    """The given ones of this rank's rows, int64 [rows]."""
+    classes: int
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of each class's probability, up to a constant: float32 [rows, classes]."""
+
+
+class _GivenScorer:
+    """The logarithm of probabilities that were computed elsewhere."""
+
+    def __init__(
+        self, samples: JudgedSamples, share: slice, probabilities: npt.NDArray[np.float32], device: torch.device
+    ) -> None:
+        self.labels = torch.from_numpy(samples.labels[share]).to(device)
+        self.classes = probabilities.shape[1]
+        self._log_p = torch.from_numpy(probabilities[share]).clamp_min(_SMALLEST).log().to(device)
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._log_p[rows]
+
+
+class _FeatureScorer:
+    """Computes the logarithm of both predictions' product."""
 
     def __init__(
         self, fit: Fit, validated: Validated, folds: torch.Tensor, samples: JudgedSamples, share: slice
     ) -> None:
         self.fit, self.samples, self.share = fit, samples, share
+        self.labels, self.classes = fit.labels, fit.classes
         self.temperature = 1.0
         """Of the regression."""
-        self.factor = 1.0
-        """Of the product, that calibrates it."""
-        self.usual = torch.ones(fit.classes, device=folds.device)
-        """Probability of each class that is usual for its samples."""
         self._validated, self._folds = validated, folds
         device = folds.device
         self._neighbours = torch.from_numpy(samples.examined.neighbours[share]).to(device)
@@ -186,20 +224,29 @@ class _Scorer:
         return votes / votes.sum(dim=1, keepdim=True)
 
 
-def _predict(scorer: _Scorer, top_k: int, kept: bool) -> tuple[list[Predictions], torch.Tensor]:
+@dataclass(frozen=True)
+class _Calibration:
+    factor: float
+    """Of the scores."""
+    usual: torch.Tensor
+    """As `usual_probabilities` returns it."""
+
+
+def _predict(
+    scorer: _Scorer, samples: JudgedSamples, share: slice, calibration: "_Calibration", top_k: int, kept: bool
+) -> tuple[list[Predictions], torch.Tensor]:
     """Return the predictions of this rank's rows, in pieces, and their probabilities if they are kept."""
     outputs = [COLUMNS[name] for name in OUTPUTS]
-    samples, share, fit = scorer.samples, scorer.share, scorer.fit
-    classes = fit.classes
-    pieces, probabilities = [], [torch.empty(0, classes, device=fit.labels.device)]
-    every = torch.arange(share.stop - share.start, device=fit.labels.device)
+    classes = scorer.classes
+    pieces, probabilities = [], [torch.empty(0, classes, device=scorer.labels.device)]
+    every = torch.arange(share.stop - share.start, device=scorer.labels.device)
     for rows in every.split(max(1, _CHUNK_NUMBERS // classes)):
         if not len(rows):  # more ranks than samples
             continue
-        scores, given = (scorer.scores(rows) * scorer.factor).log_softmax(dim=1), fit.labels[rows]
+        scores, given = (scorer.scores(rows) * calibration.factor).log_softmax(dim=1), scorer.labels[rows]
         readable = torch.ones(len(rows), dtype=torch.bool, device=scores.device)
         columns = compute_columns([NetworkRows(scores, None, given, top_k)], readable, outputs, True)
-        columns["losses"] = as_loss(measure_suspicion(scores, given, scorer.usual))
+        columns["losses"] = as_loss(measure_suspicion(scores, given, calibration.usual))
         here = slice(share.start + int(rows[0]), share.start + int(rows[-1]) + 1)
         piece = Predictions.of_table(SampleTable(torch.from_numpy(samples.ids[here]), columns), 0)
         pieces.append(piece.with_folds(samples.folds[here].astype(np.int8)))
@@ -213,8 +260,23 @@ def _agree(world: World, value: float) -> float:
     return float(world.all_reduce_mean([torch.tensor(value, dtype=torch.float64, device=world.device)])[0])
 
 
+@dataclass(frozen=True)
+class Flips:
+    """How given labels follow from scores."""
+
+    factor: float
+    """Of the scores, that makes them the logarithms of calibrated probabilities of the labels before the flips."""
+    share: float
+    """Of labels that are flipped to another class at random."""
+
+
 def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of labels that are flipped to another class at random, as the held-out scores show it.
+    """Return the share of labels that are flipped to another class at random, by `fit_flips`."""
+    return fit_flips(scores, labels).share
+
+
+def fit_flips(scores: torch.Tensor, labels: torch.Tensor) -> Flips:
+    """Fit how many labels are flipped to another class at random, as the held-out scores show it.
 
     The given label is that of a prediction softmax(s * scores) with probability 1 - e, and any other class with
     probability e; s and e are those that make the given labels likeliest. Labels that people confuse are explained by
@@ -225,7 +287,7 @@ def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
         labels: the given ones, int64 [rows].
     """
     if not len(labels):
-        return 0.0
+        return Flips(1.0, 0.0)
     classes = scores.shape[1]
     wide = scores.double()
     free = torch.tensor([0.0, -2.0], dtype=torch.float64, device=scores.device, requires_grad=True)
@@ -240,8 +302,8 @@ def uniform_flips(scores: torch.Tensor, labels: torch.Tensor) -> float:
         return loss
 
     optimizer.step(measure)
-    share = float(free[1].detach().sigmoid())
-    return share if math.isfinite(share) else 0.0
+    factor, share = float(free[0].detach().clamp(-4, 4).exp()), float(free[1].detach().sigmoid())
+    return Flips(factor, share) if math.isfinite(factor) and math.isfinite(share) else Flips(1.0, 0.0)
 
 
 def without_features(ids: Ids) -> Predictions:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shards.durable import read_json, write_array, write_json
+from shards.durable import read_json, write_array, write_json, write_parquet
 from shards.errors import DataError
 from trainer.config.fitting import count_steps, fit_section
 from trainer.config.schema import IncvConfig, Recipe
@@ -24,6 +24,7 @@ from trainer.incv.noise_estimates import (
     uses_best_epoch,
 )
 from trainer.incv.predictions import OUTPUTS, Predictions, gather_predictions, merge_predictions
+from trainer.incv.probability_table import build_probability_table
 from trainer.incv.selection import apply_round, fill_classes
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.loading.epoch_plan import Mixing, StaticPlan
@@ -181,12 +182,17 @@ class Incv:
         examined, run = self._examined, self._run
         labels = self._data.labels[examined.ids]
         seed = derive_stream(self._recipe.seed, "incv.split")
-        folds = stratified_group_folds(labels, examined.groups, self._config.folds, seed)
+        folds = np.zeros(len(labels), np.int64)
+        if examined.probabilities is None:
+            folds = stratified_group_folds(labels, examined.groups, self._config.folds, seed)
         samples = JudgedSamples(examined, labels, folds, ~np.isin(examined.ids, self._held_out))
         verdict = judge_samples(samples, self._data.classes, self._ctx.world, self._config.agree_top_k)
         if self._ctx.world.is_rank0:
             if verdict.probabilities is not None:
+                index = self._data.index
+                table = build_probability_table(index.keys(examined.ids), verdict.probabilities, index.class_names)
                 write_array(run.probabilities, verdict.probabilities)
+                write_parquet(run.probabilities_table, table)
             write_json(run.judge_facts, verdict.facts)
         lacking = np.setdiff1d(expected, examined.ids)
         return merge_predictions([verdict.predictions, without_features(lacking)], expected)

@@ -49,6 +49,19 @@ def describe_hub_location(name: str) -> str:
     return f"{_hub_location(name)[0]} on the Hugging Face hub, cached in {constants.HF_HUB_CACHE}"
 
 
+def describe_cache_folder(name: str) -> str:
+    """Return the folder of the hub's cache that has the weights of a model."""
+    from huggingface_hub import constants
+
+    return str(Path(constants.HF_HUB_CACHE) / f"models--{_hub_location(name)[0].replace('/', '--')}")
+
+
+def find_licence(name: str) -> str | None:
+    """Return the licence of timm's weights of a model, such as `apache-2.0`; None if timm states none."""
+    licence: str | None = getattr(require_pretrained(name), "license", None)
+    return licence
+
+
 def input_settings(name: str, file: Path | None) -> dict[str, Any]:
     """Return the image keys (size, mean, std) that weights expect.
 
@@ -119,11 +132,12 @@ def _hub_location(name: str) -> tuple[str, str | None, tuple[str, ...]]:
 
 
 def _download(name: str, repository: str, revision: str | None, files: tuple[str, ...]) -> Path:
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _find_connection_problem(constants.ENDPOINT)
-    for file in files if why is None else ():
+    require_reachable(name)
+    why = None
+    for file in files:
         try:
             with _quiet_hub():
                 return Path(hf_hub_download(repository, file, revision=revision))
@@ -134,8 +148,22 @@ def _download(name: str, repository: str, revision: str | None, files: tuple[str
         except OSError as error:
             why = _first_line(error)
             break
-    why = why or f"{repository} has none of {', '.join(files)}"
-    raise NoPretrained(
+    raise _no_download(name, why or f"{repository} has none of {', '.join(files)}")
+
+
+def require_reachable(name: str) -> None:
+    """Raise NoPretrained if the hub does not answer, so that weights cannot be downloaded."""
+    from huggingface_hub import constants
+
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _find_connection_problem(constants.ENDPOINT)
+    if why is not None:
+        raise _no_download(name, why)
+
+
+def _no_download(name: str, why: str) -> NoPretrained:
+    from huggingface_hub import constants
+
+    return NoPretrained(
         f"timm's weights of {name} ({describe_hub_location(name)}) are not in the cache and cannot be downloaded: "
         f"{why}. Start once where there is internet, copy that cache here (HF_HUB_CACHE names its folder), or set "
         "model.weights to a file with model.pretrained: false",

@@ -24,12 +24,13 @@ from shards.image_formats import REASONS, SUFFIXES, explain_verdict
 from shards.image_store import convert_image
 from shards.progress import Progress
 from shards.regular_file import find_kind, open_to_append, read_regular, require_regular
-from trainer.config.schema import Recipe
+from trainer.config.schema import NO_NETWORK, Recipe
 from trainer.loading.augment import Geometry, centre_boxes
 from trainer.loading.image_set import build_geometry
 from trainer.loading.pixels import Normalise, Pixels, crop, decode
 from trainer.records.run_directory import RunDirectory
 from trainer.run.export import load_network
+from trainer.run.feature_classifier import load_feature_classifier
 
 TOP = 5
 _BATCH = 64
@@ -78,14 +79,56 @@ class Classifier:
 
 
 def load_classifier(run: RunDirectory, recipe: Recipe, method: str | None, network: str, device: str) -> Classifier:
-    """Load the exported networks of a method (None: the last trained one); network: `a`, `b` or `mean`."""
+    """Load the exported networks of a method (None: the last trained one), or the classifier of an audit.
+
+    network: `a`, `b` or `mean`.
+    """
+    chosen = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+    digest = hashlib.sha256(json.dumps([recipe.image.model_dump(), recipe.data.train.resize]).encode())
+    if not recipe.methods:
+        networks, described = _load_audit(run, recipe, method, digest)
+    else:
+        networks, described = _load_exports(run, recipe, method, network, digest)
+    return Classifier(
+        networks=tuple(each.to(chosen) for each in networks),
+        class_names=tuple(described["label_names"]),
+        geometry=build_geometry(recipe.image),
+        normalise=Normalise(recipe.image.mean, recipe.image.std, chosen),
+        resize=recipe.data.train.resize,
+        device=chosen,
+        identity=digest.hexdigest(),
+    )
+
+
+def _load_audit(
+    run: RunDirectory, recipe: Recipe, method: str | None, digest: "hashlib._Hash"
+) -> tuple[list[nn.Module], dict[str, Any]]:
+    """Return the classifier on the features of an audit, and its description; adds its files to the digest."""
+    if recipe.incv is None or recipe.incv.judge != "features":
+        raise ConfigError(
+            f"{run.root} has no classifier to predict with: its recipe, as that of an audit which trains, lists no "
+            "training method. Run a recipe with `methods`, such as image_folder_finetune, on the same images first"
+        )
+    if method is not None:
+        raise ConfigError(f"--method {method}: {run.root} trained no method; leave out --method")
+    if recipe.model.name == NO_NETWORK:
+        raise ConfigError(
+            f"{run.root} has no network, since its features or predictions were given: run an audit without "
+            "--embeddings and --predictions to get a classifier"
+        )
+    if not run.classifier.is_dir():
+        raise ConfigError(f"{run.root} has no classifier yet: start the audit again, which finishes it")
+    for name in ("head.safetensors", "config.json"):
+        digest.update(hash_file(run.classifier / name).encode())
+    return [load_feature_classifier(run, recipe)], read_json(run.classifier / "config.json")
+
+
+def _load_exports(
+    run: RunDirectory, recipe: Recipe, method: str | None, network: str, digest: "hashlib._Hash"
+) -> tuple[list[nn.Module], dict[str, Any]]:
+    """Return the exported networks of a method, and their description; adds their files to the digest."""
     trained = [name for name in recipe.methods if run.export(name).is_dir()]
     if not trained:
-        if not recipe.methods:
-            raise ConfigError(
-                f"{run.root} has no classifier to predict with: its recipe, as that of an audit, lists no training "
-                "method. Run a recipe with `methods`, such as image_folder_finetune, on the same images first"
-            )
         raise ConfigError(f"{run.root} has no exported network: finish the run's `export` stage first")
     name = trained[-1] if method is None else method
     if name not in trained:
@@ -95,19 +138,9 @@ def load_classifier(run: RunDirectory, recipe: Recipe, method: str | None, netwo
         folders = [folder for folder in folders if folder.name == f"model_{network}"]
         if not folders:
             raise ConfigError(f"--network {network}: {name} has one network only; use --network a")
-    chosen = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    digest = hashlib.sha256(json.dumps([recipe.image.model_dump(), recipe.data.train.resize]).encode())
     for folder in folders:
         digest.update(hash_file(folder / "model.safetensors").encode())
-    return Classifier(
-        networks=tuple(load_network(folder).to(chosen) for folder in folders),
-        class_names=tuple(read_json(folders[0] / "config.json")["label_names"]),
-        geometry=build_geometry(recipe.image),
-        normalise=Normalise(recipe.image.mean, recipe.image.std, chosen),
-        resize=recipe.data.train.resize,
-        device=chosen,
-        identity=digest.hexdigest(),
-    )
+    return [load_network(folder) for folder in folders], read_json(folders[0] / "config.json")
 
 
 def list_images(root: Path) -> list[Path]:

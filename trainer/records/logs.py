@@ -99,6 +99,23 @@ def configure_logging() -> None:
 
 
 @contextmanager
+def show_progress(shown: bool) -> Iterator[None]:
+    """Within the block, print log lines and bars as a command does, or nothing; logging is then as it was before."""
+    loggers = [logging.getLogger(name) for name in _PACKAGES]
+    before = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+    target = _target
+    configure_logging()
+    set_target(replace(target, echo=target.echo and shown))
+    try:
+        yield
+    finally:
+        set_target(target)
+        for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.propagate, logger.handlers = propagate, handlers
+
+
+@contextmanager
 def log_to_file(path: Path, rank: int, size: int) -> Iterator[None]:
     """Within the block, also log to the file `path`, and print on the terminal only on rank 0.
 

@@ -38,11 +38,14 @@ class RunDirectory:
         self.report_html = root / "report.html"
         self.logs = root / "logs"
         self.features = root / "features"
+        self.given = root / "given"
         self.examination = root / "examination.parquet"
         self.examination_facts = root / "examination.json"
         self.neighbours = root / "neighbours.npy"
         self.probabilities = root / "probabilities.npy"
+        self.probabilities_table = root / "probabilities.parquet"
         self.judge_facts = root / "judge.json"
+        self.classifier = root / "classifier"
         self.rounds = root / "rounds"
         self.methods = root / "methods"
         self.old = root / "old"
@@ -104,7 +107,8 @@ class RunDirectory:
             return
         if not self.root.is_dir():
             raise ConfigError(f"{self.root} is a file, not a folder: choose another --run-dir")
-        content = [path for path in self.root.iterdir() if path.name != ".lock" and not is_temporary(path)]
+        own = (self.root / ".lock", self.given)
+        content = [path for path in self.root.iterdir() if path not in own and not is_temporary(path)]
         if content and not self.has_manifest():
             if not self.has_results():
                 raise ConfigError(f"{self.root} is neither empty nor a run directory: choose another --run-dir")
@@ -160,7 +164,7 @@ class RunDirectory:
 
     def _require_own_files(self) -> None:
         """Raise ConfigError if the run would follow a link out of its directory, or write to a device or FIFO."""
-        folders = (self.logs, self.rounds, self.methods, self.features, self.old)
+        folders = (self.logs, self.rounds, self.methods, self.features, self.given, self.classifier, self.old)
         files = {path for path in vars(self).values() if isinstance(path, Path)} - {self.root, *folders}
         found = [(path, find_kind(path)) for path in sorted(files)]
         for folder in folders:

@@ -8,9 +8,12 @@ import pyarrow as pa
 
 CHECKS = ("blank", "dark", "bright", "blurred", "tiny", "odd_aspect")
 """The checks of images, as in examination.parquet."""
+LEAK = "leak"
+"""The column of examination.parquet that names the equal image of `incv.against`; only with that key."""
 TITLES = {
     "conflict": "conflicting duplicate",
     "duplicate": "duplicate",
+    LEAK: "also in the test set",
     "off_topic": "off-topic",
     **{name: name for name in CHECKS},
     "odd_aspect": "odd shape",
@@ -27,7 +30,9 @@ class Findings:
     contradicted: npt.NDArray[np.bool_]
     """Whether a duplicate contradicts the label, which nobody has checked: see `find_conflicts`."""
     kinds: dict[str, npt.NDArray[np.bool_]]
-    """Which images are `off_topic`, or fail a check."""
+    """Which images are `off_topic`, fail a check, or are a `leak`."""
+    leaks: npt.NDArray[np.object_] | None
+    """The key of the equal image of `incv.against`, or None; None as a whole if none were looked for."""
 
     def images_of(self, finding: str, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the sample_ids with a finding of TITLES; of conflicting duplicates, both sides.
@@ -35,8 +40,8 @@ class Findings:
         rank: place in the list of suspicious labels, by sample_id. Groups of duplicates are not torn apart, and
         conflicting ones come first.
         """
-        if finding in self.kinds:
-            ids = np.flatnonzero(self.kinds[finding])
+        if finding not in ("conflict", "duplicate"):
+            ids = np.flatnonzero(self.kinds.get(finding, np.zeros(0, np.bool_)))
             return ids[np.argsort(rank[ids], kind="stable")]
         conflicting = np.isin(self.groups, self.groups[self.contradicted])
         ids = np.flatnonzero(conflicting if finding == "conflict" else self.groups >= 0)
@@ -70,7 +75,11 @@ def gather_findings(
     for name in ("off_topic", *CHECKS):
         kinds[name] = np.zeros(count, np.bool_)
         kinds[name][ids] = table[name].to_numpy()
-    return Findings(groups, contradicted, kinds)
+    leaks = None
+    if LEAK in table.column_names:
+        leaks, kinds[LEAK] = np.full(count, None, object), np.zeros(count, np.bool_)
+        leaks[ids], kinds[LEAK][ids] = table[LEAK].to_pylist(), table[LEAK].is_valid().to_numpy()
+    return Findings(groups, contradicted, kinds, leaks)
 
 
 def find_conflicts(

@@ -13,7 +13,7 @@ from shards.durable import write_parquet
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
-from trainer.report.findings import CHECKS, Findings, gather_findings
+from trainer.report.findings import CHECKS, LEAK, Findings, gather_findings
 
 _REJECTED, _EXCLUDED = len(State), len(State) + 1
 STATE_NAMES = (*(state.name.lower() for state in State), "rejected", "excluded")
@@ -97,7 +97,7 @@ def _finding_columns(findings: Findings) -> dict[str, pa.Array]:
         "conflicting_duplicate": pa.array(findings.contradicted),
         "off_topic": pa.array(findings.kinds["off_topic"]),
         "image_check": pa.array(checks, pa.string()),
-    }
+    } | ({} if findings.leaks is None else {LEAK: pa.array(findings.leaks, pa.string())})
 
 
 def write_review(run: RunDirectory, table: pa.Table, keep_existing: bool = False) -> None:

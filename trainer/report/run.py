@@ -21,7 +21,7 @@ from trainer.incv.confident import confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
 from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
-from trainer.report.findings import CHECKS, Findings, gather_findings
+from trainer.report.findings import CHECKS, LEAK, Findings, gather_findings
 from trainer.report.pictures import ImageOf
 
 _COLUMNS = {
@@ -33,7 +33,7 @@ _COLUMNS = {
     "examination.parquet": ("sample_id", "group", "off_topic", *CHECKS),
 }
 """The columns that the report reads."""
-_CHECKED = "checked"  # optional in labels.parquet
+_CHECKED = "checked"  # optional, in labels.parquet and examination.parquet
 
 _NEEDED = {
     "config.resolved.yaml": "the recipe's keys and methods are unknown",
@@ -329,7 +329,7 @@ def _read_table(path: Path) -> pa.Table | Missing:
         present = pq.read_schema(path).names
         if lacking := [name for name in needed if name not in present]:
             return Missing(f"cannot be read (it lacks the column {lacking[0]})")
-        wanted = [name for name in dict.fromkeys((*needed, _CHECKED)) if name in present]
+        wanted = [name for name in dict.fromkeys((*needed, _CHECKED, LEAK)) if name in present]
         return read_parquet(path, "table of this run", wanted)
     except (InputError, OSError, ValueError, KeyError, pa.ArrowException):
         return Missing("cannot be read (not a table of this version)")

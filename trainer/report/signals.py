@@ -57,7 +57,23 @@ def measure_signals(run: ReportRun, report: dict[str, Any]) -> Signals | None:
         gain_error=error,
         train_loss=_last(metrics, "loss"),
         checked=0 if samples.checked is None else int(samples.checked.sum()),
+        flips=(flips := incv["noise"].get("uniform_flips")),
+        listed_flipped=None
+        if flips is None
+        else share_flipped(selection.given_probability[listed[:LISTED]], flips, samples.classes),
     )
+
+
+def share_flipped(given_probability: NDArray[np.float32], flips: float, classes: int) -> float:
+    """Return the mean probability that these labels are random flips, of which each class gets the same share.
+
+    Args:
+        given_probability: calibrated probabilities of the given labels.
+        flips: share of all labels that are flipped at random.
+        classes: their number.
+    """
+    known = given_probability[np.isfinite(given_probability)]
+    return float(np.minimum(1, flips / (classes - 1) / np.maximum(known, 1e-12)).mean()) if len(known) else 0.0
 
 
 def stated_estimate(noise: dict[str, Any], rule: str | None) -> tuple[str, float] | None:

@@ -1,6 +1,7 @@
 """Judges how far the result of a run can be trusted, without knowing the true labels: pure functions.
 
-The thresholds were chosen on 37 audits with known wrong labels and checked on 31 others (benchmarks/audits.py).
+The thresholds of trained networks were chosen on 37 audits with known wrong labels and checked on 31 others
+(benchmarks/audits.py); those of a judge by features on 117, and checked on others (benchmarks/feature_audits.py).
 """
 
 import math
@@ -23,6 +24,16 @@ TRUSTED_REPEATS = 0.7
 TRUSTED_LISTED = 0.75
 SPREAD = 0.1
 FOLD_GAP = 0.15
+USABLE_BY_FEATURES = 0.42
+"""Skill of a judge by features that is usable."""
+UNEXPLAINED, FAR_UNEXPLAINED = 0.11, 0.2
+"""By how much the estimate may exceed the random flips."""
+FLIPPED = 0.85
+"""Probability of the most suspicious labels to be random flips; below the half of it, nearly none are."""
+NOTHING_LEARNED = 0.9
+"""Part of the random labels' noise, 1 - 1/classes, from which on the predictions have learned nothing."""
+FEW_AGREE = 0.18
+"""Agreement of a judge by features, scaled as the skill, below which a little knowledge looks like much noise."""
 FEW_STEPS = 100
 FITTED = 0.9  # training accuracy above which a fold has fitted its labels, right or wrong
 UNFITTED = 0.05  # a fold that fits its labels this much worse than the held-out ones was still learning
@@ -62,14 +73,20 @@ class Signals:
     """How many labels were checked by hand."""
     train_loss: float | None = None
     """Mean training loss of the folds at the end of round 1."""
+    flips: float | None = None
+    """Share of labels that are flipped at random, as a judge by features measures it; None for trained networks."""
+    listed_flipped: float | None = None
+    """The mean probability of the most suspicious labels to be random flips; None for trained networks."""
 
     @property
     def skill(self) -> float:
-        """The networks' accuracy on correct labels, as the agreement implies it: 0 for guessing, 1 for perfect.
+        """The accuracy on correct labels, as the agreement implies it: 0 for guessing, 1 for perfect.
 
-        A network with accuracy a agrees with a * (1 - ε) of the labels, for a noise ratio ε.
+        Predictions with accuracy a agree with a * (1 - ε) of the labels, for a noise ratio ε. By features it is the
+        least that it can be: only random flips count as noise.
         """
-        accuracy = min(1.0, self.agreement / max(1.0 - self.estimate, 1e-6))
+        noise = self.estimate if self.flips is None else self.flips
+        accuracy = min(1.0, self.agreement / max(1.0 - noise, 1e-6))
         guessing = 1.0 / self.classes
         return (accuracy - guessing) / (1.0 - guessing)
 
@@ -77,7 +94,8 @@ class Signals:
     def is_at_chance(self) -> bool:
         """Whether the agreement is no better than the most frequent label's, within two standard errors."""
         error = math.sqrt(self.chance * (1 - self.chance) / max(self.samples, 1))
-        return self.agreement <= self.chance + 2 * error
+        random = self.flips is not None and self.flips >= NOTHING_LEARNED * (1.0 - 1.0 / self.classes)
+        return random or self.agreement <= self.chance + 2 * error
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,8 @@ class Trust:
     skill: float
     noise_range: tuple[float, float] | None = None
     """The lowest and highest noise estimate, if they differ so much that none of them should be stated alone."""
+    lift: float | None = None
+    """How many times as often the most suspicious labels are wrong as all; None if it cannot be told."""
 
     @property
     def claims_noise(self) -> bool:
@@ -107,6 +127,7 @@ class Trust:
             "skill": self.skill,
             "claims_noise": self.claims_noise,
             "noise_range": self.noise_range,
+            "lift": self.lift,
             "reasons": [asdict(reason) for reason in self.reasons],
         }
 
@@ -125,7 +146,7 @@ def judge(signals: Signals) -> Trust:
     if level == "trusted":
         found.append(Reason("trusted", _praise(signals)))
     found.sort(key=lambda reason: order.index(reason.level))
-    return Trust(level, tuple(found), signals.skill, _noise_range(signals))
+    return Trust(level, tuple(found), signals.skill, _noise_range(signals), _lift(signals))
 
 
 def _learning(signals: Signals) -> list[Reason]:
@@ -134,18 +155,19 @@ def _learning(signals: Signals) -> list[Reason]:
     if signals.is_at_chance:
         text = (
             f"The held-out predictions agree with {agreement} of the labels, no better than always predicting the "
-            f"most frequent class ({_percent(signals.chance)}): the networks have learned nothing that helps."
+            f"most frequent class ({_percent(signals.chance)}): nothing that helps has been learned."
         )
         return [Reason("do not use", text, _learn_more(signals))]
-    if signals.skill < USABLE_SKILL:
+    usable = USABLE_SKILL if signals.flips is None else USABLE_BY_FEATURES
+    if signals.skill < usable:
         text = (
-            f"The networks know too little to judge labels: they agree with {agreement} of the held-out labels, "
-            f"which means a skill of {skill} (0 % is guessing, below {_percent(USABLE_SKILL)} is unusable)."
+            f"The predictions know too little to judge labels: they agree with {agreement} of the held-out labels, "
+            f"which means a skill of {skill} (0 % is guessing, below {_percent(usable)} is unusable)."
         )
         return [Reason("do not use", text, _learn_more(signals))]
     if signals.skill < TRUSTED_SKILL:
         text = (
-            f"The networks recognise the classes only in part: their skill is {skill} (0 % is guessing, from "
+            f"The predictions recognise the classes only in part: their skill is {skill} (0 % is guessing, from "
             f"{_percent(TRUSTED_SKILL)} on results were reliable). Some suspicious labels are only difficult images."
         )
         return [Reason("with care", text, _learn_more(signals))]
@@ -154,6 +176,11 @@ def _learning(signals: Signals) -> list[Reason]:
 
 def _learn_more(signals: Signals) -> str:
     """What would give networks that know more, judged by how well they fitted their training labels."""
+    if signals.flips is not None:
+        return (
+            "Use a better network (--model, --weights) or larger images (image.size), check that the images show "
+            "what tells the classes apart, or add images."
+        )
     if signals.train_accuracy is not None and signals.train_accuracy >= FITTED:
         return (
             f"The folds fit {_percent(signals.train_accuracy)} of their own labels, so more epochs will not help: "
@@ -183,8 +210,8 @@ def _describe_unlearned(signals: Signals) -> str:
 
 
 def _consistency(signals: Signals) -> list[Reason]:
-    """Whether networks that were trained on different samples come to the same conclusions."""
-    reasons = []
+    """Whether different predictions, or measures of the noise, come to the same conclusions."""
+    reasons = [] if signals.flips is None else _explained_by_flips(signals, signals.flips)
     if signals.repeated is not None and signals.repeated < TRUSTED_REPEATS:
         text = (
             f"Only {_percent(signals.repeated)} of the contradicted labels were contradicted by the same class in "
@@ -197,7 +224,8 @@ def _consistency(signals: Signals) -> list[Reason]:
             "suggestion twice."
         )
         reasons.append(Reason("with care", text, "Do not apply suggested labels without looking."))
-    if (estimates := _noise_range(signals)) is not None and not signals.is_at_chance:
+    estimates = _noise_range(signals)
+    if signals.flips is None and estimates is not None and not signals.is_at_chance:
         low, high = estimates
         text = (
             f"The noise estimates differ by {(high - low) * 100:.0f} points ({_percent(signals.estimate)} and "
@@ -209,6 +237,51 @@ def _consistency(signals: Signals) -> list[Reason]:
         text = f"The folds agree with the labels to different degrees: they differ by {gap * 100:.0f} points."
         reasons.append(Reason("with care", text, "Run again with another seed, or train longer (incv.epochs)."))
     return reasons
+
+
+def _explained_by_flips(signals: Signals, flips: float) -> list[Reason]:
+    """Whether the contradicted labels are random flips, which nothing but an error explains.
+
+    Others may be confusions of people, or of the features: no held-out prediction tells these apart.
+    """
+    reasons, more = [], signals.estimate - flips
+    advice = (
+        "Look at the pairs of classes that are contradicted most often, and at both labels before you change one."
+    )
+    listed = 1.0 if signals.listed_flipped is None else signals.listed_flipped
+    if more >= FAR_UNEXPLAINED and listed < FLIPPED / 2:
+        text = (
+            f"{_percent(more)} of the labels are contradicted between classes that the features confuse (below "
+            f"{_percent(FAR_UNEXPLAINED)} in usable results): most of them may be difficult images."
+        )
+        reasons.append(Reason("do not use", text, _learn_more(signals)))
+    elif more > UNEXPLAINED:
+        text = (
+            f"{_percent(flips)} of the labels are flipped at random; another {_percent(more)} are contradicted "
+            "between classes that the features confuse, by wrong labels or by difficult images."
+        )
+        reasons.append(Reason("with care", text, advice))
+    guessing = 1.0 / signals.classes
+    if (signals.agreement - guessing) / (1.0 - guessing) < FEW_AGREE:
+        text = (
+            f"Only {_percent(signals.agreement)} of the labels agree with the predictions: that they are flipped, or "
+            "that the features say little, cannot be told apart."
+        )
+        reasons.append(Reason("with care", text, _learn_more(signals)))
+    if listed < FLIPPED:
+        text = (
+            f"Of the most suspicious labels, {_percent(listed)} are wrong beyond doubt. The others "
+            "may be difficult images, or there are few wrong labels."
+        )
+        reasons.append(Reason("with care", text, advice))
+    return reasons
+
+
+def _lift(signals: Signals) -> float | None:
+    """Return how many times as often the most suspicious labels are wrong as all of them, where that can be told."""
+    if signals.listed_flipped is None or signals.listed_flipped < FLIPPED or not signals.estimate:
+        return None
+    return signals.listed_flipped / signals.estimate
 
 
 def _range_by_chance(signals: Signals) -> float:
@@ -225,6 +298,9 @@ def _range_by_chance(signals: Signals) -> float:
 
 def _noise_range(signals: Signals) -> tuple[float, float] | None:
     """Return the lowest and highest noise estimate; None if they are close."""
+    if signals.flips is not None:
+        wide = signals.estimate - signals.flips > UNEXPLAINED
+        return (signals.flips, signals.estimate) if wide else None
     low, high = sorted((signals.estimate, signals.other_estimate))
     return (low, high) if high - low > SPREAD else None
 
@@ -254,6 +330,11 @@ def _selection(signals: Signals) -> list[Reason]:
 
 
 def _praise(signals: Signals) -> str:
+    if (lift := _lift(signals)) is not None and signals.listed_flipped is not None:
+        return (
+            f"Of the most suspicious labels, {_percent(signals.listed_flipped)} are wrong beyond doubt, {lift:.1f} "
+            f"times the share of all labels. The skill is {_percent(signals.skill)} (0 % is guessing)."
+        )
     text = f"The networks' skill is {_percent(signals.skill)} (0 % is guessing)"
     if signals.repeated is not None:
         text += (

@@ -148,7 +148,8 @@ def source_of(key: str, config: DataConfig) -> Source:
         root = Path(config.root) if config.root else None
         options = SourceOptions(**{option.name: getattr(config, option.name) for option in fields(SourceOptions)})
         source = open_source(config.source, root, config.split, config.subset, config.classes, options)
-    require_two_classes(key, source.class_names)
+    if key == "data.train":  # an evaluation set has the same classes, or is only searched for training images
+        require_two_classes(key, source.class_names)
     return source
 
 
@@ -216,6 +217,8 @@ def open_splits(
     require_two_classes("data.train", train.class_names)
     sets = dict(zip(recipe.data.eval, indices.values(), strict=True))
     for name, index in sets.items():
+        if recipe.incv is not None and name == recipe.incv.against and not recipe.methods:
+            continue
         require_same_classes(name, train.class_names, index.class_names)
     return train, sets
 

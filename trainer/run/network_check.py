@@ -18,6 +18,8 @@ _SIZE_OPTION = "img_size"
 
 def check_network(recipe: Recipe, classes: int, weights: Weights | None = None) -> None:
     """Raise ConfigError unless the network can be built and run on an image of the recipe's size, and optimised."""
+    if recipe.model.is_none:
+        return
     network = build_network(recipe, classes, recipe.seed, weights).eval()
     size = recipe.image.size
     try:

@@ -29,6 +29,7 @@ from trainer.records.run_directory import RunDirectory
 from trainer.records.stored_labels import Labels
 from trainer.records.trackers import require_trackers
 from trainer.run.data_sets import find_folders
+from trainer.run.given_arrays import check_given, given_checksum, given_files
 from trainer.run.label_file import EXCLUDED, file_checksum, read_corrections
 from trainer.run.labels import make_labels, overlay_corrections, require_every_class, split_held_out
 from trainer.run.network_check import check_network
@@ -99,6 +100,8 @@ def check_without_data(recipe: Recipe, weights: Weights | None = None) -> None:
         path = getattr(recipe.labels, key)
         if path is not None:
             file_checksum(Path(path), f"labels.{key}")
+    for key, path in given_files(recipe).items():
+        given_checksum(key, path)
     classes, world, batch = recipe.data.train.classes, recipe.execution.world, recipe.batch.global_
     if classes is not None:
         build_transition(recipe.labels, classes)
@@ -144,6 +147,7 @@ def preflight(recipe: Recipe, index: SampleIndex, world: World, weights: Weights
     check_loader(index, ids, recipe.image, recipe.execution)
     labels = _checked_labels(recipe, index, ids)
     _check_incv(recipe, index, len(labels.trained))
+    check_given(recipe, index, labels.ids, labels.given)
     check_network(recipe, index.num_classes, weights)
     return labels
 

@@ -30,6 +30,7 @@ from trainer.records.trace import Trace
 from trainer.records.trackers import tracker_settings
 from trainer.report.sections.images import write_left_out
 from trainer.run.data_sets import load_packed_splits, name_folders, open_splits, with_folders
+from trainer.run.given_arrays import given_checksum, given_files
 from trainer.run.incv_takeover import check_takeover, open_finished_incv, plan_takeover
 from trainer.run.label_file import file_checksum
 from trainer.run.ledger import StageLedger
@@ -270,7 +271,7 @@ def _batchnorm_rows(recipe: Recipe, world: World) -> dict[str, int]:
 def checksum_keys(
     recipe: Recipe, index: SampleIndex, eval_indices: Mapping[str, SampleIndex], weights: Weights | None = None
 ) -> Keys:
-    """Return the checksums that represent shards, label files and initial weights among the result keys."""
+    """Return the checksums that represent shards, files and initial weights among the result keys."""
     facts: Keys = {"data.train.checksum": index.checksum}
     facts |= {f"data.eval.{name}.checksum": each.checksum for name, each in eval_indices.items()}
     if recipe.labels.file is not None:
@@ -278,6 +279,8 @@ def checksum_keys(
     if recipe.labels.corrections is not None:
         path = Path(recipe.labels.corrections)
         facts["labels.corrections_checksum"] = file_checksum(path, "labels.corrections")
+    for key, path in given_files(recipe).items():
+        facts[f"{key}_checksum"] = given_checksum(key, path)
     if weights is not None:
         facts[WEIGHTS_CHECKSUM] = weights.checksum
     return facts

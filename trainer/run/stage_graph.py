@@ -82,11 +82,19 @@ def _judges_features(recipe: Recipe) -> bool:
     return recipe.incv is not None and recipe.incv.judge == "features"
 
 
+def _features_read(recipe: Recipe) -> tuple[str, ...]:
+    against = None if recipe.incv is None else recipe.incv.against
+    compared = () if against is None else ("incv.against", f"data.eval.{against}")
+    return ("model", "image", "precision", "incv.features_file_checksum", *compared)
+
+
 def _describe_incv(recipe: Recipe, sizes: DataSizes) -> str:
     from trainer.incv.noise_estimates import uses_best_epoch  # deferred: it imports torch
 
     incv = recipe.incv
     assert incv is not None
+    if incv.predictions_file is not None:
+        return f"the predictions of {incv.predictions_file}, calibrated"
     if incv.judge == "features":
         return f"{incv.folds} folds of a logistic regression on features, and a vote of neighbours"
     each_epoch = uses_best_epoch(incv, 0, None)
@@ -163,7 +171,7 @@ STAGES: list[Stage | Callable[[], Sequence[Stage]]] = [
         run="trainer.run.examination:examine",
         inputs=lambda recipe: ("labels",),
         applies=_judges_features,
-        reads=lambda recipe: ("model", "image", "precision"),
+        reads=_features_read,
         outputs=lambda run: (run.examination, run.examination_facts, run.neighbours),
         required_outputs=lambda run: (run.examination, run.neighbours),
         describe=lambda recipe, sizes: "one pass over the images; neighbours, duplicates and bad pictures",
@@ -177,12 +185,22 @@ STAGES: list[Stage | Callable[[], Sequence[Stage]]] = [
         reads=lambda recipe: (*_NETWORK_KEYS, "incv"),
         outputs=lambda run: (
             *(run.rounds, run.selection, run.incv, run.judge_facts, run.probabilities),
-            *(run.labels_review_csv, run.labels_review_parquet),
+            *(run.probabilities_table, run.labels_review_csv, run.labels_review_parquet),
         ),
         required_outputs=lambda run: (run.selection, run.incv),
         numerics=lambda: INCV_NUMERICS,
         describe=_describe_incv,
         estimate="trainer.estimate.cost:CostModel.cost_incv",
+    ),
+    Stage(
+        name="classifier",
+        run="trainer.run.feature_classifier:fit_classifier",
+        inputs=lambda recipe: ("incv",),
+        applies=lambda recipe: _judges_features(recipe) and recipe.model.has_initial_weights,
+        outputs=lambda run: (run.classifier,),
+        required_outputs=lambda run: (run.classifier,),
+        describe=lambda recipe, sizes: "a logistic regression on the selected samples, for `incv predict`",
+        on_rank0=True,
     ),
     lambda: [_method_stage(name) for name in method_names()],
     Stage(

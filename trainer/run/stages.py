@@ -100,7 +100,8 @@ class StageRunner:
         """Return the given labels, by sample_id."""
         return self._training_set().labels
 
-    def _evaluation_set(self, name: str) -> ImageSet:
+    def evaluation_set(self, name: str) -> ImageSet:
+        """Open the samples of an evaluation set."""
         if name == HELD_OUT_SET:
             index = self.data.train
             labels = read_labels(self.run.labels).by_id(len(index))
@@ -145,7 +146,7 @@ class StageRunner:
             return
         with ExitStack() as opened:
             sets = {
-                name: opened.enter_context(closing(self._evaluation_set(name)))
+                name: opened.enter_context(closing(self.evaluation_set(name)))
                 for name in self.recipe.data.evaluation_names()
             }
 
@@ -176,13 +177,13 @@ class StageRunner:
             found=self._incv_facts() if method.reads_incv(recipe) else None,
         )
 
-    def passes(self, stage: str) -> SamplePass:
-        """Return the pass over training samples that a stage runs by itself."""
+    def passes(self, stage: str, name: str = "train", data: ImageSet | None = None) -> SamplePass:
+        """Return the pass over training samples that a stage runs by itself, or over the evaluation set `name`."""
         ctx, log = self.ctx, UnreadableLog(self.run, self.ctx.world.rank)
 
         def images(doing: str) -> ImageSet:
-            location = Location("train", stage, doing)
-            return log.watch(self._training_set(), location, self.recipe.data.max_unreadable)
+            location = Location(name, stage, doing)
+            return log.watch(data or self._training_set(), location, self.recipe.data.max_unreadable)
 
         return SamplePass(images, self.recipe.precision, ctx, f"{stage}: {{doing}}")
 
@@ -208,7 +209,7 @@ class StageRunner:
             missing = [method for method in self.recipe.methods if method not in counts.get(set_name, {})]
             if not missing:
                 continue
-            with closing(self._evaluation_set(set_name)) as data:
+            with closing(self.evaluation_set(set_name)) as data:
                 for method in missing:
                     try:
                         counted = self._evaluate_one(get_method(method), set_name, data)

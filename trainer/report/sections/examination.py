@@ -1,13 +1,13 @@
 """The section on what is wrong besides labels: duplicates, off-topic images and bad pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.report.findings import CHECKS, TITLES
+from trainer.report.findings import CHECKS, LEAK, TITLES
 from trainer.report.pictures import thumbnails
 from trainer.report.run import ReportRun
 from trainer.report.section import Report, Section
@@ -56,6 +56,7 @@ def collect(run: ReportRun) -> dict[str, Any]:
                 if found.any()
             ],
             "why": facts["near_duplicates"]["why"],
+            "leaks": _describe_leaks(facts, table, describe),
         }
     }
 
@@ -67,13 +68,23 @@ def _choose_members(group: NDArray[np.bool_], given: NDArray[np.integer]) -> NDA
     return np.concatenate([rows[np.sort(first)], np.delete(rows, first)])[:_EACH]
 
 
+def _describe_leaks(
+    facts: Mapping[str, Any], table: Any, describe: Callable[[NDArray[np.int64]], list[dict[str, Any]]]
+) -> dict[str, Any] | None:
+    """Return the counts of images that are also in `incv.against`, and some of them; None if none were looked for."""
+    if "leaks" not in facts or LEAK not in table.column_names:
+        return None
+    return facts["leaks"] | {"shown": describe(np.flatnonzero(table[LEAK].is_valid())[:MOST])}
+
+
 def render(report: Report, run: ReportRun) -> Mapping[str, Any] | None:
     found = report["examination"]
-    if found is None or not (found["groups"] or found["kinds"]):
+    if found is None or not (found["groups"] or found["kinds"] or found.get("leaks")):
         return None
     groups = found["shown_groups"][found["conflicting_groups"] :]  # the others are at the top of the page
     shown = [one for group in groups for one in group]
     shown += [one for kind in found["kinds"] for one in kind["shown"]]
+    shown += (found.get("leaks") or {"shown": []})["shown"]
     return {"found": found, "groups": groups, "thumbnails": thumbnails(shown, run.image_of)}
 
 
