@@ -71,6 +71,12 @@ def write_photos(folder: Path) -> None:
             image.save(folder / home / f"{label}-{place}.png")
 
 
+def write_corrected_photos(folder: Path) -> None:
+    """The photos, and what a person saves from the report of their audit."""
+    write_photos(folder)
+    (folder / "corrections.csv").write_text("key,label\n2/1-0.png,1\n1/1-1.png,1\n")
+
+
 def write_scans(folder: Path) -> None:
     """The images of `photos` in one folder, with their labels in a CSV file."""
     (folder / "scans").mkdir()
@@ -87,7 +93,7 @@ def copy_results(folder: Path) -> None:
 
 def audit_first(folder: Path) -> None:
     """The state after the first three steps of docs/own-data.md."""
-    write_photos(folder)
+    write_corrected_photos(folder)
     write_scans(folder)
     session = SESSIONS["README.md"]
     audit = next(block for block in shell_blocks(REPOSITORY / "README.md") if "incv audit" in block.text)
@@ -112,7 +118,7 @@ def write_tour_files(folder: Path) -> None:
 
 SESSIONS = {
     "README.md": Session(
-        write_photos,
+        write_corrected_photos,
         {"audit photos$": SMALL_AUDIT, "run -c mine.yaml": [*OWN_PHOTOS, *SMALL_TRAINING, "--run-dir", "runs/mine"]},
     ),
     "docs/own-data.md": Session(

@@ -17,3 +17,16 @@ def test_strays_that_are_near_to_one_another_are_found(strays: int) -> None:
     assert found.found[900:].all()
     assert found.found[:900].mean() < 0.02
     assert found.scores.shape == (900 + strays,)
+
+
+def test_images_of_noise_are_found_among_features_behind_a_relu() -> None:
+    """A few strong features make the classes; an image of noise has the same ones, and lacks the weak ones."""
+    torch.manual_seed(0)
+    labels = torch.arange(600) % 4
+    strong = torch.rand(600, 16) * 6
+    weak = torch.eye(4)[labels].repeat_interleave(60, dim=1) * torch.rand(600, 240)
+    noise = torch.cat([torch.rand(20, 16) * 6, torch.zeros(20, 240)], dim=1)
+    features = torch.cat([torch.cat([strong, weak], dim=1), noise])
+    found = find_off_topic(features, np.r_[labels.numpy(), np.arange(20) % 4])
+    assert found.found[600:].all()
+    assert found.found[:600].mean() < 0.02
