@@ -25,6 +25,7 @@ from trainer.models.factory import create_model
 pytestmark = pytest.mark.cluster
 PROGRAM = REPOSITORY / "tests" / "support" / "audit_ranks.py"
 SMALL = ("image.size=16", "execution.threads=1")
+QUICK = ("execution.predict_batch=8", "execution.lost_after=4")
 PROBABILITIES = ("label_quality", "predicted_probability", "loss")
 COPIES = 3
 IMAGES, TEST_IMAGES = 200, 12
@@ -61,11 +62,10 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     with contextlib.chdir(folder):
         assert main(["audit", *given, *SMALL, "--run-dir", "one"]) == 0
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_ports(1)[0]}")
-    told = ("-c", "one/config.resolved.yaml", "--run-dir", "two", "execution.features=null")
+    told = ("-c", "one/config.resolved.yaml", "--run-dir", "two", "execution.features=null", "execution.world=2")
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, *launcher, "--max-restarts=1", str(PROGRAM), "run", *told]
-            + ["execution.world=2", "execution.predict_batch=8", "execution.lost_after=4"],
+            [sys.executable, *launcher, "--max-restarts=1", str(PROGRAM), "run", *told, *QUICK],
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=log,

@@ -28,8 +28,8 @@ _PRIOR_VOTES = 1.0
 _LARGEST_TRIAL = 20_000
 """Rows of all ranks on which penalties are compared, or 100 for each class if that is more."""
 _FEW_ROWS = 20_000
-"""Rows up to which rank 0 fits alone, in seconds. Sums over more ranks round differently, and where a fit stops depends
-on that: probabilities would differ by up to 0.01."""
+"""Rows up to which rank 0 fits alone, in seconds. Sums over more ranks round differently, and where a fit stops
+depends on that: probabilities would differ by up to 0.01."""
 _CHUNK_NUMBERS = 2**25
 """Numbers of a chunk's scores: bounds the memory."""
 _MOST_KEPT = 10**8
