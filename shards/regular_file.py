@@ -49,8 +49,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         if kind is None:
             raise DataError(
-                f"{path} is a hard link: what is written to it would change the file under its other names; remove it, "
-                "or replace it by a copy"
+                f"{path} is a hard link: what is written to it would change the file under its other names; "
+                "remove it, or replace it by a copy"
             )
     if reads and kind == "a folder":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

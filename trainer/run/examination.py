@@ -104,6 +104,7 @@ def examine(stages: "StageRunner", name: str) -> None:
     if world.is_rank0:
         thumbnails, _ = store.read(keys[found], _THUMBNAILS)
         table, facts = _examine_images(stages, ids, keys[found], features, centred, thumbnails, neighbours)
+        del centred  # its memory on the device
         if others is not None:
             leaks, counted = _find_leaks(stages, store, others, keys[found], features, thumbnails, neighbours)
             table, facts = table.append_column("leak", leaks), facts | {"leaks": counted}
