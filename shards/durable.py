@@ -150,6 +150,17 @@ def require_own(path: Path, start: bytes, force: bool, fix: str) -> None:
             raise ConfigError(f"{path} exists: {fix}, or replace it with --force")
 
 
+def require_replaceable(path: Path, start: bytes, force: bool, what: str, fix: str) -> None:
+    """Raise InputError unless nothing is at `path`, or an earlier output, or `force` may replace another file.
+
+    start: how each output begins. what: such as "page of `incv compare`". fix: such as "choose another --html".
+    """
+    with disk_errors(path):
+        require_regular(path)
+        if not force and path.exists() and not begins_with(path, start):
+            raise ConfigError(f"{path} is no {what}: {fix}, or replace it with --force")
+
+
 def begins_with(path: Path, start: bytes) -> bool:
     return read_regular(path, len(start)) == start
 

@@ -35,15 +35,23 @@ def require_regular(path: Path) -> None:
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Return a descriptor of a regular file, without waiting for a FIFO; raises DataError if it is something else.
 
-    A link is followed to read, and refused to write.
+    A link is followed to read, and refused to write; so is a file with more names to write only, which may be another
+    program's. A lock, which is opened to read and write, stays as it is.
     """
     reads = not flags & (os.O_WRONLY | os.O_RDWR)
     # before it is opened, which is an action on some devices; and of what was opened, in case it has just changed
     if (kind := find_kind(path, follow=reads)) is None:
         descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if reads else os.O_NOFOLLOW), 0o666)
-        if (kind := _name_kind(os.fstat(descriptor).st_mode)) is None:
+        status = os.fstat(descriptor)
+        kind = _name_kind(status.st_mode)
+        if kind is None and not (flags & os.O_WRONLY and status.st_nlink > 1):
             return descriptor
         os.close(descriptor)
+        if kind is None:
+            raise DataError(
+                f"{path} is a hard link: what is written to it would change the file under its other names; "
+                "remove it, or replace it by a copy"
+            )
     if reads and kind == "a folder":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise DataError(f"{path} is {kind}, not a regular file; {'name another file' if reads else 'remove it'}")

@@ -228,6 +228,22 @@ def test_the_page_is_written_from_the_usual_folder_alone(incv, here):
     assert "Standard training" in page.read_text()
 
 
+@pytest.mark.parametrize("name", ["table1.json", "figures/figure1.svg"])
+def test_a_file_that_it_did_not_write_is_replaced_by_force_alone(name, incv, here):
+    (here / "mine" / "runs").mkdir(parents=True)
+    command = ("reproduce", "table1", "figure1", "--write", "--results", "mine")
+    for _ in range(2):  # its own files are replaced
+        assert incv(*command).code == 0
+    file = here / "mine" / name
+    file.write_text('{"recipe": 1}')
+    refused = incv(*command)
+    assert refused.code == 2
+    assert all(word in refused.err for word in (name, "--force", "--results"))
+    assert file.read_text() == '{"recipe": 1}'
+    assert incv(*command, "--force").code == 0
+    assert file.read_text() != '{"recipe": 1}'
+
+
 def test_what_is_left_out_is_named(incv, here):
     answer = incv("reproduce", "table1", "f_correction", "--methods", "decoupling")
     assert answer.code == 0

@@ -1,6 +1,7 @@
 """The estimate against numbers that can be checked by hand, and docs/scaling.md against what the command prints."""
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -327,3 +328,15 @@ def test_training_the_classifier_alone_costs_little_more_than_a_forward_pass():
     assert frozen.forward_flops == whole.forward_flops
     assert frozen.step_flops < 1.01 * frozen.forward_flops
     assert frozen.saved_numbers < 0.01 * whole.saved_numbers
+
+
+def test_an_audit_by_features_has_a_plan_without_training(capsys, tmp_path, monkeypatch):
+    """The command of docs/webvision.md, as a dry run."""
+    page = (REPOSITORY / "docs" / "webvision.md").read_text()
+    command = page.split("## Audit the labels")[1].split("-m trainer run ")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert main(["run", *words, "--dry-run", "--gpus", "1,8"]) == 0
+    printed = capsys.readouterr().out
+    assert "time of features" in printed
+    assert "training, images/s" not in printed

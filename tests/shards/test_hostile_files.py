@@ -79,6 +79,14 @@ def test_a_folder_replaces_nothing_but_a_folder(kind: str, tmp_path: Path) -> No
         fill_folder(target)
 
 
+@pytest.mark.parametrize("writer", ["append", "log", "metrics"])
+def test_nothing_is_appended_to_a_file_with_another_name(writer: str, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"the only copy")
+    (tmp_path / "target").hardlink_to(tmp_path / "other")
+    with nothing_lost(tmp_path), pytest.raises(DataError, match="target is a hard link"):
+        WRITERS[writer](tmp_path / "target")
+
+
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_file_of_others_is_not_claimed(kind: str, force: bool, tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.config.schema import NO_NETWORK, Trainable
-
-FOLDS = 5
-"""Of an audit by features."""
+from trainer.incv.feature_judge import FOLDS
 
 _STEPS_PER_EPOCH = {16: 0, 32: 10, 64: 10, 128: 25}
 """For each batch size, the minimum steps per epoch of a fold. With 25, six epochs have the minimum steps of

@@ -3,9 +3,7 @@
 import argparse
 from pathlib import Path
 
-from shards.durable import begins_with, remove_leftovers_of, write_bytes
-from shards.errors import ConfigError
-from shards.regular_file import require_regular
+from shards.durable import remove_leftovers_of, require_replaceable, write_bytes
 from trainer.config.argument_types import path_argument
 
 _PAGE_START = b"<!doctype html>\n<!-- incv compare -->\n"
@@ -49,8 +47,5 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 
 def _require_free(html: Path, force: bool) -> None:
-    """Raise InputError unless nothing is at `html`, or an earlier page, or `force` may replace another file."""
     remove_leftovers_of(html)
-    require_regular(html)
-    if not force and html.exists() and not begins_with(html, _PAGE_START):
-        raise ConfigError(f"{html} is no page of `incv compare`: choose another --html, or replace it with --force")
+    require_replaceable(html, _PAGE_START, force, "page of `incv compare`", "choose another --html")

@@ -153,12 +153,14 @@ def _column(gpus: int, phases: Sequence[PhaseCost], price: float, probed: bool) 
         "total time": format_duration(total),
         "GPU hours": _short(gpu_hours),
         "dollars": _short(gpu_hours * price),
-        "training, images/s per GPU": _short(max(phase.images_per_s for phase in trainings)),
-        "predicting, images/s per GPU": _short(max((phase.images_per_s for phase in passes), default=0)),
-        "all-reduce, ms per step": _short(1e3 * max(phase.compute_s["all-reduce"] for phase in trainings)),
-        "memory, GB per GPU": _short(max(phase.memory_bytes for phase in trainings) / 1e9),
-        "bottleneck": max(spent, key=lambda name: spent[name]),
     }
+    if trainings:  # none in an audit by features
+        column["training, images/s per GPU"] = _short(max(phase.images_per_s for phase in trainings))
+    column["predicting, images/s per GPU"] = _short(max((phase.images_per_s for phase in passes), default=0))
+    if trainings:
+        column["all-reduce, ms per step"] = _short(1e3 * max(phase.compute_s["all-reduce"] for phase in trainings))
+        column["memory, GB per GPU"] = _short(max(phase.memory_bytes for phase in trainings) / 1e9)
+    column["bottleneck"] = max(spent, key=lambda name: spent[name])
     return {row: cell for row, cell in column.items() if not (probed and row in _GPU_ROWS)}
 
 

@@ -27,6 +27,9 @@ _PRIOR_VOTES = 1.0
 """Votes that are spread over all classes, so that no class has the probability 0."""
 _LARGEST_TRIAL = 20_000
 """Rows of all ranks on which penalties are compared, or 100 for each class if that is more."""
+_FEW_ROWS = 20_000
+"""Rows up to which rank 0 fits alone, in seconds. Sums over more ranks round differently, and where a fit stops
+depends on that: probabilities would differ by up to 0.01."""
 _CHUNK_NUMBERS = 2**25
 """Numbers of a chunk's scores: bounds the memory."""
 _MOST_KEPT = 10**8
@@ -80,25 +83,27 @@ class Verdict:
 
 
 def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int = 1) -> Verdict:
-    """Predict each sample by what others teach; a collective, in which the ranks share the rows.
+    """Predict each sample by what others teach; a collective, in which the ranks share the rows, if there are many.
 
     `given_probability` and the like are calibrated to the given labels. `loss` is the label's suspicion as a loss.
     """
     count, device = len(samples.ids), world.device
-    share = rank_share(count, world)
-    tried = _sample_rows(samples.ids[share], _LARGEST_TRIAL, count).to(device)
+    share = _fit_share(count, world)
+    trial = _Trial(samples, share, world)
     scorer: _Scorer
     if samples.examined.probabilities is None:
-        scorer, facts = _fit_regression(samples, share, classes, world, tried)
+        scorer, facts = _fit_regression(samples, share, classes, world, trial)
     else:
         scorer, facts = _GivenScorer(samples, share, samples.examined.probabilities, device), {}
-    scores, taught = scorer.scores(tried), scorer.labels[tried]
+    scores = scorer.scores(trial.own)
+    every, taught = trial.gather(scores), trial.labels
     facts |= {
-        "temperature": _agree(world, fit_temperature(scores, taught)),
-        "uniform_flips": _agree(world, uniform_flips(scores, taught)),
+        "temperature": _agree(world, fit_temperature(every, taught)),
+        "uniform_flips": _agree(world, uniform_flips(every, taught)),
     }
     factor = facts["temperature"]
-    calibration = _Calibration(factor, usual_probabilities((scores * factor).log_softmax(dim=1), taught, world))
+    usual = usual_probabilities((scores * factor).log_softmax(dim=1), scorer.labels[trial.own], world)
+    calibration = _Calibration(factor, usual)
     kept = count * classes <= _MOST_KEPT
     predictions, probabilities = _predict(scorer, samples, share, calibration, top_k, kept)
     if world.rank_group is None:
@@ -113,9 +118,9 @@ def judge_samples(samples: JudgedSamples, classes: int, world: World, top_k: int
 
 
 def _fit_regression(
-    samples: JudgedSamples, share: slice, classes: int, world: World, tried: torch.Tensor
+    samples: JudgedSamples, share: slice, classes: int, world: World, trial: "_Trial"
 ) -> tuple["_FeatureScorer", dict[str, Any]]:
-    """Fit the regressions of all folds; return them with facts about the fit. tried: rows to calibrate on."""
+    """Fit the regressions of all folds; return them with facts about the fit."""
     device, number, count = world.device, int(samples.folds.max()) + 1, len(samples.ids)
     rows = samples.examined.features[share].to(device)
     total = world.all_reduce(rows.sum(dim=0, dtype=torch.float64))
@@ -129,7 +134,8 @@ def _fit_regression(
     counts = torch.from_numpy(samples.trained[share]).to(device).float()
     validated = _validate(fit, folds, counts, number, samples.ids[share], count)
     scorer = _FeatureScorer(fit, validated, folds, samples, share)
-    scorer.temperature = _agree(world, fit_temperature(scorer.held_out(tried), fit.labels[tried]))
+    held_out = trial.gather(scorer.held_out(trial.own))
+    scorer.temperature = _agree(world, fit_temperature(held_out, trial.labels))
     return scorer, {
         "penalty": validated.penalty,
         "agreement_of_regression": validated.agreement,
@@ -143,10 +149,37 @@ def rank_share(count: int, world: World) -> slice:
     return slice(first, last)
 
 
+def _fit_share(count: int, world: World) -> slice:
+    """Return the rows on which this rank fits and which it predicts."""
+    if count > _FEW_ROWS:
+        return rank_share(count, world)
+    return slice(0, count if world.rank == 0 else 0)
+
+
 def _sample_rows(ids: Ids, most: int, count: int) -> torch.Tensor:
     """Return which rows are among about `most` of the `count` of all ranks, the same at every start: int64."""
     chosen = (mix64(ids).astype(np.float64) / 2.0**64 < most / count) | (count <= most)
     return torch.from_numpy(np.flatnonzero(chosen))
+
+
+class _Trial:
+    """The rows on which predictions are calibrated: all, or some of many. A rank holds those of some classes alone,
+    so every rank calibrates on the rows of all ranks."""
+
+    def __init__(self, samples: JudgedSamples, share: slice, world: World) -> None:
+        count = len(samples.ids)
+        self._world, self._rows = world, _sample_rows(samples.ids, _LARGEST_TRIAL, count)
+        own = self._rows[(self._rows >= share.start) & (self._rows < share.stop)]
+        self._own = own.to(world.device)
+        self.own = self._own - share.start
+        """Which of this rank's rows are among them: int64."""
+        self.labels = torch.from_numpy(samples.labels)[self._rows].to(world.device)
+        """The given ones, of the rows of all ranks."""
+
+    def gather(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the rows of all ranks; a collective. scores: of this rank's rows, [rows, classes]."""
+        table = gather_table(self._world, self._own, {"scores": scores}, self._rows.numpy(), "the scores")
+        return table["scores"]
 
 
 def _validate(fit: Fit, folds: torch.Tensor, counts: torch.Tensor, number: int, ids: Ids, count: int) -> Validated:

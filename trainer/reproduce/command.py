@@ -29,6 +29,9 @@ def add_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
         "--write", action="store_true", help=f"write tables and figures, and {_PAGE} from {_RESULTS}/"
     )
     reproduce.add_argument("--smoke", action="store_true", help=f"run tiny versions on a CPU, in {_SMOKE}/")
+    reproduce.add_argument(
+        "--force", action="store_true", help="replace tables and figures even if `incv reproduce` did not write them"
+    )
     reproduce.add_argument("--methods", type=_names, metavar="A,B", help="only these methods")
     reproduce.add_argument(
         "--settings", type=_names, metavar="A,B", help="only these noise settings, as sym50,asym40"
@@ -83,7 +86,14 @@ def _reproduce(parsed: argparse.Namespace) -> int:
     if (local or parsed.data or parsed.at_once) and not runs:
         raise ConfigError("--data, --at-once and execution keys are for runs: add --run, or leave them")
     # Imported here: methods import torch, which takes seconds.
-    from trainer.reproduce.outcome import Outcome, collect_outcome, describe_outcome, find_unrelated, write_outcomes
+    from trainer.reproduce.outcome import (
+        Outcome,
+        collect_outcome,
+        describe_outcome,
+        find_unrelated,
+        require_replaceable_files,
+        write_outcomes,
+    )
     from trainer.reproduce.records import read_records
     from trainer.reproduce.runs import drop_parts
 
@@ -91,6 +101,8 @@ def _reproduce(parsed: argparse.Namespace) -> int:
     folder, code = results / "runs", 0
     if parsed.write and not runs and not folder.is_dir():
         raise ConfigError(f"--write makes tables and figures from recorded runs, and there is no folder {folder}")
+    if runs or parsed.write:
+        require_replaceable_files(experiments, results, parsed.force)
     options = ["--smoke" if parsed.smoke else "--run"]
     options += [f"--results={parsed.results}"] * (parsed.results is not None)
     options += [f"--data={parsed.data}"] * (parsed.data is not None)

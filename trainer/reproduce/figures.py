@@ -32,6 +32,10 @@ _UNIFORM = [1 / _CLASSES] * _CLASSES
 _TRANSITIONS = {"symmetric": symmetric_transition, "asymmetric": asymmetric_transition}
 
 
+FIGURE_START = b'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="'
+"""How the file of each figure begins."""
+
+
 def draw_transitions(_experiment: Experiment, _runs: Runs) -> str | None:
     """Figure 1: T of symmetric and asymmetric noise, with the paper's 5 classes and ratio 0.4."""
     kinds = {kind: transition(0.4, 5) for kind, transition in _TRANSITIONS.items()}
@@ -205,7 +209,7 @@ def arrange(title: str, panels: Sequence[Panel], columns: int = 2) -> str:
     across = _GAP + min(columns, len(panels)) * (width + _GAP)
     size = f'viewBox="0 0 {across} {top}" width="{across}" height="{top}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{title}" {size}>\n'
+        f'{FIGURE_START.decode()}{title}" {size}>\n'
         f"<style>{_read_style()}</style>\n"
         f'<rect width="{across}" height="{top}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )

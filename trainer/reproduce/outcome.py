@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shards.durable import write_bytes, write_json
+from shards.durable import require_replaceable, write_bytes, write_json
 from shards.errors import DataError
 from trainer.reproduce import paper
 from trainer.reproduce.experiments import EXPERIMENTS, Experiment, Needs
-from trainer.reproduce.figures import DRAWINGS
+from trainer.reproduce.figures import DRAWINGS, FIGURE_START
 from trainer.reproduce.records import RunRecord
 from trainer.reproduce.runs import (
     CIFAR10_TRAIN,
@@ -206,6 +206,20 @@ def write_outcomes(outcomes: Sequence[Outcome], results: Path, page: Path | None
             write_bytes(page, after.encode())
             written.append(page)
     return written
+
+
+def require_replaceable_files(experiments: Sequence[Experiment], results: Path, force: bool) -> None:
+    """Raise InputError if a table or figure would replace a file that is none, unless `force` is set."""
+    for each in experiments:
+        starts = {}
+        if each.name in _TABLES:
+            starts[f"{each.name}.json"] = f'{{\n  "{each.rows[0].name}": {{'.encode()
+        if each.name in DRAWINGS:
+            starts[_figure_path(each)] = FIGURE_START
+        for path, start in starts.items():
+            require_replaceable(
+                results / path, start, force, "output of `incv reproduce`", "choose another --results"
+            )
 
 
 def build_files(outcome: Outcome) -> dict[str, str | dict[str, Any]]:

@@ -98,11 +98,13 @@ def examine(stages: "StageRunner", name: str) -> None:
         raise DataError("no image has finite features: all are unreadable, or the weights do not suit the network")
     stages.ctx.heartbeat.update("features: neighbours", 0, 0)
     features = features[torch.from_numpy(found)]
-    neighbours = _find_neighbours(stages, features)
+    centred = centre(features.to(world.device))
+    neighbours = _find_neighbours(stages, centred)
     stages.ctx.heartbeat.update("features: examining", 0, 0)
     if world.is_rank0:
         thumbnails, _ = store.read(keys[found], _THUMBNAILS)
-        table, facts = _examine_images(stages, ids, keys[found], features, thumbnails, neighbours)
+        table, facts = _examine_images(stages, ids, keys[found], features, centred, thumbnails, neighbours)
+        del centred  # its memory on the device
         if others is not None:
             leaks, counted = _find_leaks(stages, store, others, keys[found], features, thumbnails, neighbours)
             table, facts = table.append_column("leak", leaks), facts | {"leaks": counted}
@@ -183,11 +185,10 @@ def load_examined(stages: "StageRunner") -> Examined:
     return Examined(ids, _read_features(stages, store, ids, keys), neighbours, groups)
 
 
-def _find_neighbours(stages: "StageRunner", features: Tensor) -> npt.NDArray[np.int32]:
+def _find_neighbours(stages: "StageRunner", centred: Tensor) -> npt.NDArray[np.int32]:
     """Return the rows of the most similar samples, on every rank, each of which searches for a part: [rows, k]."""
-    world, count = stages.ctx.world, len(features)
+    world, count = stages.ctx.world, len(centred)
     share = rank_share(count, world)
-    centred = centre(features.to(world.device))
     near, _ = nearest(centred, NEIGHBOURS, rows=range(share.start, share.stop))
     own = torch.arange(share.start, share.stop, device=world.device)
     table = gather_table(world, own, {"near": near.int()}, np.arange(count), "the neighbours")
@@ -268,16 +269,17 @@ def _examine_images(
     ids: Ids,
     keys: npt.NDArray[np.uint64],
     features: Tensor,
+    centred: Tensor,
     thumbnails: Tensor,
     neighbours: npt.NDArray[np.int32],
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """Look for duplicates, off-topic images and bad pictures."""
+    """Look for duplicates, off-topic images and bad pictures. centred: the features, on the device."""
     index, device = stages.data.train, stages.ctx.world.device
     labels = stages.labels_by_id()[ids]
     grey = _grey(thumbnails)
     equal = checksum_groups(keys)
     near = torch.from_numpy(neighbours).to(device).long()
-    pairs = find_near_duplicates(centre(features.to(device)), grey.expand(-1, 3, -1, -1).to(device), near)
+    pairs = find_near_duplicates(centred, grey.expand(-1, 3, -1, -1).to(device), near)
     groups = connect_groups(len(ids), np.concatenate([group_pairs(equal), pairs.pairs]))
     off_topic = _find_off_topic(stages, features.to(device), labels)
     checks = check_images(grey.expand(-1, 3, -1, -1).numpy(), index.width[ids], index.height[ids])
