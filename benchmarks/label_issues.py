@@ -33,10 +33,10 @@ from trainer.distributed.world import SINGLE_PROCESS
 from trainer.examine.duplicates import connect_groups, find_near_duplicates
 from trainer.examine.folds import stratified_group_folds
 from trainer.examine.neighbours import nearest
+from trainer.incv.confident import are_doubted
 from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples
 from trainer.incv.noise_estimates import NoiseEstimates, estimate_noise
 from trainer.incv.predictions import Predictions
-from trainer.incv.suspicion import are_doubted
 from trainer.report.findings import find_conflicts
 
 DRAWN, SIDE, THUMBNAIL, CLASSES = 3000, 128, 32, 10

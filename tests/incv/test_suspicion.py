@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from trainer.distributed.world import SINGLE_PROCESS
-from trainer.incv.suspicion import are_doubted, as_loss, measure_suspicion, usual_probabilities
+from trainer.incv.confident import are_doubted
+from trainer.incv.suspicion import as_loss, measure_suspicion, usual_probabilities
 
 
 def draw(rows: int = 40, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

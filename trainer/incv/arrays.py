@@ -14,11 +14,11 @@ from trainer.distributed.world import SINGLE_PROCESS
 from trainer.examine.duplicates import checksum_groups
 from trainer.examine.folds import stratified_group_folds
 from trainer.examine.neighbours import nearest
-from trainer.incv.confident import confident_joint
+from trainer.incv.confident import SUSPICIOUS, confident_joint
 from trainer.incv.feature_judge import FOLDS, NEIGHBOURS, Examined, JudgedSamples, judge_samples, uniform_flips
 from trainer.incv.logistic import fit_temperature
 from trainer.incv.noise_estimates import combine_estimates
-from trainer.incv.suspicion import LIMIT, measure_suspicion, usual_probabilities
+from trainer.incv.suspicion import measure_suspicion, usual_probabilities
 from trainer.loading.sample_order import derive_stream
 
 Floats = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ def find_label_issues(labels: Any, probabilities: Any = None, *, features: Any =
     given, p = _check(labels, probabilities)
     log_p = _calibrate(given, np.log(np.maximum(p, _SMALLEST)))
     suspicion, predicted = _measure(given, log_p), p.argmax(axis=1)
-    is_issue = (suspicion > LIMIT) & (predicted != given)
+    is_issue = (suspicion > SUSPICIOUS) & (predicted != given)
     return LabelIssues(is_issue, suspicion, predicted, _estimate(given, log_p, is_issue))
 
 

@@ -1,9 +1,16 @@
 """Confident learning: which held-out predictions are confident, and what they tell of the true labels."""
 
+import math
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from trainer.incv.measure import confusion_counts
+
+SUSPICIOUS = 1.0
+"""Suspicion above which a label that the prediction contradicts is doubted: mistakes of the predictions are mostly
+closer calls (benchmarks/results/label_issues.jsonl)."""
 
 
 def confident_joint(
@@ -43,3 +50,8 @@ def are_confident(
     total = np.bincount(given, weights=given_probability, minlength=classes)
     threshold = np.divide(total, held, out=np.full(classes, np.inf), where=held > 0)
     return np.asarray(predicted_probability >= threshold[predicted])
+
+
+def are_doubted(loss: npt.NDArray[np.floating[Any]], agrees: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return which labels are doubted that predictions contradict: bool [rows]. loss: suspicion as a loss."""
+    return np.asarray((loss > math.log1p(math.exp(SUSPICIOUS))) & ~agrees)

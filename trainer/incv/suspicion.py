@@ -1,21 +1,15 @@
 """How suspicious a given label is, beside the likeliest other class."""
 
 import math
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from trainer.distributed.world import World
 
-LIMIT = 1.0
-"""Suspicion above which a label that the prediction contradicts is doubted: mistakes of the predictions are mostly
-closer calls."""
 _CONFUSION = 2.0
-"""How much it counts that people confuse a class; chosen with LIMIT (benchmarks/results/label_issues.jsonl)."""
+"""How much it counts that people confuse a class; chosen with SUSPICIOUS (benchmarks/results/label_issues.jsonl)."""
 
 
 def usual_probabilities(log_p: Tensor, labels: Tensor, world: World) -> Tensor:
@@ -56,8 +50,3 @@ def measure_suspicion(log_p: Tensor, labels: Tensor, usual: Tensor) -> Tensor:
 def as_loss(suspicion: Tensor) -> Tensor:
     """Return -log of the share of the given label in these odds, a loss that grows with the suspicion."""
     return F.softplus(suspicion)
-
-
-def are_doubted(loss: npt.NDArray[np.floating[Any]], agrees: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return which labels are doubted, by `as_loss`, that predictions contradict as well: bool [rows]."""
-    return np.asarray((loss > math.log1p(math.exp(LIMIT))) & ~agrees)

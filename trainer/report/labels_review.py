@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from shards.csv_file import write_csv
 from shards.durable import write_parquet
+from trainer.incv.confident import are_doubted
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
 from trainer.report.findings import CHECKS, LEAK, Findings, gather_findings
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from shards.durable import read_json, read_parquet
 from shards.errors import InputError
 from trainer.incv import measure
-from trainer.incv.confident import confident_joint
+from trainer.incv.confident import are_doubted, confident_joint
 from trainer.incv.selection_index import SelectionIndex, State
-from trainer.incv.suspicion import are_doubted
 from trainer.records.run_directory import RunDirectory
 from trainer.report.findings import CHECKS, LEAK, Findings, gather_findings
 from trainer.report.pictures import ImageOf
