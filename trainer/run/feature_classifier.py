@@ -121,7 +121,7 @@ def fit_head(
     logits, given = [], []
     for fold in range(number):
         held_out = fold_of == fold
-        apart = fit.train(counts * ~held_out, penalty)
+        apart = fit.train(counts * ~held_out, penalty, found)
         logits.append(apart.logits(fit.features[held_out]))
         given.append(fit.labels[held_out])
     factor = fit_flips(torch.cat(logits), torch.cat(given)).factor
