@@ -16,8 +16,6 @@ from trainer.incv.predictions import Predictions
 _MOST_REMOVED = 2.0  # r = min(2, ε / (1 - ε)), released code
 _HIGH_NOISE, _MEDIUM_NOISE = 0.6, 0.3  # thresholds of the released code's rules
 _COUNTED_TWICE = 0.2  # part of the random flips by which the confident estimate is too high; label_issues.jsonl
-_FLIPS_DECIDE = (0.4, 0.6)
-"""Part of ε from which on random flips count for themselves alone: first a little, then wholly."""
 _MOST_CLASSES_KEPT = 100  # a larger matrix does not belong in incv.json
 _SINGULAR = 1e-6
 """Directions of T in which it shrinks more than this tell nothing of the true class."""
@@ -94,15 +92,9 @@ def combine_estimates(confident: float, uniform_flips: float, doubted: float) ->
 
     The confident estimate is close where people confuse classes. Where labels are flipped at random, which
     `uniform_flips` tells, it counts mistakes of the predictions too; where predictions are sharp it is too low, and
-    the share of doubted labels is close. ε is the mean of these two, the more the random flips the larger their part
-    of it, and at least the random flips (benchmarks/results/feature_audits.jsonl).
+    the share of doubted labels is close. ε is the mean of these two, and at least the random flips.
     """
-    mixed = (confident - _COUNTED_TWICE * uniform_flips + doubted) / 2
-    if mixed <= uniform_flips:
-        return uniform_flips
-    first, last = _FLIPS_DECIDE
-    part = min(max((uniform_flips / mixed - first) / (last - first), 0.0), 1.0)
-    return part * uniform_flips + (1.0 - part) * mixed
+    return max(uniform_flips, (confident - _COUNTED_TWICE * uniform_flips + doubted) / 2)
 
 
 def estimate_noise(
